@@ -1,0 +1,42 @@
+"""The registry of kernel families: one module each, found here and nowhere else."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.strategy import Family
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Add a family; a second one of the same name or for the same op type is an error."""
+    if family.name in _FAMILIES:
+        raise ValueError(f"family {family.name!r} is registered twice")
+    for other in _FAMILIES.values():
+        shared = set(other.op_types) & set(family.op_types)
+        if shared:
+            raise ValueError(f"families {other.name!r} and {family.name!r} both claim {shared}")
+    _FAMILIES[family.name] = family
+    return family
+
+
+def family(name: str) -> Family:
+    """The family of that name; unknown names raise KeyError and list the known ones."""
+    _load()
+    try:
+        return _FAMILIES[name]
+    except KeyError:
+        raise KeyError(f"unknown family {name!r}; known: {', '.join(sorted(_FAMILIES))}") from None
+
+
+def family_for(op_type: str) -> Family:
+    """The family that builds kernels for a definition's op type."""
+    _load()
+    for candidate in _FAMILIES.values():
+        if op_type in candidate.op_types:
+            return candidate
+    known = sorted(t for f in _FAMILIES.values() for t in f.op_types)
+    raise KeyError(f"no kernel family builds op type {op_type!r} yet; supported: {', '.join(known)}")
+
+
+def _load() -> None:
+    from ptxflow.compiler.families import gemm  # noqa: F401  registers itself

@@ -1,0 +1,119 @@
+"""How a compiled kernel is launched: entry, grid, block, cluster, shared memory and parameters.
+
+Everything that depends on a run-time axis is a Python expression over the definition's axis names
+(`"-(-M // 128) * 32"`), so that one kernel serves every value of a variable axis, a launch can be
+written to JSON, and a Solution can inline it. Nothing here touches a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Expr = str  # over axis names, integers, + - * // % and min, max
+
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def evaluate(expr: Expr, axes: Mapping[str, int]) -> int:
+    """The integer value of a launch expression; raises ValueError on anything else than one."""
+
+    def walk(node: ast.AST) -> int:
+        match node:
+            case ast.Expression(body=body):
+                return walk(body)
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name) if name in axes:
+                return axes[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -walk(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return int(_BINARY[type(op)](walk(left), walk(right)))
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=args, keywords=[]):
+                return (min if name == "min" else max)(walk(a) for a in args)
+        raise ValueError(f"launch expression {expr!r}: cannot evaluate {ast.dump(node)}")
+
+    return walk(ast.parse(expr, mode="eval"))
+
+
+@dataclass(frozen=True)
+class TensorMapParam:
+    """A TMA tensor map (128 bytes, CUtensorMap) over one argument tensor.
+
+    `dims` and `box` count elements, innermost first; `strides` are bytes, from the second dimension
+    on. `swizzle` is bytes (0, 32, 64, 128). Out-of-bounds elements read as zero.
+    """
+
+    tensor: str
+    dtype: str
+    dims: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    l2_promotion: int = 128
+    kind: str = "tensor_map"
+
+
+@dataclass(frozen=True)
+class PointerParam:
+    """The global address of an argument tensor (64 bit)."""
+
+    tensor: str
+    kind: str = "pointer"
+
+
+@dataclass(frozen=True)
+class ScalarParam:
+    """An unsigned 32-bit value computed from the axes."""
+
+    name: str
+    value: Expr
+    kind: str = "scalar"
+
+
+Param = TensorMapParam | PointerParam | ScalarParam
+_KINDS: dict[str, type[Param]] = {
+    "tensor_map": TensorMapParam,
+    "pointer": PointerParam,
+    "scalar": ScalarParam,
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; `params` in the order of the kernel's parameters."""
+
+    entry: str
+    grid: tuple[Expr, Expr, Expr]
+    block: int
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    params: tuple[Param, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Launch:
+        params = tuple(
+            _KINDS[p["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in p.items()})
+            for p in data["params"]
+        )
+        return Launch(
+            entry=data["entry"],
+            grid=tuple(data["grid"]),
+            block=data["block"],
+            cluster=tuple(data["cluster"]),
+            smem_bytes=data["smem_bytes"],
+            params=params,
+        )

@@ -1,0 +1,194 @@
+"""Problems, decisions, rules and strategies: what a kernel family offers and what a choice is.
+
+A `Family` owns an ordered list of `Decision` rows and the `Rule` rows that say which combinations
+are legal for a problem on a device. A `Strategy` is one value per decision. Predicates are
+vectorised: a field is an array over candidates, or a plain value for a single one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.ir import UOp
+
+Choice = int | str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A definition with every axis bound. `flops` and `bytes` are the work that cannot be avoided."""
+
+    family: str
+    definition: str
+    axes: tuple[tuple[str, int], ...]
+    dtype: str
+    flops: float
+    bytes: float
+
+    def __getitem__(self, axis: str) -> int:
+        return dict(self.axes)[axis]
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of compulsory traffic."""
+        return self.flops / self.bytes
+
+    def bound(self, device: Device) -> str:
+        """`compute` or `memory`: which roof of the device's roofline this problem meets first."""
+        ridge = device.tflops_16bit * 1e12 / device.hbm_bytes_per_s
+        return "compute" if self.intensity >= ridge else "memory"
+
+    def roofline_tflops(self, device: Device) -> float:
+        """The most TFLOP/s the device allows for this problem: min(peak, intensity x bandwidth)."""
+        return min(device.tflops_16bit, self.intensity * device.hbm_bytes_per_s / 1e12)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"family": self.family, "definition": self.definition, "axes": dict(self.axes)}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One step of the construction: its name, its choices in order, and what it means."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    doc: str
+
+
+class Fields:
+    """Decision values by attribute: arrays over candidates, or plain values for one strategy."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(
+                f"no decision {name!r}; there are {', '.join(self._values)}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A legality rule. `sentence` is the message of a refusal; `legal` is vectorised over fields.
+
+    `reads` names the decisions the predicate looks at, so that an enumeration can apply the rule as
+    soon as they are bound.
+    """
+
+    sentence: str
+    reads: tuple[str, ...]
+    legal: Callable[[Fields, Problem, Device], Any]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One value per decision of a family; attributes read the values (`s.tile_m`)."""
+
+    family: str
+    choices: tuple[tuple[str, Choice], ...]
+
+    def __getattr__(self, name: str) -> Any:
+        for key, value in object.__getattribute__(self, "choices"):
+            if key == name:
+                return value
+        raise AttributeError(f"strategy of {self.family!r} has no decision {name!r}")
+
+    def fields(self) -> Fields:
+        return Fields(dict(self.choices))
+
+    def replace(self, **changes: Choice) -> Strategy:
+        unknown = set(changes) - {k for k, _ in self.choices}
+        if unknown:
+            raise KeyError(f"strategy of {self.family!r} has no decisions {sorted(unknown)}")
+        return Strategy(self.family, tuple((k, changes.get(k, v)) for k, v in self.choices))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"family": self.family, "choices": dict(self.choices)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Strategy:
+        return Strategy(data["family"], tuple(data["choices"].items()))
+
+    @property
+    def key(self) -> str:
+        """Stable hash, the same in every process."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What strategies take of an SM; every field an int array over candidates (or an int)."""
+
+    smem_bytes: Any  # dynamic shared memory of a block
+    registers: Any  # per thread, the most any role is given
+    threads: Any  # per block
+    tmem_columns: Any
+    occupancy: Any  # resident blocks per SM
+
+
+@dataclass(frozen=True)
+class Load:
+    """What strategies ask of the machine, for the analytic model; arrays over candidates.
+
+    A block (or a cluster's share of one) works through `tiles` output tiles in sequence, each of
+    `steps` pipeline steps. Per step it takes `mma_cycles` of the tensor core, `smem_bytes` of
+    shared-memory traffic and `l2_bytes` from L2 into its SM. Filling the pipeline costs one memory
+    latency, hidden over `stages` steps; `epilogue_cycles` follow each tile, of which the fraction
+    `overlap` is hidden under the next tile. `dram_bytes` is for the whole problem.
+    """
+
+    blocks: Any  # launched
+    resident: Any  # blocks an SM holds at a time
+    tiles: Any  # per block, the largest
+    steps: Any  # per tile
+    stages: Any
+    mma_cycles: Any
+    smem_bytes: Any
+    l2_bytes: Any
+    issue_cycles: Any  # per step, serial instruction overhead not hidden by the tensor core
+    epilogue_cycles: Any
+    overlap: Any
+    dram_bytes: Any
+    setup_cycles: Any  # per block, before the first load
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kernel family: everything the rest of the system asks of it."""
+
+    name: str
+    op_types: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    rules: tuple[Rule, ...]
+    problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem]
+    resources: Callable[[Fields, Problem, Device], Resources]
+    load: Callable[[Fields, Problem, Device], Load]
+    build: Callable[[Problem, Strategy, Device], UOp]
+    trip_classes: Callable[[Problem, Strategy, Device], list[dict[str, int]]]
+
+    def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
+        """The sentences of every rule the strategy breaks; empty when it is legal."""
+        fields = strategy.fields()
+        out = []
+        for decision in self.decisions:
+            if getattr(strategy, decision.name) not in decision.choices:
+                out.append(f"{decision.name} must be one of {decision.choices}")
+        if out:
+            return out
+        return [r.sentence for r in self.rules if not bool(np.all(r.legal(fields, problem, device)))]
