@@ -168,6 +168,11 @@ class Load:
     setup_cycles: Any  # per block, before the first load
 
 
+def no_features(problem: Problem, device: Device) -> dict[str, float]:
+    """For a family that the generic problem features describe well enough."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it."""
@@ -181,6 +186,7 @@ class Family:
     load: Callable[[Fields, Problem, Device], Load]
     build: Callable[[Problem, Strategy, Device], UOp]
     trip_classes: Callable[[Problem, Strategy, Device], list[dict[str, int]]]
+    features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentences of every rule the strategy breaks; empty when it is legal."""

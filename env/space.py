@@ -1,0 +1,298 @@
+"""The valid strategies of (family, problem, device), as sorted codes and as a tree of prefixes.
+
+A strategy is one choice index per decision; its code is the mixed-radix number of those indices,
+first decision most significant, so that a prefix is an interval of sorted codes. A choice is legal
+after a prefix iff a valid strategy completes it: no walk from the root can reach a dead end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import Decision, Family, Fields, Problem, Rule, Strategy
+
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The n distinct valid prefixes of t choices, in code order: the nodes at depth t of a forest.
+
+    mask    bool  [n, sizes[t]]  legal next choices; rows are never empty ([n, 0] at the leaves)
+    child   int32 [n, sizes[t]]  node at depth t+1; -1 where illegal
+    parent  int32 [n]            node at depth t-1 (-1 at the roots)
+    choice  int32 [n]            the choice that led here from the parent (-1 at the roots)
+    first   int64 [n + 1]        leaves first[i] to first[i+1] lie below node i
+    prefix  int64 [n]            the code of the prefix
+    tree    int32 [n]            which space of a `SpaceSet` the node belongs to (0 in a `Space`)
+    """
+
+    mask: NDArray[np.bool_]
+    child: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    choice: NDArray[np.int32]
+    first: Codes
+    prefix: Codes
+    tree: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.prefix)
+
+
+def decision_digest(family: Family) -> str:
+    """Stable identity of a family's decision space: names, choices and the rules' sentences."""
+    rows = [[d.name, list(d.choices)] for d in family.decisions]
+    text = json.dumps([family.name, rows, [r.sentence for r in family.rules]])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The valid strategies of one problem; `codes` is sorted and never empty."""
+
+    family: Family
+    problem: Problem
+    device: Device
+    codes: Codes
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return self.family.decisions
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of choices of each decision."""
+        return tuple(len(d.choices) for d in self.decisions)
+
+    @cached_property
+    def strides(self) -> Codes:
+        """[F + 1]: the codes that share a prefix of t choices span strides[t]."""
+        return _strides(self.sizes)
+
+    @cached_property
+    def digest(self) -> str:
+        return decision_digest(self.family)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def indices(self, codes: Codes | None = None) -> NDArray[np.int64]:
+        """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
+        codes = self.codes if codes is None else np.asarray(codes, np.int64)
+        digits: NDArray[np.int64] = codes[:, None] // self.strides[1:] % np.array(self.sizes)
+        return digits
+
+    def fields(self, codes: Codes | None = None) -> Fields:
+        """The choice values of the codes as arrays [n], by decision name."""
+        indices = self.indices(codes)
+        return Fields(
+            {d.name: np.array(d.choices)[indices[:, i]] for i, d in enumerate(self.decisions)}
+        )
+
+    def strategy(self, code: int) -> Strategy:
+        """The strategy with this code; ValueError when the code is not in the space."""
+        at = int(np.searchsorted(self.codes, code))
+        if at == len(self.codes) or self.codes[at] != code:
+            raise ValueError(f"{self._who}: {code} is not the code of a valid strategy")
+        row = self.indices(np.array([code]))[0]
+        return Strategy(
+            self.family.name,
+            tuple((d.name, d.choices[i]) for d, i in zip(self.decisions, row, strict=True)),
+        )
+
+    def code(self, strategy: Strategy) -> int:
+        """The code of a strategy; ValueError with the sentences of the rules that refuse it."""
+        refusals = self.family.refusals(self.problem, strategy, self.device)
+        if refusals:
+            raise ValueError(f"{self._who}: {'; '.join(refusals)}")
+        row = [d.choices.index(getattr(strategy, d.name)) for d in self.decisions]
+        return int(np.dot(row, self.strides[1:]))
+
+    def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
+        """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
+        drawn: Codes = self.codes[rng.integers(len(self.codes), size=n)]
+        return drawn
+
+    def counts(self, prefix: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Completions after each next choice: prefix [n, t] of indices -> [n, sizes[t]]."""
+        prefix = np.atleast_2d(np.asarray(prefix, np.int64))
+        depth = prefix.shape[1]
+        start = prefix @ self.strides[1 : depth + 1]
+        edges = start[:, None] + np.arange(self.sizes[depth] + 1) * self.strides[depth + 1]
+        return np.diff(np.searchsorted(self.codes, edges), axis=1)
+
+    def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
+        return self.counts(prefix) > 0
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The tree, depths 0 to F; nodes of depth F are the leaves in code order."""
+        return _tree(self.codes, self.sizes)
+
+    @property
+    def _who(self) -> str:
+        return f"{self.family.name} {self.problem.definition} on {self.device.name}"
+
+
+@dataclass(frozen=True)
+class SpaceSet:
+    """Several spaces of one family walked together: a forest whose root w is spaces[w].
+
+    A batch of states at depth t is an array of node ids: `levels[t].mask[node]` are the legal
+    choices and `levels[t].child[node, choice]` the next nodes. Leaf ids count the leaves of the
+    spaces one after the other; `leaf_offsets` [W + 1] says where each space starts.
+    """
+
+    spaces: tuple[Space, ...]
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        if not spaces:
+            raise ValueError("a SpaceSet needs at least one space")
+        digests = {s.digest for s in spaces}
+        if len(digests) > 1:
+            raise ValueError(f"spaces of different decision spaces cannot be mixed: {digests}")
+        object.__setattr__(self, "spaces", tuple(spaces))
+
+    def __len__(self) -> int:
+        return len(self.spaces)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.spaces[0].sizes
+
+    @property
+    def digest(self) -> str:
+        return self.spaces[0].digest
+
+    @cached_property
+    def leaf_offsets(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum([len(s) for s in self.spaces])])
+
+    @cached_property
+    def codes(self) -> Codes:
+        """[leaves] the codes of every space, one after the other."""
+        return np.concatenate([s.codes for s in self.spaces])
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The forest, depths 0 to F; level 0 has one node a space."""
+        return _tree(
+            self.codes,
+            self.sizes,
+            np.repeat(np.arange(len(self.spaces), dtype=np.int32), np.diff(self.leaf_offsets)),
+        )
+
+    def nodes(
+        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
+    ) -> NDArray[np.int64]:
+        """Node ids at `depth` of prefix codes [n] in spaces [n]; -1 where no completion exists."""
+        level = self.levels[depth]
+        span = int(_strides(self.sizes)[0] // _strides(self.sizes)[depth])
+        keys = level.tree.astype(np.int64) * span + level.prefix
+        wanted = np.asarray(spaces, np.int64) * span + prefixes
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(keys[at] == wanted, at, -1)
+
+    def mask(
+        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
+    ) -> NDArray[np.bool_]:
+        """Legal next choices [n, sizes[depth]] after prefix codes [n] in spaces [n]."""
+        nodes = self.nodes(spaces, prefixes, depth)
+        return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
+
+
+def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
+    """All valid strategies; ValueError naming the last rule to refuse when there are none.
+
+    Prefixes grow decision by decision, and a rule filters them once the decisions it reads are
+    bound. Rules are evaluated on the product of what they read, which is small, and looked up.
+    """
+    names = [d.name for d in family.decisions]
+    sizes = tuple(len(d.choices) for d in family.decisions)
+    prefixes = np.zeros((1, 0), np.int16)
+    for depth, size in enumerate(sizes):
+        tail = np.tile(np.arange(size, dtype=np.int16), len(prefixes))[:, None]
+        prefixes = np.hstack([np.repeat(prefixes, size, axis=0), tail])
+        for rule in family.rules:
+            if _bound_at(rule, names) != depth:
+                continue
+            table = _legal_table(rule, family.decisions, problem, device)
+            read = [names.index(name) for name in rule.reads]
+            prefixes = prefixes[table[tuple(prefixes[:, i] for i in read)]]
+            if not len(prefixes):
+                raise ValueError(
+                    f"{family.name} {problem.definition} on {device.name}: no strategy is valid "
+                    f"for {dict(problem.axes)}; the last to refuse was: {rule.sentence}"
+                )
+    return Space(family, problem, device, prefixes.astype(np.int64) @ _strides(sizes)[1:])
+
+
+def _bound_at(rule: Rule, names: list[str]) -> int:
+    """Depth of the decision that completes what a rule reads."""
+    unknown = set(rule.reads) - set(names)
+    if unknown:
+        raise ValueError(f"rule {rule.sentence!r} reads unknown decisions {sorted(unknown)}")
+    return max((names.index(name) for name in rule.reads), default=0)
+
+
+def _legal_table(
+    rule: Rule, decisions: tuple[Decision, ...], problem: Problem, device: Device
+) -> NDArray[np.bool_]:
+    """The rule's verdict on every combination of what it reads, one axis a decision."""
+    choices = {d.name: d.choices for d in decisions}
+    shape = tuple(len(choices[name]) for name in rule.reads)
+    grid = np.indices(shape).reshape(len(shape), int(np.prod(shape)))
+    fields = {n: np.array(choices[n])[index] for n, index in zip(rule.reads, grid, strict=True)}
+    try:
+        legal = rule.legal(Fields(fields), problem, device)
+    except AttributeError as error:
+        raise ValueError(
+            f"rule {rule.sentence!r} reads what it does not declare: {error}"
+        ) from None
+    return np.broadcast_to(np.asarray(legal, bool), grid.shape[1:]).reshape(shape)
+
+
+def _strides(sizes: tuple[int, ...]) -> Codes:
+    strides = np.cumprod([1, *reversed(sizes)], dtype=np.int64)[::-1]
+    if float(np.prod([float(s) for s in sizes])) >= 2.0**63:
+        raise ValueError(f"the product of {sizes} choices does not fit a 64-bit code")
+    return np.ascontiguousarray(strides)
+
+
+def _tree(
+    codes: Codes, sizes: tuple[int, ...], tree: NDArray[np.int32] | None = None
+) -> tuple[Level, ...]:
+    """Levels 0 to F of the forest over codes that are sorted within each tree."""
+    strides = _strides(sizes)
+    owner = np.zeros(len(codes), np.int32) if tree is None else tree
+    firsts: list[Codes] = []
+    for stride in strides:
+        prefix = codes // stride
+        new = (prefix[1:] != prefix[:-1]) | (owner[1:] != owner[:-1])
+        firsts.append(np.concatenate([[0], np.flatnonzero(new) + 1, [len(codes)]]))
+    levels = []
+    parent = np.full(len(firsts[0]) - 1, -1, np.int32)
+    choice = parent.copy()
+    for depth, first in enumerate(firsts):
+        n, size = len(first) - 1, sizes[depth] if depth < len(sizes) else 0
+        starts = first[:-1]
+        child = np.full((n, size), -1, np.int32)
+        links = parent, choice
+        if size:
+            below = firsts[depth + 1][:-1]
+            parent = (np.searchsorted(starts, below, side="right") - 1).astype(np.int32)
+            choice = (codes[below] // strides[depth + 1] % size).astype(np.int32)
+            child[parent, choice] = np.arange(len(below), dtype=np.int32)
+        prefix = codes[starts] // strides[depth]
+        levels.append(Level(child >= 0, child, *links, first, prefix, owner[starts]))
+    return tuple(levels)
