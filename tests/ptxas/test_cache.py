@@ -1,0 +1,130 @@
+"""The cubin cache: hits, keys, damage, directories that cannot be written."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler import cache, ptxas
+
+PTX = """.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out)
+.reqntid 128
+{
+.reg .b64 %rd<2>;
+.reg .b32 %r<2>;
+ld.param.u64 %rd1, [out];
+mov.u32 %r1, %tid.x;
+st.global.u32 [%rd1], %r1;
+ret;
+}
+"""
+
+
+class Counted:
+    """Counts the real assemblies that happen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.calls = 0
+        real = ptxas.assemble
+
+        def assemble(ptx: str, arch: str, *, timeout: float = 60.0) -> ptxas.Assembly:
+            self.calls += 1
+            return real(ptx, arch, timeout=timeout)
+
+        monkeypatch.setattr(ptxas, "assemble", assemble)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def test_second_time_comes_from_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    first, second = cache.assemble(PTX, "sm_90a"), cache.assemble(PTX, "sm_90a")
+    assert first == second and counted.calls == 1
+    assert len(entries(folder)) == 1
+
+
+def test_text_target_version_and_flags_are_in_the_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(monkeypatch)
+    cache.assemble(PTX, "sm_90a")
+    cache.assemble(PTX + "\n", "sm_90a")
+    monkeypatch.setattr(ptxas, "FLAGS", (*ptxas.FLAGS, "-O3"))
+    cache.assemble(PTX, "sm_90a")
+    monkeypatch.setattr(ptxas, "version", lambda: "13.0.89")
+    cache.assemble(PTX, "sm_90a")
+    assert counted.calls == 4 and len(entries(folder)) == 4
+
+
+def test_key_separates_its_parts() -> None:
+    assert cache.key("ab", "c") != cache.key("a", "bc")
+    assert cache.key("a", b"b") == cache.key("a", "b")
+
+
+@pytest.mark.parametrize("cut", ["flip", "truncate", "empty"])
+def test_damage_is_seen_and_made_good(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    counted = Counted(monkeypatch)
+    good = cache.assemble(PTX, "sm_90a")
+    (entry,) = entries(folder)
+    data = bytearray(entry.read_bytes())
+    data[-100] ^= 1
+    entry.write_bytes({"flip": bytes(data), "truncate": bytes(data[:-50]), "empty": b""}[cut])
+    assert cache.assemble(PTX, "sm_90a").cubin == good.cubin
+    assert counted.calls == 2
+    cache.assemble(PTX, "sm_90a")
+    assert counted.calls == 2
+
+
+def test_refusals_are_not_kept(folder: Path) -> None:
+    with pytest.raises(ptxas.PtxasError):
+        cache.assemble(PTX.replace("mov", "movx"), "sm_90a")
+    assert entries(folder) == []
+
+
+def test_a_directory_that_cannot_be_written_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv(cache.VARIABLE, str(blocked / "cache"))
+    counted = Counted(monkeypatch)
+    with pytest.warns(RuntimeWarning, match=cache.VARIABLE):
+        cache.assemble(PTX, "sm_90a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.assemble(PTX, "sm_90a").cubin.startswith(b"\x7fELF")
+    assert counted.calls == 2
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", refuse)
+    kept = cache.Store(tmp_path)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        kept.put("abcd", b"payload")
+    assert entries(tmp_path) == [] and kept.get("abcd") is None
+
+
+def test_many_through_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    cache.assemble(PTX, "sm_90a")
+    results = cache.assemble_many([(PTX, "sm_90a"), (PTX.replace("mov", "movx"), "sm_90a")], 2)
+    assert isinstance(results[0], ptxas.Assembly) and isinstance(results[1], ptxas.PtxasError)
+    assert counted.calls == 2
