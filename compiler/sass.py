@@ -33,8 +33,6 @@ FORBIDDEN = ("non-uniform issue loop (lint)",)
 _LINE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P(?:\d+|T))\s+)?([A-Z][^;]*?)\s*;"
 )
-    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P(?:\d+|T))\s+)?([A-Z][^;]*?)\s*;"
-)
 _FUNCTION = re.compile(r"\.text\.(\S+):$")
 # Scheduling annotations that some versions print after the operands.
 _CONTROL = re.compile(r"\s+(?:[&?][\w=,{}.]+\s*)+$")
