@@ -1,0 +1,138 @@
+"""The policy network: one for all families. PyTorch only, so that sampling needs no torchgfn.
+
+A state is what was decided so far, where in the construction it stands, and the workload. Each
+decided choice, each position and each family owns a learned vector; the workload's features pass
+through an encoder. Their sum goes through a residual trunk, and the rows of the output table that
+belong to the next decision give its logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class FamilyShape:
+    """What the network must know of a family: choices per decision, and which space it was."""
+
+    name: str
+    sizes: tuple[int, ...]
+    digest: str  # of the decision space; a checkpoint of another one is refused
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Everything that fixes the parameters' shapes and meaning; travels in every checkpoint."""
+
+    families: tuple[FamilyShape, ...]
+    features: tuple[str, ...]  # problem features, then device features, in order
+    center: tuple[float, ...]  # subtracted from the features, then divided by `scale`
+    scale: tuple[float, ...]
+    hidden: int = 256
+    layers: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> NetworkConfig:
+        families = tuple(
+            FamilyShape(f["name"], tuple(f["sizes"]), f["digest"]) for f in data["families"]
+        )
+        tuples = {k: tuple(data[k]) for k in ("features", "center", "scale")}
+        return NetworkConfig(families, **tuples, hidden=data["hidden"], layers=data["layers"])
+
+    def family(self, name: str) -> int:
+        """The index of a family; KeyError lists the known ones."""
+        names = [f.name for f in self.families]
+        if name not in names:
+            raise KeyError(f"the network has no family {name!r}; it has {', '.join(names)}")
+        return names.index(name)
+
+
+class FeatureEncoder(nn.Module):
+    """[W, features] -> [W, features], standardised; constants are buffers, not parameters."""
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.tensor(config.center, dtype=torch.float32))
+        self.register_buffer("scale", torch.tensor(config.scale, dtype=torch.float32))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return (features - self.center) / self.scale
+
+
+class PolicyNetwork(nn.Module):
+    """Logits of the next choice for batches of prefixes of one family at one depth."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_dim = len(config.features)  # torchgfn's estimators ask for it
+        hidden = config.hidden
+        slots = [sum(f.sizes) for f in config.families]
+        self._slot_start = [sum(slots[:i]) for i in range(len(slots))]
+        depths = [len(f.sizes) for f in config.families]
+        self._position_start = [sum(depths[:i]) for i in range(len(depths))]
+        # vectors: one a choice slot (what was decided), then one a position of each family
+        self.tokens = nn.Parameter(torch.randn(sum(slots) + sum(depths), hidden) * 0.3)
+        self.family = nn.Parameter(torch.randn(len(slots), hidden) * 0.1)
+        self.standardise = FeatureEncoder(config)
+        self.encoder = nn.Sequential(
+            nn.Linear(self.input_dim, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, hidden)
+        )
+        self.trunk = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(config.layers))
+        # zero rows: an untrained policy is uniform over legal choices
+        self.head = nn.Parameter(torch.zeros(sum(slots), hidden))
+        self.head_bias = nn.Parameter(torch.zeros(sum(slots)))
+        self._positions = sum(slots)
+
+    def conditions(self, features: Tensor, family: int) -> Tensor:
+        """[W, features] -> [W, hidden]: the workload's part of the state, computed once."""
+        encoded: Tensor = self.encoder(self.standardise(features))
+        return encoded + self.family[family]
+
+    def offsets(self, family: int) -> Tensor:
+        """[F] row of `tokens` and `head` where each decision's slots start."""
+        sizes = torch.tensor(self.config.families[family].sizes)
+        return self._slot_start[family] + torch.cumsum(sizes, 0) - sizes
+
+    def logits(self, family: int, depth: int, conditions: Tensor, choices: Tensor) -> Tensor:
+        """[n, hidden] conditions, [n, >= depth] choice indices -> [n, sizes[depth]] logits."""
+        position = self._positions + self._position_start[family] + depth
+        x = conditions + self.tokens[position]
+        if depth:
+            rows = choices[:, :depth] + self.offsets(family)[:depth]
+            x = x + functional.embedding_bag(rows, self.tokens, mode="sum")
+        x = functional.silu(x)
+        for layer in self.trunk:
+            x = x + functional.silu(layer(x))
+        start = int(self.offsets(family)[depth])
+        stop = start + self.config.families[family].sizes[depth]
+        return functional.linear(x, self.head[start:stop], self.head_bias[start:stop])
+
+
+class LogZNetwork(nn.Module):
+    """log Z of each workload: log(valid strategies) plus a learned mean log-reward excess."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.input_dim = len(config.features)
+        self.standardise = FeatureEncoder(config)
+        self.net = nn.Sequential(
+            nn.Linear(self.input_dim, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(),
+            nn.Linear(128, 1),
+        )  # fmt: skip
+
+    def forward(self, features: Tensor, log_leaves: Tensor) -> Tensor:
+        """[W, features], [W] -> [W]"""
+        excess: Tensor = self.net(self.standardise(features))
+        return log_leaves + excess.squeeze(-1)
