@@ -1,0 +1,90 @@
+"""Our references, one module per group of operators, and how one becomes self-contained text.
+
+An operator is known by its op type, its input names and the pattern of its shapes. `source` cuts
+the operator's function out of its module together with what it uses, calls it `run`, and sets the
+module's constants: those named after an axis (TOPK) take that axis's value.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptxflow.eval.definition import Definition
+
+_GQA, _MLA = "q k_cache v_cache", "q_nope q_pe ckv_cache kpe_cache"
+_PAGES, _QUERIES, _LAST = "kv_indptr kv_indices", "qo_indptr", "kv_last_page_len"
+_STATE = "state A_log a dt_bias b"
+
+# op type and input names -> module, function
+FUNCTIONS: dict[tuple[str, str], tuple[str, str]] = {
+    ("gemm", "A B"): ("gemm", "gemm"),
+}
+
+# constants of single definitions that are not axes
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "rmsnorm_h4096": {"EPS": 1e-5},
+    "fused_add_rmsnorm_h4096": {"EPS": 1e-5},
+}
+
+
+def source(definition: Definition) -> str | None:
+    """The reference of a definition as Python text with a function `run`; None if unknown."""
+    found = FUNCTIONS.get((definition.op_type, " ".join(definition.inputs)))
+    if found is None or not _same_layout(definition):
+        return None
+    module, function = found
+    axes = {name.upper(): value for name, value in definition.const_axes.items()}
+    constants = axes | CONSTANTS.get(definition.name, {})
+    text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    return extract(text, function, constants)
+
+
+def _same_layout(definition: Definition) -> bool:
+    """Whether a matrix product is A [M, K], B [N, K] -> C [M, N] and not another layout."""
+    if definition.op_type != "gemm":
+        return True
+    shapes = [t.shape for t in (*definition.inputs.values(), *definition.outputs.values())]
+    match shapes:
+        case [(m, k), (n, k2), (m2, n2)]:
+            return (m, n, k) == (m2, n2, k2)
+    return False
+
+
+def extract(text: str, function: str, constants: dict[str, Any]) -> str:
+    """The function and every top-level name it reaches, in order, with the function named `run`."""
+    nodes = {name: node for node in ast.parse(text).body for name in _bound(node)}
+    reached, todo = set(), [function]
+    while todo:
+        name = todo.pop()
+        if name in reached or name not in nodes:
+            continue
+        reached.add(name)
+        todo += [n.id for n in ast.walk(nodes[name]) if isinstance(n, ast.Name)]
+    pieces, lines = [], text.splitlines()
+    for name, node in nodes.items():
+        if name not in reached:
+            continue
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno] + [d.lineno for d in decorators])
+        piece = "\n".join(lines[first - 1 : node.end_lineno])
+        if isinstance(node, ast.Assign) and name in constants:
+            piece = f"{name} = {constants[name]!r}"
+        if name == function:
+            piece = piece.replace(f"def {function}(", "def run(", 1)
+        pieces.append(("\n\n" if isinstance(node, ast.FunctionDef) else "") + piece)
+    return "\n".join(pieces).strip() + "\n"
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """The names a top-level statement defines."""
+    match node:
+        case ast.FunctionDef(name=name):
+            return [name]
+        case ast.Import(names=aliases):
+            return [alias.asname or alias.name for alias in aliases]
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+    return []
