@@ -1,0 +1,194 @@
+"""What a GEMM strategy asks of the machine, for the analytic model, and what a policy should see.
+
+All counts follow from the tile walk and the instruction shapes. Cycle constants are named below;
+they describe instructions (measured by others, or estimated where marked), not one device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gemm.decisions import (
+    DECISIONS,
+    ELEMENT,
+    TMA,
+    cluster_shape,
+    on_hopper,
+    register_limit,
+    registers_needed,
+    resources,
+    stage_bytes,
+)
+from ptxflow.compiler.strategy import Fields, Load, Problem
+
+MMA_K = 16  # elements of K in one 16-bit MMA
+WGMMA_M, TCGEN05_M = 64, 128  # rows of C in one instruction and SM
+INSTRUCTION_CYCLES = 2  # not hidden by the instruction before (estimated)
+WGMMA_WAIT = 60  # barrier, fence, commit and wait of a step, seen by one warpgroup (estimated)
+WGMMA_LOAD_ISSUE = 110  # a consumer that also loads; 18% of a 128x128x64 step on H100
+TCGEN05_ISSUE = 10  # the MMA thread only waits and issues (estimated)
+TCGEN05_ROUND_TRIP = 400  # commit latency (264 at 128x256) and the load issued after it
+MULTICAST_SYNC = 15  # a stage is released by every CTA of the cluster (estimated)
+HALF_LINE = 1.12  # cost of 64-byte rows over 128-byte ones in TMA and L2 (estimated)
+STORE_RATE = {"direct": 24.0, TMA: 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
+CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
+BLOCK_SETUP = 700  # launch, barrier init, tensor-map fetch (estimated)
+CLUSTER_SETUP = 300  # co-scheduling and the first cluster barrier (estimated)
+TMEM_SETUP = 250  # allocation and its broadcast (estimated)
+SPLIT_SETUP = 40  # setmaxnreg
+L2_SHARE = 0.7  # of L2 that operands keep while C streams through (estimated)
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy; arrays over candidates, as `Load` describes."""
+    tiles_m, tiles_n = tile_counts(f, problem)
+    total = tiles_m * tiles_n
+    blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
+    occupancy = resources(f, problem, device).occupancy
+    epilogue, overlap = _epilogue(f, problem, device)
+    return Load(
+        blocks=blocks,
+        resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
+        tiles=-(-total // blocks),
+        steps=-(-problem["K"] // f.tile_k),
+        stages=f.num_stages,
+        mma_cycles=_mma_cycles(f, device),
+        smem_bytes=_smem_traffic(f, device),
+        l2_bytes=_l2_bytes(f, problem),
+        issue_cycles=_issue_cycles(f, device),
+        epilogue_cycles=epilogue,
+        overlap=overlap,
+        dram_bytes=_dram_bytes(f, problem, device, tiles_m, tiles_n, blocks),
+        setup_cycles=_setup_cycles(f, device),
+    )
+
+
+def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:
+    """Tiles along M and N, padded to whole clusters."""
+    along_m, along_n = cluster_shape(f)
+    rows, columns = f.tile_m * along_m, f.tile_n * along_n
+    return -(-problem["M"] // rows) * along_m, -(-problem["N"] // columns) * along_n
+
+
+def _instructions(f: Fields, device: Device) -> tuple[Any, Any]:
+    """MMA instructions of a CTA for 16 of K: along M, and along N."""
+    unit = WGMMA_M if on_hopper(device) else TCGEN05_M
+    return np.maximum(f.tile_m // unit, 1), f.tile_n // f.mma_n
+
+
+def _mma_cycles(f: Fields, device: Device) -> Any:
+    """Tensor-core cycles of a step: N/2 for each instruction.
+
+    That is m64nNk16 at 4096 FLOP a cycle (wgmma), and M 128 at 8192 (tcgen05, per SM of a pair
+    alike); tcgen05 of M 64 runs at half rate, so it takes N/2 too.
+    """
+    along_m, along_n = _instructions(f, device)
+    one = f.mma_n / 2 + INSTRUCTION_CYCLES
+    return along_m * along_n * one * (f.tile_k / MMA_K)
+
+
+def _smem_traffic(f: Fields, device: Device) -> Any:
+    """Shared-memory bytes of a step: operands read by each instruction, and the TMA fill.
+
+    A is read again for each instruction along N, the CTA's rows of B for each along M.
+    """
+    along_m, along_n = _instructions(f, device)
+    rows = f.tile_m * along_n + f.tile_n // f.cta_group * along_m
+    fill = stage_bytes(f) * np.where(f.swizzle == 64, HALF_LINE, 1.0)
+    return rows * f.tile_k * ELEMENT + fill
+
+
+def _l2_bytes(f: Fields, problem: Problem) -> Any:
+    """Bytes that enter the SM in a step, as L2 serves them.
+
+    Rows out of bounds are not fetched. A CTA pair holds half of B each; in a cluster of single
+    CTAs an operand that the cluster shares is fetched once and multicast.
+    """
+    along_m, along_n = cluster_shape(f)
+    a = np.minimum(f.tile_m, problem["M"]) / along_n
+    b = np.minimum(f.tile_n, problem["N"]) / along_m  # a pair is two CTAs along M
+    rate = np.where(f.swizzle == 64, HALF_LINE, 1.0)
+    return (a + b) * np.minimum(f.tile_k, problem["K"]) * ELEMENT * rate
+
+
+def _issue_cycles(f: Fields, device: Device) -> Any:
+    """Cycles of a step in which the tensor core waits for instructions."""
+    if on_hopper(device):
+        # a second consumer multiplies while the first one waits
+        wait = np.where(f.consumers == 2, 0.4, 1.0) * WGMMA_WAIT
+        alone = WGMMA_LOAD_ISSUE
+    else:
+        wait = TCGEN05_ISSUE + 0.0 * f.tile_n
+        alone = TCGEN05_ROUND_TRIP
+    shared = np.where((f.cluster != "1x1") | (f.cta_group == 2), MULTICAST_SYNC, 0)
+    return wait + shared + np.where(f.warp_specialized == 1, 0, alone)
+
+
+def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
+    """Cycles after each tile, and the fraction that the next tile of the block can hide.
+
+    Converting is exposed unless a second accumulator exists; a TMA store drains by itself, while
+    direct stores hold the warps that issue them. Registers near their limit cost a little.
+    """
+    rows, columns = np.minimum(f.tile_m, problem["M"]), np.minimum(f.tile_n, problem["N"])
+    tile = rows * columns * ELEMENT
+    pressure = registers_needed(f, device) / register_limit(f, device)
+    convert = tile / (CONVERT_RATE * f.consumers) * (1 + 0.2 * pressure**4)
+    store = tile / np.where(f.epilogue == TMA, STORE_RATE[TMA], STORE_RATE["direct"])
+    latency = np.where(f.epilogue == TMA, 300.0, 150.0)  # proxy fence and barrier (estimated)
+    cycles = convert + store + latency
+    drains = np.where(f.epilogue == TMA, store / cycles, 0.1)
+    overlap = np.where(f.acc_buffers == 2, 0.95, drains)
+    return cycles, np.where(f.persistent == 1, overlap, 0.0)
+
+
+def _dram_bytes(
+    f: Fields, problem: Problem, device: Device, tiles_m: Any, tiles_n: Any, blocks: Any
+) -> Any:
+    """DRAM bytes of the whole problem: A and C once, B once for each sweep that misses L2.
+
+    Tiles are walked in bands of `raster_group` rows; resident blocks cover more rows when a band
+    is narrower than they are. B is swept once a band, and hits as far as it fits L2.
+    """
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    a, b, c = (ELEMENT * float(x) for x in (m * k, n * k, m * n))
+    covered = np.minimum(blocks, device.sms) / tiles_n
+    band = np.minimum(np.maximum(f.raster_group, covered), tiles_m)
+    panel = np.minimum(band * f.tile_m, m) * k * ELEMENT
+    hit = np.minimum(1.0, L2_SHARE * device.l2_bytes / (b + panel))
+    return a + c + b * (1 + (tiles_m / band - 1) * (1 - hit))
+
+
+def _setup_cycles(f: Fields, device: Device) -> Any:
+    """Cycles of a block before its first load."""
+    cluster = np.where(f.cluster == "1x1", 0, CLUSTER_SETUP)
+    tmem = TMEM_SETUP if device.has_tmem else 0
+    return BLOCK_SETUP + cluster + tmem + np.where(f.producer_regs > 0, SPLIT_SETUP, 0)
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Tile quantisation for each tile shape: what makes a model of GEMM step as M, N, K move.
+
+    Per (tile_m, tile_n): the share of the last wave's SMs that work (1: none idle), and the log of
+    the waves. Per tile extent: the share of a padded extent that is useful.
+    """
+    choices = {d.name: d.choices for d in DECISIONS}
+    m, n, k = problem["M"], problem["N"], problem["K"]
+    out = {f"log2_{axis}": (math.log2(problem[axis]) - 10) / 3 for axis in ("M", "N", "K")}
+    for unit in choices["tile_m"]:
+        out[f"used_m{unit}"] = 2 * m / (-(-m // int(unit)) * int(unit)) - 1
+    for unit in choices["tile_n"]:
+        out[f"used_n{unit}"] = 2 * n / (-(-n // int(unit)) * int(unit)) - 1
+    for unit in choices["tile_k"]:
+        out[f"steps_k{unit}"] = (math.log2(-(-k // int(unit))) - 6) / 2
+    for tile_m in choices["tile_m"]:
+        for tile_n in choices["tile_n"]:
+            tiles = -(-m // int(tile_m)) * -(-n // int(tile_n))
+            waves = tiles / device.sms
+            out[f"wave_{tile_m}x{tile_n}"] = 2 * waves / math.ceil(waves) - 1
+            out[f"waves_{tile_m}x{tile_n}"] = math.log2(waves) / 3
+    return out

@@ -1,0 +1,129 @@
+"""The analytic model: TFLOP/s of strategies from what they load the machine with.
+
+One model for every family and device: a family says what a strategy asks for (`Load`), `RATES` what
+a device gives. Hopper's rates are sensible values that reproduce public figures roughly and wait
+for calibration on measurements; B200's are published limits, never checked against the hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import Family, Fields, Load, Problem, Strategy
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device gives in practice; cycles are those of `Device.clock_ghz`."""
+
+    mma_efficiency: float  # of the dense peak, sustained under the power limit
+    smem_bytes_per_cycle: float  # of one SM
+    port_bytes_per_cycle: float  # from L2 into one SM
+    l2_bytes_per_cycle: float  # of the whole chip
+    hbm_efficiency: float  # of the nominal bandwidth
+    l2_latency: float  # cycles from the TMA instruction to the barrier, hit in L2
+    dram_latency: float  # the same from DRAM, under load
+    launch_s: float  # what an empty kernel takes by the clock that times kernels
+
+
+RATES = {
+    # Nothing measured: L2 twice Hopper's slices less the extra hop, latencies a little longer
+    "b200": Rates(0.92, 128, 64, 8192, 0.90, 800, 1600, 4.5e-6),
+    # 764 TFLOP/s at 8192^3, copy at 4.23 TB/s, empty kernel 4.5 us; L2 after DeepGEMM's model
+    "h200": Rates(0.84, 128, 64, 6150, 0.88, 750, 1500, 4.5e-6),
+    "h100": Rates(0.84, 128, 64, 6150, 0.90, 750, 1500, 4.5e-6),
+}
+SOFTNESS = 8  # of `_join`: two equal limits cost 9% together, at a ratio of 2 nothing
+
+
+def _join(*times: Any) -> Any:
+    """Time of things that overlap, but interfere when they take equally long (a norm)."""
+    return sum(np.asarray(t, np.float64) ** SOFTNESS for t in times) ** (1 / SOFTNESS)
+
+
+def rates(device: Device) -> Rates:
+    """The rates of a device; KeyError listing the known ones."""
+    try:
+        return RATES[device.name]
+    except KeyError:
+        raise KeyError(f"no cost rates for {device.name!r}; known: {', '.join(RATES)}") from None
+
+
+def seconds(load: Load, device: Device, rates: Rates) -> NDArray[np.float64]:
+    """Time of each strategy, from launch to the last store, in seconds."""
+    sm = sm_cycles(load, device, rates) / (device.clock_ghz * 1e9)
+    dram = load.dram_bytes / (device.hbm_bytes_per_s * rates.hbm_efficiency)
+    return np.asarray(rates.launch_s + _join(sm, dram), np.float64)
+
+
+def sm_cycles(load: Load, device: Device, rates: Rates) -> Any:
+    """Cycles of the busiest SM.
+
+    A ring slot is refilled one latency after it was drained, so `stages` slots of r resident
+    blocks bound the step by (latency + r busy) / (stages r). What surrounds the main loop (setup,
+    first fill, last epilogue) is exposed once, and again for each later block as far as the other
+    residents leave the SM idle.
+    """
+    per_sm = -(-load.blocks // device.sms)
+    resident = np.minimum(load.resident, per_sm)
+    busy = _busy_cycles(load, resident, device, rates)
+    fetched = load.l2_bytes * load.steps * load.blocks * load.tiles
+    from_dram = np.minimum(1.0, load.dram_bytes / fetched)
+    latency = rates.l2_latency + from_dram * (rates.dram_latency - rates.l2_latency)
+    step = _join(busy, (latency + resident * busy) / (load.stages * resident))
+    tile = load.steps * step
+    hidden = np.minimum(load.overlap * load.epilogue_cycles, tile)
+    around = load.setup_cycles + latency + load.epilogue_cycles
+    between = (load.tiles - 1) * (load.epilogue_cycles - hidden)
+    return per_sm * (load.tiles * tile + between) + around * (1 + (per_sm - 1) / resident**2)
+
+
+def _busy_cycles(load: Load, resident: Any, device: Device, rates: Rates) -> Any:
+    """Cycles an SM needs for a step once its data is there: tensor core, smem and L2 port."""
+    active = np.minimum(load.blocks, device.sms)
+    port = np.minimum(rates.port_bytes_per_cycle, rates.l2_bytes_per_cycle / active)
+    return _join(
+        load.mma_cycles / rates.mma_efficiency + load.issue_cycles / resident,
+        load.smem_bytes / rates.smem_bytes_per_cycle,
+        load.l2_bytes / port,
+    )
+
+
+def model_tflops(
+    family: Family, fields: Fields, problem: Problem, device: Device
+) -> NDArray[np.float64]:
+    """Modelled TFLOP/s of each strategy [n]; never above the problem's roofline."""
+    time = seconds(family.load(fields, problem, device), device, rates(device))
+    tflops: NDArray[np.float64] = np.atleast_1d(problem.flops / time / 1e12)
+    return tflops
+
+
+def attainable_tflops(problem: Problem, device: Device) -> float:
+    """The roofline with the launch floor: what a perfect kernel would reach by the clock."""
+    ideal = problem.flops / (problem.roofline_tflops(device) * 1e12)
+    return problem.flops / (ideal + rates(device).launch_s) / 1e12
+
+
+def derived(
+    family: Family, strategy: Strategy, problem: Problem, device: Device
+) -> dict[str, Any]:
+    """What follows from one strategy: resources, the problem's bound, modelled speed."""
+    fields = strategy.fields()
+    taken = family.resources(fields, problem, device)
+    tflops = float(model_tflops(family, fields, problem, device)[0])
+    return {
+        "smem_bytes": int(taken.smem_bytes),
+        "registers_per_thread": int(taken.registers),
+        "threads": int(taken.threads),
+        "tmem_columns": int(taken.tmem_columns),
+        "occupancy": int(taken.occupancy),
+        "bound": problem.bound(device),
+        "roofline_tflops": problem.roofline_tflops(device),
+        "modelled_tflops": tflops,
+        "modelled_us": problem.flops / tflops / 1e6,
+    }
