@@ -1,0 +1,115 @@
+"""Times calls against each other on the GPU: interleaved, L2 flushed, by CUDA events, medians.
+
+Every sample writes 256 MiB and reads another 128 MiB first, so that L2 holds neither the operands
+nor dirty lines. The event clock has a floor of a few microseconds on an empty kernel; nothing is
+subtracted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+FLUSH_WRITE = 256 << 20
+FLUSH_READ = 128 << 20
+FLUSH = "write 256 MiB, read 128 MiB before every sample"
+
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds over the samples of one call."""
+
+    median: float
+    q1: float
+    q3: float
+    samples: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(samples_us: list[float]) -> Timing:
+        q1, median, q3 = np.percentile(samples_us, [25, 50, 75])
+        return Timing(float(median), float(q1), float(q3), len(samples_us))
+
+
+class L2Flush:
+    """Puts L2 into the same state before every sample."""
+
+    def __init__(self) -> None:
+        self._write = torch.empty(FLUSH_WRITE, dtype=torch.uint8, device="cuda")
+        self._read = torch.zeros(FLUSH_READ // 4, dtype=torch.float32, device="cuda")
+        self._sum = torch.empty((), dtype=torch.float32, device="cuda")
+
+    def __call__(self) -> None:
+        self._write.fill_(1)
+        torch.sum(self._read, dim=0, out=self._sum)
+
+
+class ClockReader:
+    """The SM clock in MHz through NVML, where nvidia-ml-py is installed; else None."""
+
+    def __init__(self, gpu_uuid: str) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+        except ImportError:
+            return
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+        except pynvml.NVMLError:
+            return
+        self._nvml = pynvml
+
+    def __call__(self) -> int | None:
+        if self._nvml is None:
+            return None
+        try:
+            return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+        except self._nvml.NVMLError:
+            return None
+
+
+def settle(calls: Mapping[str, Call], seconds: float) -> None:
+    """Run the calls for a while, so that clocks and power are those of sustained work."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for call in calls.values():
+            call()
+        torch.cuda.synchronize()
+
+
+def time_interleaved(
+    calls: Mapping[str, Call], rounds: int, flush: Call, warmups: int = 3
+) -> dict[str, Timing]:
+    """One sample of every call per round, in an order that turns from round to round."""
+    for _ in range(warmups):
+        for call in calls.values():
+            flush()
+            call()
+    torch.cuda.synchronize()
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        order = names[i % len(names) :] + names[: i % len(names)]
+        events = []
+        for name in order:
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            flush()
+            start.record()
+            calls[name]()
+            end.record()
+            events.append((name, start, end))
+        torch.cuda.synchronize()
+        for name, start, end in events:
+            samples[name].append(start.elapsed_time(end) * 1e3)
+    return {name: Timing.of(values) for name, values in samples.items()}
