@@ -115,7 +115,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", refuse)
+    monkeypatch.setattr("os.replace", refuse)
     kept = cache.Store(tmp_path)
     with pytest.warns(RuntimeWarning, match="No space left"):
         kept.put("abcd", b"payload")

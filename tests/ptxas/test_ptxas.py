@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,8 @@ def test_static_shared_memory_is_counted() -> None:
 
 def test_the_pipe_gives_the_same_cubin_as_a_file(tmp_path: Path) -> None:
     text, out = program(STORE), tmp_path / "k.cubin"
-    command = [ptxas.executable(), "-arch=sm_90a", *ptxas.FLAGS, "-o", out, "-"]
-    ptxas.subprocess.run(command, input=text.encode(), check=True, capture_output=True)
+    command = [str(ptxas.executable()), "-arch=sm_90a", *ptxas.FLAGS, "-o", str(out), "-"]
+    subprocess.run(command, input=text.encode(), check=True, capture_output=True)
     assert ptxas.assemble(text, "sm_90a").cubin == out.read_bytes()
 
 
