@@ -1,0 +1,41 @@
+# Two commands: `make demo` and `make test`. Each makes the environment it needs.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+VENV ?= .venv
+OUT ?= out/demo
+BIN = $(VENV)/bin
+
+DEFINITION ?= gemm_n4096_k4096
+AXES ?= M=1024
+CHECKPOINT = $(OUT)/train/checkpoint.safetensors
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python train.py --preset demo --out $(OUT)/train
+	$(BIN)/python sample.py --definition $(DEFINITION) --axes $(AXES) -k 8 \
+		--checkpoint $(CHECKPOINT) --out $(OUT)/kernels
+	@echo && echo "Written:" && find $(OUT) -type f | sort
+
+test: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf $(VENV) out build dist ptxflow.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e ".[test]"
+	@touch $@ $(VENV)/.installed
