@@ -104,14 +104,12 @@ def model_tflops(
 
 
 def attainable_tflops(problem: Problem, device: Device) -> float:
-    """The roofline with the launch floor: what a perfect kernel would reach by the clock."""
+    """The roofline with the launch floor: what a perfect kernel would show by the clock."""
     ideal = problem.flops / (problem.roofline_tflops(device) * 1e12)
     return problem.flops / (ideal + rates(device).launch_s) / 1e12
 
 
-def derived(
-    family: Family, strategy: Strategy, problem: Problem, device: Device
-) -> dict[str, Any]:
+def derived(family: Family, strategy: Strategy, problem: Problem, device: Device) -> dict[str, Any]:
     """What follows from one strategy: resources, the problem's bound, modelled speed."""
     fields = strategy.fields()
     taken = family.resources(fields, problem, device)

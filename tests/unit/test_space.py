@@ -96,7 +96,8 @@ def check_tree(space: Space) -> None:
     """Masks, counts and the tree agree with the leaves; rows are never empty."""
     indices = space.indices()
     for depth, level in enumerate(space.levels[:-1]):
-        prefixes = np.unique(indices[:, :depth], axis=0) if depth else np.zeros((1, 0), int)
+        _, distinct = np.unique(space.codes // space.strides[depth], return_index=True)
+        prefixes = indices[distinct, :depth]
         assert len(level) == len(prefixes)
         counts = space.counts(prefixes)
         assert (level.mask == (counts > 0)).all() and level.mask.any(axis=1).all()

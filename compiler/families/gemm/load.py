@@ -173,22 +173,26 @@ def _setup_cycles(f: Fields, device: Device) -> Any:
 def features(problem: Problem, device: Device) -> dict[str, float]:
     """Tile quantisation for each tile shape: what makes a model of GEMM step as M, N, K move.
 
-    Per (tile_m, tile_n): the share of the last wave's SMs that work (1: none idle), and the log of
-    the waves. Per tile extent: the share of a padded extent that is useful.
+    Per extent of a tile, or of two in a cluster: the share of the padded extent that is useful.
+    Per tile_m x tile_n: tiles, rounds of tiles over the SMs, and the share of those that is full.
     """
-    choices = {d.name: d.choices for d in DECISIONS}
     m, n, k = problem["M"], problem["N"], problem["K"]
-    out = {f"log2_{axis}": (math.log2(problem[axis]) - 10) / 3 for axis in ("M", "N", "K")}
-    for unit in choices["tile_m"]:
-        out[f"used_m{unit}"] = 2 * m / (-(-m // int(unit)) * int(unit)) - 1
-    for unit in choices["tile_n"]:
-        out[f"used_n{unit}"] = 2 * n / (-(-n // int(unit)) * int(unit)) - 1
-    for unit in choices["tile_k"]:
-        out[f"steps_k{unit}"] = (math.log2(-(-k // int(unit))) - 6) / 2
-    for tile_m in choices["tile_m"]:
-        for tile_n in choices["tile_n"]:
-            tiles = -(-m // int(tile_m)) * -(-n // int(tile_n))
-            waves = tiles / device.sms
-            out[f"wave_{tile_m}x{tile_n}"] = 2 * waves / math.ceil(waves) - 1
-            out[f"waves_{tile_m}x{tile_n}"] = math.log2(waves) / 3
+    tiles_m, tiles_n, tiles_k = (
+        sorted(int(c) for d in DECISIONS if d.name == name for c in d.choices)
+        for name in ("tile_m", "tile_n", "tile_k")
+    )
+    out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
+    for axis, extent, units in (("m", m, tiles_m), ("n", n, tiles_n)):
+        for unit in sorted({*units, *(2 * u for u in units)}):
+            out[f"used_{axis}{unit}"] = 2 * extent / (-(-extent // unit) * unit) - 1
+    for unit in tiles_k:
+        out[f"steps_k{unit}"] = (math.log2(-(-k // unit)) - 6) / 2
+    for tile_m in tiles_m:
+        for tile_n in tiles_n:
+            tiles = -(-m // tile_m) * -(-n // tile_n)
+            rounds = -(-tiles // device.sms)
+            shape = f"{tile_m}x{tile_n}"
+            out[f"tiles_{shape}"] = (math.log2(tiles) - 7) / 4
+            out[f"rounds_{shape}"] = (math.log2(rounds) - 3) / 3
+            out[f"full_{shape}"] = 2 * tiles / (rounds * device.sms) - 1
     return out

@@ -1,0 +1,71 @@
+"""What a policy sees of a problem and of a device: named numbers, roughly in [-3, 3].
+
+Features depend on the problem and the device alone, never on a strategy. What only one family has
+(dimensions, tile quantisation) comes from its `Family.features`, under the family's name.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler import families
+from ptxflow.compiler.device import H200, Device
+from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.env.cost import attainable_tflops
+
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32")
+
+
+def describe_problem(
+    problem: Problem, device: Device, family: Family | None = None
+) -> dict[str, float]:
+    """Features by name, in a fixed order; `family` defaults to the registered one."""
+    family = family or families.family(problem.family)
+    roofline = problem.roofline_tflops(device)
+    ridge = device.tflops_16bit * 1e12 / device.hbm_bytes_per_s
+    out = {
+        "log2_flops": (math.log2(problem.flops) - 33) / 8,
+        "log2_bytes": (math.log2(problem.bytes) - 24) / 6,
+        "log2_bytes_over_l2": math.log2(problem.bytes / device.l2_bytes) / 6,
+        "log2_intensity": (math.log2(problem.intensity) - 6) / 5,
+        "log2_intensity_over_ridge": math.log2(problem.intensity / ridge) / 5,
+        "roofline_over_peak": 2 * roofline / device.tflops_16bit - 1,
+        "attainable_over_roofline": 2 * attainable_tflops(problem, device) / roofline - 1,
+        "memory_bound": float(problem.bound(device) == "memory"),
+    }
+    out |= {f"dtype_{name}": float(problem.dtype == name) for name in DTYPES}
+    own = family.features(problem, device)
+    return out | {f"{family.name}.{name}": value for name, value in own.items()}
+
+
+def problem_features(
+    problem: Problem, device: Device, family: Family | None = None
+) -> NDArray[np.float32]:
+    """[P] the values of `describe_problem`, in its order."""
+    return np.array(list(describe_problem(problem, device, family).values()), np.float32)
+
+
+def describe_device(device: Device) -> dict[str, float]:
+    """Device features by name: limits and rates, on a log scale around an H200."""
+
+    def relative(name: str) -> float:
+        return math.log2(getattr(device, name) / getattr(H200, name))
+
+    return {
+        "has_tmem": float(device.has_tmem),
+        "sms": 4 * relative("sms"),
+        "l2_bytes": relative("l2_bytes"),
+        "hbm_bytes_per_s": relative("hbm_bytes_per_s"),
+        "tflops_16bit": relative("tflops_16bit"),
+        "mma_flops_per_cycle": relative("mma_flops_per_cycle"),
+        "clock_ghz": 8 * relative("clock_ghz"),
+        "smem_per_block": 4 * relative("smem_per_block"),
+    }
+
+
+def device_features(device: Device) -> NDArray[np.float32]:
+    """[D] the values of `describe_device`, in its order."""
+    return np.array(list(describe_device(device).values()), np.float32)

@@ -1,0 +1,198 @@
+"""The analytic model keeps the machine's limits; its best strategies look like known kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import B200, DEVICES, H200, Device
+from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.gemm.load import features, load
+from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.env.cost import attainable_tflops, derived, model_tflops, rates
+from ptxflow.env.space import Space, enumerate_space
+
+Array = NDArray[np.float64]
+
+
+def _absent(*_: Any) -> Any:
+    raise AssertionError("the cost model must not ask for this")
+
+
+GEMM = Family(
+    "gemm", (), DECISIONS, RULES, _absent, resources, load, _absent, _absent, features
+)  # fmt: skip
+
+# torch.mm (cuBLAS 13.1) on an H200, float16, median us with L2 flushed, at these M
+CUBLAS_M = (1, 16, 64, 256, 1024, 4096, 8192)
+CUBLAS_US = {
+    (128, 2048): (8.5, 8.6, 8.4, 8.4, 9.3, 12.2, 17.0),
+    (256, 7168): (10.0, 10.4, 10.7, 12.4, 17.1, 33.2, 48.2),
+    (2048, 4096): (13.2, 13.4, 14.0, 14.4, 28.2, 92.9, 191),
+    (4096, 4096): (19.0, 18.9, 17.7, 24.1, 49.7, 191, 392),
+    (4096, 14336): (42.0, 41.8, 45.8, 53.5, 164, 694, 1379),
+    (5120, 2048): (13.0, 12.6, 12.8, 14.7, 34.8, 123, 248),
+    (6144, 4096): (23.9, 22.3, 22.7, 27.5, 73.3, 289, 605),
+    (28672, 4096): (69.3, 69.5, 70.9, 100, 365, 1404, 2792),
+}
+
+
+def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
+    axes = (("M", m), ("N", n), ("K", k))
+    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
+    return enumerate_space(GEMM, Problem("gemm", "g", axes, "float16", *work), device)
+
+
+def modelled(space: Space) -> tuple[Array, Strategy]:
+    """TFLOP/s of every strategy, and the best one."""
+    tflops = model_tflops(GEMM, space.fields(), space.problem, space.device)
+    return tflops, space.strategy(int(space.codes[tflops.argmax()]))
+
+
+def best_us(m: int, n: int, k: int, device: Device) -> float:
+    space = gemm_space(m, n, k, device)
+    return space.problem.flops / float(modelled(space)[0].max()) / 1e6
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 4000).map(lambda n: 8 * n),
+    st.integers(1, 2000).map(lambda k: 8 * k),
+    st.sampled_from(list(DEVICES.values())),
+)
+def test_no_strategy_beats_the_roofline(m: int, n: int, k: int, device: Device) -> None:
+    space = gemm_space(m, n, k, device)
+    tflops, _ = modelled(space)
+    assert np.isfinite(tflops).all() and (tflops > 0).all()
+    assert tflops.max() <= attainable_tflops(space.problem, device)
+    assert attainable_tflops(space.problem, device) < space.problem.roofline_tflops(device)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 4000).map(lambda n: 8 * n),
+    st.integers(1, 2000).map(lambda k: 8 * k),
+    st.sampled_from(list(DEVICES.values())),
+)
+def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
+    """Tiles cover C, steps cover K, MMAs run no faster than the tensor core, DRAM moves it all."""
+    space = gemm_space(m, n, k, device)
+    f = space.fields()
+    asked = load(f, space.problem, device)
+    assert (asked.blocks * asked.tiles * f.tile_m * f.tile_n >= m * n).all()
+    assert (asked.blocks[f.persistent == 1] <= device.sms).all()
+    assert (asked.tiles[f.persistent == 0] == 1).all()
+    assert (asked.steps * f.tile_k >= k).all() and ((asked.steps - 1) * f.tile_k < k).all()
+    flops = 2 * f.tile_m * f.tile_n * f.tile_k
+    assert (flops / asked.mma_cycles <= device.mma_flops_per_cycle).all()
+    assert (asked.dram_bytes >= space.problem.bytes).all()
+    assert ((asked.overlap >= 0) & (asked.overlap < 1)).all()
+
+
+def test_mma_cycles_are_the_published_ones() -> None:
+    """Cycles a K=16 MMA on B200, microbenchmark of SemiAnalysis (2026), operands in smem."""
+    published = {(1, 128, 256): 128.6, (1, 128, 128): 64.6, (1, 64, 256): 128.6,
+                 (1, 64, 128): 64.6, (2, 128, 256): 128.7, (2, 128, 128): 64.8}  # fmt: skip
+    space = gemm_space(8192, 8192, 8192, B200)
+    f = space.fields()
+    cycles = load(f, space.problem, B200).mma_cycles / (f.tile_k / 16)
+    for (group, tile_m, tile_n), expected in published.items():
+        same = (f.cta_group == group) & (f.tile_m == tile_m) & (f.mma_n == tile_n)
+        assert cycles[same & (f.tile_n == tile_n)] == pytest.approx(expected, rel=0.035)
+
+
+def test_a_cluster_loads_less_from_l2() -> None:
+    space = gemm_space(4096, 4096, 4096, H200)
+    alone = space.strategy(int(space.codes[len(space) // 2])).replace(cluster="1x1")
+    share = {
+        cluster: float(load(alone.replace(cluster=cluster).fields(), space.problem, H200).l2_bytes)
+        for cluster in ("1x1", "2x1", "1x2")
+    }
+    rows, columns = alone.tile_m, alone.tile_n
+    assert share["2x1"] / share["1x1"] == pytest.approx((rows + columns / 2) / (rows + columns))
+    assert share["1x2"] / share["1x1"] == pytest.approx((rows / 2 + columns) / (rows + columns))
+
+
+def pairs(space: Space, **change: tuple[Any, Any]) -> tuple[Array, Array]:
+    """TFLOP/s of the valid strategies with the first and with the second value, else alike."""
+    ((name, (first, second)),) = change.items()
+    at = [d.name for d in DECISIONS].index(name)
+    choices = DECISIONS[at].choices
+    step = (choices.index(second) - choices.index(first)) * int(space.strides[at + 1])
+    mine = space.codes[getattr(space.fields(), name) == first]
+    mine = mine[np.isin(mine + step, space.codes)]
+    speed = [model_tflops(GEMM, space.fields(c), space.problem, space.device)
+             for c in (mine, mine + step)]  # fmt: skip
+    assert len(mine) > 50
+    return speed[0], speed[1]
+
+
+def test_specialised_warps_are_faster_and_matter_more_on_blackwell() -> None:
+    gains = []
+    for device in (H200, B200):
+        plain, special = pairs(gemm_space(4096, 4096, 4096, device), warp_specialized=(0, 1))
+        gains.append(float(np.median(special / plain)))
+    assert 1.01 < gains[0] < gains[1]
+
+
+def test_a_second_accumulator_is_faster() -> None:
+    one, two = pairs(gemm_space(4096, 4096, 4096, B200), acc_buffers=(1, 2))
+    assert (two > one).mean() > 0.95
+
+
+def test_walking_rows_together_saves_dram_where_operands_exceed_l2() -> None:
+    space = gemm_space(8192, 28672, 4096, H200)
+    asked = load(space.fields(), space.problem, H200)
+    one, eight = (asked.dram_bytes[space.fields().raster_group == g].mean() for g in (1, 8))
+    assert eight < 0.5 * one
+
+
+def test_model_ranks_workloads_like_cublas_on_h200() -> None:
+    ours, theirs = [], []
+    for (n, k), row in CUBLAS_US.items():
+        for m, us in zip(CUBLAS_M, row, strict=True):
+            ours.append(np.log(best_us(m, n, k, H200)))
+            theirs.append(np.log(us))
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.97
+    assert abs(np.mean(np.subtract(ours, theirs))) < 0.1
+
+
+def test_h200_square_and_single_row_are_near_the_known_figures() -> None:
+    tflops, best = modelled(gemm_space(4096, 4096, 4096, H200))
+    assert tflops.max() == pytest.approx(720, rel=0.15)
+    assert (best.tile_m, best.tile_n, best.warp_specialized) == (128, 256, 1)
+    assert 7.5 < best_us(1, 4096, 4096, H200) < 30
+
+
+def test_b200_square_best_is_a_pair_kernel_with_a_deep_ring() -> None:
+    tflops, best = modelled(gemm_space(4096, 4096, 4096, B200))
+    assert 1400 < tflops.max() < 1900
+    assert (best.cta_group, best.tile_m, best.tile_n) == (2, 128, 256)
+    assert best.warp_specialized and best.persistent and best.acc_buffers == 2
+    assert best.num_stages >= 4
+
+
+def test_derived_reports_resources_bound_and_speed() -> None:
+    space = gemm_space(4096, 4096, 4096, B200)
+    tflops, best = modelled(space)
+    report = derived(GEMM, best, space.problem, B200)
+    taken = resources(best.fields(), space.problem, B200)
+    assert report["smem_bytes"] == int(taken.smem_bytes) <= B200.smem_per_block
+    assert report["tmem_columns"] == 512 and report["occupancy"] >= 1
+    assert report["bound"] == "compute"
+    assert report["modelled_tflops"] == pytest.approx(tflops.max())
+    seconds = report["modelled_us"] / 1e6
+    assert seconds * report["modelled_tflops"] * 1e12 == pytest.approx(space.problem.flops)
+
+
+def test_a_device_without_rates_is_named() -> None:
+    other = Device(**{**B200.__dict__, "name": "b300"})
+    with pytest.raises(KeyError, match="no cost rates for 'b300'; known: b200, h200, h100"):
+        rates(other)
