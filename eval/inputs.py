@@ -7,6 +7,7 @@ of threads or the order of drawing. Index tensors are valid by construction.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from ptxflow.eval.definition import Definition, DefinitionError
 
 CHUNK = 1 << 20  # elements drawn from one stream
 FP8_MAX = 448.0  # largest float8_e4m3fn
+MLA_SCALE = 0.1352337747812271  # recorded with a long-context model; nominally 1/sqrt(192)
 RARE = 16  # where a case is rare, every 16th sequence or row has it
 
 Inputs = dict[str, Any]
@@ -74,11 +76,257 @@ class Draw:
         return DefinitionError(f"{self.definition.name}: {why} ({axes})")
 
 
+def _split(total: int, parts: int, rng: np.random.Generator) -> Ints:
+    """Positive sizes of `parts` sequences that sum to `total`, within a factor of about three.
+
+    Every 16th is empty, and as many as must be where there are more sequences than tokens.
+    """
+    weight = rng.uniform(0.5, 1.5, parts)
+    weight[rng.permutation(parts)[: max(parts // RARE, parts - total)]] = 0.0
+    live = np.flatnonzero(weight)
+    sizes = np.zeros(parts, np.int64)
+    sizes[live] = 1
+    share = weight / weight.sum() * (total - len(live))
+    sizes += np.maximum(share - 1e-6, 0).astype(np.int64)
+    rest = total - int(sizes.sum())  # lost to rounding down: at most one token a live sequence
+    sizes[live[:rest]] += 1
+    return sizes
+
+
+def _within(total: int, limits: Ints, rng: np.random.Generator) -> Ints:
+    """Random sizes that sum to `total`, each at most its limit."""
+    sizes: Ints = rng.multivariate_hypergeometric(limits, total, method="marginals")
+    return sizes
+
+
+def _indptr(sizes: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _page_ids(d: Draw, name: str, counts: Ints, num_pages: int) -> Ints:
+    """Scattered page ids, all different; where the cache is too small for that, sequences share.
+
+    Within a sequence a page occurs once, as in a prefix cache.
+    """
+    rng = d.rng(name)
+    total = int(counts.sum())
+    if total <= num_pages:
+        return rng.permutation(num_pages)[:total]
+    if int(counts.max(initial=0)) > num_pages:
+        raise d.fail(f"a sequence needs {counts.max()} pages and the cache has {num_pages}")
+    return np.concatenate([rng.permutation(num_pages)[:count] for count in counts])
+
+
+def _page_table(d: Draw, queries: bool) -> Inputs:
+    """kv_indptr, kv_indices and, as the definition asks, kv_last_page_len and qo_indptr.
+
+    Queries are the last tokens of their sequence, so none has more queries than tokens, unless the
+    axes leave no choice: then grouped-query attention gets rows that see nothing, which it defines.
+    """
+    page_size, parts = d.axes["page_size"], d.axes["len_indptr"] - 1
+    if parts < 1:
+        raise d.fail("len_indptr is the number of sequences plus one, so at least 2")
+    if d.axes.get("batch_size", parts) != parts:
+        raise d.fail("len_indptr must be batch_size + 1")
+    pages = _split(d.axes["num_kv_indices"], parts, d.rng("kv_indptr"))
+    needed = np.where(pages > 0, 1, 0)
+    made: Inputs = {
+        "kv_indptr": d.ints("kv_indptr", _indptr(pages)),
+        "kv_indices": d.ints("kv_indices", _page_ids(d, "kv_indices", pages, d.axes["num_pages"])),
+    }
+    if queries:
+        rng, total = d.rng("qo_indptr"), d.axes["total_q"]
+        if total <= int(pages.sum()) * page_size:
+            sizes = _within(total, pages * page_size, rng)
+        elif d.definition.op_type == "gqa_paged":
+            sizes = _split(total, parts, rng)
+        else:
+            raise d.fail("there are more queries than cached tokens")
+        made["qo_indptr"] = d.ints("qo_indptr", _indptr(sizes))
+        needed = np.clip(sizes - page_size * (pages - 1), needed, page_size)
+    if "kv_last_page_len" in d.definition.inputs:
+        last = d.rng("kv_last_page_len").integers(needed, page_size + 1)
+        made["kv_last_page_len"] = d.ints("kv_last_page_len", np.where(pages > 0, last, 0))
+    return made
+
+
 def _gemm(d: Draw) -> Inputs:
     return {"A": d.normal("A"), "B": d.normal("B")}
 
 
-GENERATORS: dict[str, Callable[[Draw], Inputs]] = {"gemm": _gemm}
+def _rmsnorm(d: Draw) -> Inputs:
+    made = {name: d.normal(name) for name in d.definition.inputs if name != "weight"}
+    return made | {"weight": d.normal("weight", 0.2, 1.0)}
+
+
+def _gqa_paged(d: Draw) -> Inputs:
+    values = {name: d.normal(name) for name in ("q", "k_cache", "v_cache")}
+    scale = 1 / math.sqrt(d.axes["head_dim"])
+    return values | _page_table(d, "qo_indptr" in d.definition.inputs) | {"sm_scale": scale}
+
+
+def _gqa_ragged(d: Draw) -> Inputs:
+    parts = d.axes["len_indptr"] - 1
+    if parts < 1:
+        raise d.fail("len_indptr is the number of sequences plus one, so at least 2")
+    if d.axes["total_q"] > d.axes["total_kv"]:
+        raise d.fail("there are more queries than keys")
+    keys = _split(d.axes["total_kv"], parts, d.rng("kv_indptr"))
+    queries = _within(d.axes["total_q"], keys, d.rng("qo_indptr"))
+    return {name: d.normal(name) for name in ("q", "k", "v")} | {
+        "qo_indptr": d.ints("qo_indptr", _indptr(queries)),
+        "kv_indptr": d.ints("kv_indptr", _indptr(keys)),
+        "sm_scale": 1 / math.sqrt(d.axes["head_dim"]),
+    }
+
+
+def _mla_paged(d: Draw) -> Inputs:
+    # A latent key is 576 wide but the scale in use is that of the 192 wide key it stands for: it
+    # would put most of the weight on a few tokens, so queries are drawn a third as large.
+    values = {name: d.normal(name, 1 / 3) for name in ("q_nope", "q_pe")}
+    values |= {name: d.normal(name) for name in ("ckv_cache", "kpe_cache")}
+    queries = "qo_indptr" in d.definition.inputs
+    return values | _page_table(d, queries) | {"sm_scale": MLA_SCALE}
+
+
+def _dsa_paged(d: Draw) -> Inputs:
+    return _sparse_attention(d) if "sparse_indices" in d.definition.inputs else _topk_indexer(d)
+
+
+def _sparse_attention(d: Draw) -> Inputs:
+    """Slots of a token are different; every 16th token has padding in places, the 9th all."""
+    tokens, topk = d.axes["num_tokens"], d.axes["topk"]
+    slots = d.axes["num_pages"] * d.axes["page_size"]
+    rng = d.rng("sparse_indices")
+    indices = np.full((tokens, topk), -1, np.int64)
+    for t in range(tokens):
+        n = min(topk, slots)
+        if t % RARE == RARE // 2:
+            n = 0 if t == RARE // 2 else int(rng.integers(0, n + 1))
+        places = np.arange(n) if t % 2 else rng.permutation(topk)[:n]
+        indices[t, places] = rng.choice(slots, n, replace=False)
+    return {
+        "q_nope": d.normal("q_nope", 1 / 3),
+        "q_pe": d.normal("q_pe", 1 / 3),
+        "ckv_cache": d.normal("ckv_cache"),
+        "kpe_cache": d.normal("kpe_cache"),
+        "sparse_indices": d.ints("sparse_indices", indices),
+        "sm_scale": MLA_SCALE,
+    }
+
+
+def _topk_indexer(d: Draw) -> Inputs:
+    """Sequences fill their row of block_table to between nothing and all; the first fills it."""
+    batch, width, page_size = d.axes["batch_size"], d.axes["max_num_pages"], d.axes["page_size"]
+    rng = d.rng("seq_lens")
+    lengths = rng.integers(1, width * page_size + 1, batch)
+    lengths[RARE // 2 :: RARE] = 0
+    lengths[0] = width * page_size - int(rng.integers(0, page_size))
+    pages = -(-lengths // page_size)
+    ids = np.split(_page_ids(d, "block_table", pages, d.axes["num_pages"]), np.cumsum(pages)[:-1])
+    # What lies past a sequence's pages is valid, but wrong.
+    table = d.rng("block_table", 1).integers(0, d.axes["num_pages"], (batch, width))
+    for row, own in zip(table, ids, strict=True):
+        row[: len(own)] = own
+    return {
+        "q_index_fp8": d.normal("q_index_fp8"),
+        "k_index_cache_fp8": _index_cache(d),
+        "weights": d.normal("weights"),
+        "seq_lens": d.ints("seq_lens", lengths),
+        "block_table": d.ints("block_table", table),
+    }
+
+
+def _index_cache(d: Draw) -> torch.Tensor:
+    """Pages of float8 keys followed by their float32 scales, as bytes."""
+    pages, page_size = d.axes["num_pages"], d.axes["page_size"]
+    rng, dim = d.rng("k_index_cache_fp8"), d.axes["index_head_dim"]
+    keys = rng.standard_normal((pages, page_size, dim), np.float32)
+    scale = np.abs(keys).max(-1) / FP8_MAX
+    values = torch.from_numpy(keys / scale[..., None]).to(torch.float8_e4m3fn)
+    parts = [values.view(torch.int8).flatten(1), torch.from_numpy(scale).view(torch.int8)]
+    return torch.cat(parts, 1).view(d.shape("k_index_cache_fp8"))
+
+
+def _gdn(d: Draw) -> Inputs:
+    """Keys and queries of unit length, as the models feed: longer ones make the state diverge."""
+    size = d.axes["head_size"]
+    made = {name: d.normal(name, 1 / math.sqrt(size)) for name in ("q", "k")}
+    for name, x in made.items():
+        made[name] = torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
+    made |= {name: d.normal(name) for name in ("v", "a", "b")}
+    made["state"] = d.normal("state", 1 / math.sqrt(size))
+    made["A_log"] = d.fill("A_log", lambda rng, n: np.log(rng.uniform(1e-2, 2.0, n)))
+    made["dt_bias"] = d.normal("dt_bias", 0.5, -1.0)
+    made["scale"] = 1 / math.sqrt(size)
+    if "cu_seqlens" in d.definition.inputs:
+        sizes = _split(d.axes["total_seq_len"], d.axes["num_seqs"], d.rng("cu_seqlens"))
+        made["cu_seqlens"] = d.ints("cu_seqlens", _indptr(sizes))
+    return made
+
+
+def _blocks(d: Draw, values: str, scales: str, deviation: float) -> Inputs:
+    """float8 values of unit blocks over the whole range, and scales that bring them to normal.
+
+    A scale varies by a factor of two from block to block around `deviation` / 112, as a block's
+    largest of 128 x 128 normals, four deviations, is quantised to the largest float8.
+    """
+    unit = FP8_MAX / 4
+    made = d.fill(
+        values, lambda rng, n: np.clip(rng.standard_normal(n, np.float32) * unit, -448, 448)
+    )
+    scale = d.fill(scales, lambda rng, n: rng.uniform(2 / 3, 4 / 3, n) * deviation / unit)
+    return {values: made, scales: scale}
+
+
+def _moe(d: Draw) -> Inputs:
+    experts, local = d.axes["num_experts"], d.axes["num_local_experts"]
+    rank = int(d.rng("local_expert_offset").integers(0, experts // local))
+    hidden, inner = d.axes["hidden_size"], d.axes["intermediate_size"]
+    return {
+        "routing_logits": d.normal("routing_logits"),
+        "routing_bias": d.normal("routing_bias", 0.1),
+        **_blocks(d, "hidden_states", "hidden_states_scale", 1.0),
+        **_blocks(d, "gemm1_weights", "gemm1_weights_scale", 1 / math.sqrt(hidden)),
+        **_blocks(d, "gemm2_weights", "gemm2_weights_scale", 1 / math.sqrt(inner)),
+        "local_expert_offset": rank * local,
+        "routed_scaling_factor": 2.5,
+    }
+
+
+def _sampling(d: Draw) -> Inputs:
+    """Softmax of standard normal logits; every 16th row has a k or p that filters nothing or all.
+
+    A few rows of few batches are so special that a single row is never one of them.
+    """
+    made: Inputs = {"probs": torch.softmax(d.normal("probs"), -1)}
+    batch, vocab = d.axes["batch_size"], d.axes["vocab_size"]
+    if "top_k" in d.definition.inputs:
+        rng = d.rng("top_k")
+        k = rng.integers(1, min(100, vocab) + 1, batch)
+        rare = slice(RARE // 2, None, RARE)
+        k[rare] = rng.choice([-1, 0, 1, vocab, vocab + 1], len(k[rare]))
+        made["top_k"] = d.ints("top_k", k)
+    if "top_p" in d.definition.inputs:
+        rng = d.rng("top_p")
+        p = rng.uniform(0.05, 0.98, batch).astype(np.float32)
+        rare = slice(RARE // 2 + 1, None, RARE)
+        p[rare] = rng.choice(np.float32([-0.5, 0.0, 1.0, 1.5]), len(p[rare]))
+        made["top_p"] = torch.from_numpy(p)
+    return made
+
+
+GENERATORS: dict[str, Callable[[Draw], Inputs]] = {
+    "gemm": _gemm,
+    "rmsnorm": _rmsnorm,
+    "gqa_paged": _gqa_paged,
+    "gqa_ragged": _gqa_ragged,
+    "mla_paged": _mla_paged,
+    "dsa_paged": _dsa_paged,
+    "gdn": _gdn,
+    "moe": _moe,
+    "sampling": _sampling,
+}
 
 
 def make_inputs(

@@ -54,4 +54,99 @@ def _gemm(definition: Definition, output: str) -> Tolerance:
     )
 
 
-_RULES = {"gemm": _gemm}
+def _rmsnorm(definition: Definition, output: str) -> Tolerance:
+    return Tolerance(
+        ULP["bfloat16"],
+        2.0**-20,
+        ELEMENTWISE,
+        "float32 throughout: the two sides differ by an ulp where a rounding falls the other way",
+    )
+
+
+def _attention(definition: Definition, output: str) -> Tolerance:
+    if output == "lse":
+        return Tolerance(
+            2.0**-20,
+            2.0**-14,
+            ELEMENTWISE,
+            "float32 scores of exact products, hardware exp2 (2^-22); a token missing of L = 4096 "
+            "moves lse by about 1/(L ln 2) = 3.5e-4, five times this",
+        )
+    return Tolerance(
+        2.0**-7,
+        2.0**-8,
+        ELEMENTWISE,
+        "probabilities may be rounded to bfloat16 (half an ulp, 2^-9 of each) before they meet "
+        "values below 4 in size, whose weighted sizes add to at most 2; then one rounding",
+    )
+
+
+def _dsa(definition: Definition, output: str) -> Tolerance:
+    if output == "topk_indices":
+        return Tolerance(
+            2.0**-14,
+            2.0**-14,
+            TOPK,
+            "slots are distinct and reachable, their sorted float32 scores those of the reference",
+        )
+    return _attention(definition, output)
+
+
+def _gdn(definition: Definition, output: str) -> Tolerance:
+    prefill = "cu_seqlens" in definition.inputs
+    size = definition.const_axes.get("head_size", 128)
+    scale = 1 / math.sqrt(size)  # of the state's entries, values being about 1 and keys unit long
+    if output == "new_state":
+        if prefill:
+            return Tolerance(
+                2.0**-6,
+                2.0**-5 * scale,
+                ELEMENTWISE,
+                "chunked forms multiply in bfloat16 (2^-9 a factor, some tens of terms at random)",
+            )
+        return Tolerance(
+            2.0**-16,
+            2.0**-16 * scale,
+            ELEMENTWISE,
+            "one float32 step, two sums over the head size; hardware exp (2^-22)",
+        )
+    return Tolerance(
+        2.0**-6 if prefill else ULP["bfloat16"],
+        (2.0**-5 if prefill else 2.0**-14) * scale * scale,
+        ELEMENTWISE,
+        "the state's error through one unit-long query and the scale, then one rounding",
+    )
+
+
+def _moe(definition: Definition, output: str) -> Tolerance:
+    return Tolerance(
+        2.0**-5,
+        0.06,
+        ELEMENTWISE,
+        "float8 kernels round the hidden activations again: half an ulp is 2^-4, a uniform error "
+        "of 0.036 of each term, so of the sum; an expert adds about 0.2 to a token, its error is "
+        "0.007, and 0.06 is five deviations of three experts",
+    )
+
+
+def _sampling(definition: Definition, output: str) -> Tolerance:
+    return Tolerance(
+        0.0,
+        0.0,
+        SUPPORT,
+        "a token is right when references.sampling.filtered gives it a probability above zero; the "
+        "frequencies are a statistical test",
+    )
+
+
+_RULES = {
+    "gemm": _gemm,
+    "rmsnorm": _rmsnorm,
+    "gqa_paged": _attention,
+    "gqa_ragged": _attention,
+    "mla_paged": _attention,
+    "dsa_paged": _dsa,
+    "gdn": _gdn,
+    "moe": _moe,
+    "sampling": _sampling,
+}

@@ -15,12 +15,38 @@ if TYPE_CHECKING:
     from ptxflow.eval.definition import Definition
 
 _GQA, _MLA = "q k_cache v_cache", "q_nope q_pe ckv_cache kpe_cache"
-_PAGES, _QUERIES, _LAST = "kv_indptr kv_indices", "qo_indptr", "kv_last_page_len"
-_STATE = "state A_log a dt_bias b"
+_PAGES, _LAST = "kv_indptr kv_indices", "kv_last_page_len"
+_MOE = (
+    "routing_logits routing_bias hidden_states hidden_states_scale gemm1_weights "
+    "gemm1_weights_scale gemm2_weights gemm2_weights_scale local_expert_offset "
+    "routed_scaling_factor"
+)
 
 # op type and input names -> module, function
 FUNCTIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("gemm", "A B"): ("gemm", "gemm"),
+    ("rmsnorm", "hidden_states weight"): ("rmsnorm", "rmsnorm"),
+    ("rmsnorm", "hidden_states residual weight"): ("rmsnorm", "fused_add_rmsnorm"),
+    ("sampling", "probs top_k"): ("sampling", "top_k_sampling"),
+    ("sampling", "probs top_p"): ("sampling", "top_p_sampling"),
+    ("sampling", "probs top_k top_p"): ("sampling", "top_k_top_p_sampling"),
+    ("gqa_ragged", "q k v qo_indptr kv_indptr sm_scale"): ("attention", "gqa_ragged_prefill"),
+    ("dsa_paged", f"{_MLA} sparse_indices sm_scale"): ("dsa", "sparse_attention"),
+    ("dsa_paged", "q_index_fp8 k_index_cache_fp8 weights seq_lens block_table"): (
+        "dsa",
+        "topk_indexer",
+    ),
+    ("gdn", "q k v state A_log a dt_bias b scale"): ("gdn", "gdn_decode"),
+    ("gdn", "q k v state A_log a dt_bias b cu_seqlens scale"): ("gdn", "gdn_prefill"),
+    ("moe", _MOE): ("moe", "moe"),
+} | {
+    (f"{kind}_paged", f"{tensors}{queries} {_PAGES}{last} sm_scale"): (
+        "attention",
+        f"{kind}_paged_{'prefill' if queries else 'decode'}{'_pages' if last else ''}",
+    )
+    for kind, tensors in (("gqa", _GQA), ("mla", _MLA))
+    for queries in ("", " qo_indptr")
+    for last in ("", f" {_LAST}")
 }
 
 # constants of single definitions that are not axes
@@ -63,19 +89,26 @@ def extract(text: str, function: str, constants: dict[str, Any]) -> str:
             continue
         reached.add(name)
         todo += [n.id for n in ast.walk(nodes[name]) if isinstance(n, ast.Name)]
-    pieces, lines = [], text.splitlines()
+    lines, out = text.splitlines(), ""
+    previous: type[ast.stmt] | None = None
     for name, node in nodes.items():
         if name not in reached:
             continue
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno] + [d.lineno for d in decorators])
+        first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
         piece = "\n".join(lines[first - 1 : node.end_lineno])
         if isinstance(node, ast.Assign) and name in constants:
             piece = f"{name} = {constants[name]!r}"
         if name == function:
             piece = piece.replace(f"def {function}(", "def run(", 1)
-        pieces.append(("\n\n" if isinstance(node, ast.FunctionDef) else "") + piece)
-    return "\n".join(pieces).strip() + "\n"
+        gap = 2 if isinstance(node, ast.FunctionDef) else int(_statement(node) is not previous)
+        out += "\n" * (gap if out else 0) + piece + "\n"
+        previous = _statement(node)
+    return out
+
+
+def _statement(node: ast.stmt) -> type[ast.stmt]:
+    """Its kind, with both forms of import as one."""
+    return ast.Import if isinstance(node, ast.ImportFrom) else type(node)
 
 
 def _bound(node: ast.stmt) -> list[str]:
@@ -83,7 +116,7 @@ def _bound(node: ast.stmt) -> list[str]:
     match node:
         case ast.FunctionDef(name=name):
             return [name]
-        case ast.Import(names=aliases):
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
             return [alias.asname or alias.name for alias in aliases]
         case ast.Assign(targets=[ast.Name(id=name)]):
             return [name]
