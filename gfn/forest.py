@@ -7,14 +7,16 @@ where only one choice is legal. PyTorch only; `balance.py` makes torchgfn trajec
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.space import Space, SpaceSet
-from ptxflow.gfn.network import PolicyNetwork
+from ptxflow.gfn.network import FamilyShape, PolicyNetwork
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Walk:
 class Forest:
     """The spaces of one family as tensors; workload w is `spaces[w]` and the root node w."""
 
-    def __init__(self, spaces: SpaceSet, features: Tensor | None = None) -> None:
+    def __init__(self, spaces: SpaceSet, names: Sequence[str]) -> None:
+        """`names` are the network's features, in its order."""
         self.spaces = spaces
         self.sizes = spaces.sizes
         self.depth = len(self.sizes)
@@ -48,14 +51,14 @@ class Forest:
         self.parent = [torch.from_numpy(level.parent) for level in levels]
         self.choice = [torch.from_numpy(level.choice) for level in levels]
         self.tree = [torch.from_numpy(level.tree) for level in levels]
+        # the nodes of workload w at a depth are trees[depth][w] to trees[depth][w + 1]
+        self.trees = [
+            np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
+        ]
         self.legal = [torch.from_numpy(level.mask.sum(1).astype(np.int32)) for level in levels]
         self.leaf_offsets = torch.from_numpy(spaces.leaf_offsets)
         self.log_leaves = torch.diff(self.leaf_offsets).to(torch.float32).log()
-        self.features = (
-            torch.stack([workload_features(s) for s in spaces.spaces])
-            if features is None
-            else features
-        )
+        self.features = workload_features(spaces.spaces, names)
 
     def __len__(self) -> int:
         return len(self.spaces)
@@ -129,38 +132,57 @@ class Forest:
         return network.conditions(self.features, network.config.family(self.family))
 
     @torch.no_grad()
-    def leaf_log_probs(self, network: PolicyNetwork, chunk: int = 16384) -> Tensor:
-        """Exact log-probability of every leaf [leaves]; those of one workload sum to 1.
+    def leaf_log_probs(self, network: PolicyNetwork, workload: int, chunk: int = 8192) -> Tensor:
+        """Exact log-probability of every leaf of one workload, in code order; they sum to 1.
 
         Level by level over the distinct prefixes, so that each is evaluated once.
         """
         conditions = self.conditions(network)
-        total = torch.zeros(len(self))
-        choices = torch.zeros(len(self), 0, dtype=torch.int64)
+        total = torch.zeros(1)
+        choices = torch.zeros(1, 0, dtype=torch.int64)
         for depth in range(self.depth):
-            nodes = torch.arange(len(total))
+            start, stop = self.trees[depth][workload : workload + 2]
             table = torch.cat(
                 [
-                    self.step_log_probs(network, depth, part, choices[part], conditions)
-                    for part in nodes.split(chunk)
+                    self.step_log_probs(network, depth, node, prefix, conditions)
+                    for node, prefix in zip(
+                        torch.arange(start, stop).split(chunk), choices.split(chunk), strict=True
+                    )
                 ]
             )
-            parent = self.parent[depth + 1].long()
-            choice = self.choice[depth + 1].long()
+            below = slice(*self.trees[depth + 1][workload : workload + 2])
+            parent = self.parent[depth + 1][below].long() - start
+            choice = self.choice[depth + 1][below].long()
             total = total[parent] + table[parent, choice]
             choices = torch.cat([choices[parent], choice[:, None]], 1)
         return total
 
+    def leaves(self, workload: int) -> slice:
+        """The leaf ids of a workload."""
+        return slice(*self.leaf_offsets[workload : workload + 2].tolist())
 
-def workload_features(space: Space) -> Tensor:
-    """The workload's features [D], float32: the problem's, then the device's."""
-    from ptxflow.env.features import device_features, problem_features
 
-    return torch.from_numpy(
-        np.concatenate(
-            [problem_features(space.problem, space.device), device_features(space.device)]
-        )
-    ).to(torch.float32)
+def describe(space: Space) -> dict[str, float]:
+    """What a policy sees of the workload, by name: the problem's features and the device's."""
+    device = describe_device(space.device)
+    return describe_problem(space.problem, space.device, space.family) | {
+        f"device.{name}": value for name, value in device.items()
+    }
+
+
+def feature_names(spaces: Iterable[Space]) -> tuple[str, ...]:
+    """The names of every feature that some of the spaces have, each once."""
+    return tuple(dict.fromkeys(name for space in spaces for name in describe(space)))
+
+
+def workload_features(spaces: Iterable[Space], names: Sequence[str]) -> Tensor:
+    """[W, names] float32; 0 where a workload has no such feature (another family's)."""
+    rows = [[values.get(name, 0.0) for name in names] for values in map(describe, spaces)]
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def family_shape(space: Space) -> FamilyShape:
+    return FamilyShape(space.family.name, space.sizes, space.digest)
 
 
 def _explore(log_probs: Tensor, epsilon: float) -> Tensor:

@@ -1,0 +1,58 @@
+"""Sampling from a trained policy: load a checkpoint, score a space exactly, draw k strategies.
+
+PyTorch only; torchgfn is for training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.env.space import Space, SpaceSet
+from ptxflow.gfn.checkpoint import read, require_space
+from ptxflow.gfn.forest import Forest, family_shape, feature_names
+from ptxflow.gfn.network import PolicyNetwork
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A trained policy; `path` is the checkpoint it came from, for messages."""
+
+    network: PolicyNetwork
+    path: Path
+
+
+def load_policy(path: str | Path) -> Policy:
+    """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""
+    checkpoint = read(Path(path))
+    network = PolicyNetwork(checkpoint.network)
+    network.load_state_dict(checkpoint.group("policy"))
+    return Policy(network.eval(), Path(path))
+
+
+def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
+    """[len(space)] exact log-probability of each strategy, in the order of `space.codes`.
+
+    CheckpointError when the policy is of another decision space or other features.
+    """
+    config = policy.network.config
+    require_space(policy.path, config, family_shape(space), feature_names([space]))
+    forest = Forest(SpaceSet([space]), config.features)
+    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0).double().numpy()
+    return exact
+
+
+def sample_distinct(policy: Policy, space: Space, k: int, seed: int) -> NDArray[np.int64]:
+    """Codes of min(k, len(space)) distinct strategies, drawn one after the other.
+
+    Each draw has the policy's probabilities renormalised over what is left: the largest of
+    log-probability plus Gumbel noise (Efraimidis-Spirakis, Gumbel-top-k).
+    """
+    if k < 1:
+        raise ValueError(f"the number of samples must be positive, not {k}")
+    noise = np.random.default_rng(seed).gumbel(size=len(space))
+    keys = log_probs(policy, space) + noise
+    return space.codes[np.argsort(-keys, kind="stable")[:k]]
