@@ -1,0 +1,89 @@
+"""Command-line values to problems: axes, devices, strategy files; what is wrong is a UsageError."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ptxflow.compiler.device import DEVICES, Device
+from ptxflow.compiler.families import family_for
+from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.eval.definition import Definition, load
+
+
+class UsageError(ValueError):
+    """Something in the arguments cannot be used; the message is one line."""
+
+
+def find_device(name: str) -> Device:
+    """The device of that name; UsageError listing the known ones."""
+    try:
+        return DEVICES[name.lower()]
+    except KeyError:
+        raise UsageError(f"unknown device {name!r}; known: {', '.join(DEVICES)}") from None
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """`["M=1,17", "L=2"]` to `{"M": [1, 17], "L": [2]}`; every value a positive integer."""
+    axes: dict[str, list[int]] = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        if not sign or not name or not values:
+            raise UsageError(f"axis {text!r} must have the form NAME=VALUE, as in M=1024")
+        if name in axes:
+            raise UsageError(f"axis {name!r} is given twice")
+        axes[name] = [_positive(name, value) for value in values.split(",")]
+    return axes
+
+
+def _positive(name: str, text: str) -> int:
+    digits = text.strip().replace("_", "")
+    if not digits.isascii() or not digits.isdecimal() or int(digits) == 0:
+        raise UsageError(f"axis {name!r} must be a positive integer, not {text!r}")
+    return int(digits)
+
+
+def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Every combination of the axis values, as mappings."""
+    return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
+
+
+def find_problem(definition: Definition, axes: Mapping[str, int]) -> tuple[Family, Problem]:
+    """The family that builds kernels for the definition, and the problem at these axes."""
+    try:
+        family = family_for(definition.op_type)
+    except KeyError as error:
+        raise UsageError(f"{definition.name}: {error.args[0]}") from None
+    try:
+        return family, family.problem(definition.to_json(), definition.bind(axes))
+    except (KeyError, ValueError) as error:
+        raise UsageError(str(error.args[0])) from None
+
+
+def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strategy]]:
+    """The strategies of a JSON file: what sample.py writes, one of its kernels, or a list of such.
+
+    Each has `definition` (a name, or the definition itself), `axes`, `family` and `choices`.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    rows = data.get("kernels", [data]) if isinstance(data, dict) else data
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{path}: no strategies in it")
+    return [_strategy_row(row, f"{path}, strategy {i}") for i, row in enumerate(rows, 1)]
+
+
+def _strategy_row(row: Any, where: str) -> tuple[Definition, dict[str, int], Strategy]:
+    needed = ("definition", "axes", "family", "choices")
+    if not isinstance(row, dict) or any(key not in row for key in needed):
+        raise UsageError(f"{where}: must be an object with {', '.join(needed)}")
+    definition = load(row["definition"])
+    variable = {name: row["axes"].get(name) for name in definition.var_axes}
+    return definition, definition.bind(variable), Strategy.from_json(row)

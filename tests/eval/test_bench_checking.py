@@ -1,0 +1,150 @@
+"""Kernels that cheat must be rejected, each for what it did, and honest ones accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from ptxflow.eval.checking import Bench, Case, Verdict, check, compare
+from ptxflow.eval.definition import load
+from ptxflow.eval.measure import case_of
+from ptxflow.eval.tolerance import ELEMENTWISE, Tolerance
+
+CPU = torch.device("cpu")
+M, N, K = 33, 48, 64
+Kernel = Callable[[Mapping[str, Tensor]], None]
+
+
+def small_case() -> Case:
+    def inputs(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            "A": torch.randn(M, K, generator=generator).half(),
+            "B": torch.randn(N, K, generator=generator).half(),
+        }
+
+    return Case(
+        inputs=inputs,
+        reference=lambda t: {"C": (t["A"].float() @ t["B"].float().T).half()},
+        outputs={"C": ((M, N), torch.float16)},
+        tolerance={"C": Tolerance(2.0**-10, 1e-3, ELEMENTWISE, "test")},
+    )
+
+
+def verdict(kernel: Kernel, seeds: tuple[int, ...] = (1, 2)) -> Verdict:
+    return check(lambda t: lambda: kernel(t), Bench(small_case(), CPU, seeds))
+
+
+def honest(t: Mapping[str, Tensor]) -> None:
+    t["C"].copy_((t["A"].float() @ t["B"].float().T).half())
+
+
+def storage_of(tensor: Tensor) -> Tensor:
+    """All the memory that the tensor lies in, as a stray address would reach it."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def test_an_honest_kernel_passes() -> None:
+    result = verdict(honest)
+    assert result.correct, result.reason
+    assert result.max_error_ratio is not None and result.max_error_ratio <= 1
+
+
+def skip_rows(t: Mapping[str, Tensor]) -> None:
+    t["C"][: M - 1] = (t["A"].float() @ t["B"].float().T).half()[: M - 1]
+
+
+def skip_one_element(t: Mapping[str, Tensor]) -> None:
+    keep = t["C"][5, 7].clone()
+    honest(t)
+    t["C"][5, 7] = keep
+
+
+def modify_input(t: Mapping[str, Tensor]) -> None:
+    honest(t)
+    t["A"][0, 0] += 1
+
+
+def write_after(t: Mapping[str, Tensor]) -> None:
+    honest(t)
+    end = t["C"].storage_offset() * 2 + M * N * 2
+    storage_of(t["C"])[end] = 0
+
+
+def write_a_tile_too_far(t: Mapping[str, Tensor]) -> None:
+    honest(t)
+    end = t["C"].storage_offset() * 2 + M * N * 2
+    storage_of(t["C"])[end + 200 * N * 2] = 0  # row 200 past the end
+
+
+def write_before(t: Mapping[str, Tensor]) -> None:
+    honest(t)
+    storage_of(t["C"])[t["C"].storage_offset() * 2 - 1] = 0
+
+
+def one_step_of_k_missing(t: Mapping[str, Tensor]) -> None:
+    t["C"].copy_((t["A"][:, :-1].float() @ t["B"][:, :-1].float().T).half())
+
+
+class Cached:
+    """Right on the first data, and the same ever after."""
+
+    def __init__(self) -> None:
+        self.kept: Tensor | None = None
+
+    def __call__(self, t: Mapping[str, Tensor]) -> None:
+        if self.kept is None:
+            honest(t)
+            self.kept = t["C"].clone()
+        t["C"].copy_(self.kept)
+
+
+class Unstable:
+    """Within tolerance, but not the same twice: the mark of a race."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, t: Mapping[str, Tensor]) -> None:
+        honest(t)
+        self.calls += 1
+        t["C"][3, 3] *= 1 + 2.0**-10 * (self.calls % 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (skip_rows, r"C: 48 of 1584 elements out of tolerance, the first at \[32, 0\]: nan"),
+        (skip_one_element, r"C: 1 of 1584 .* \[5, 7\]"),
+        (modify_input, "input A was modified"),
+        (write_after, "wrote outside C: 1 bytes after it"),
+        (write_a_tile_too_far, "wrote outside C: 1 bytes after it"),
+        (write_before, "wrote outside C: 1 bytes before it"),
+        (one_step_of_k_missing, "out of tolerance"),
+        (Cached(), "seed 2: C: .* out of tolerance"),
+        (Unstable(), "C differs between two runs on the same inputs"),
+        (lambda t: None, "C: 1584 of 1584 elements out of tolerance"),
+    ],
+)
+def test_a_cheat_is_rejected(kernel: Kernel, reason: str) -> None:
+    result = verdict(kernel)
+    assert not result.correct
+    assert re.search(reason, result.reason), result.reason
+
+
+def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
+    inf, nan = torch.inf, torch.nan
+    ref = torch.tensor([inf, -inf, nan, 1.0])
+    tolerance = Tolerance(0.0, 1e-3, ELEMENTWISE, "test")
+    assert compare(torch.tensor([inf, -inf, 7.0, 1.0]), ref, tolerance).wrong == 0
+    assert compare(torch.tensor([inf, inf, 7.0, nan]), ref, tolerance).wrong == 2
+
+
+def test_the_definition_s_own_case_accepts_a_plain_product() -> None:
+    case = case_of(load("gemm_n128_k2048"), {"M": 5}, CPU)
+    assert check(lambda t: lambda: honest(t), Bench(case, CPU, (1,))).correct
+    assert not check(lambda t: lambda: one_step_of_k_missing(t), Bench(case, CPU, (1,))).correct
