@@ -1,8 +1,8 @@
 """The analytic model: TFLOP/s of strategies from what they load the machine with.
 
 One model for every family and device: a family says what a strategy asks for (`Load`), `RATES` what
-a device gives. Hopper's rates are sensible values that reproduce cuBLAS medians roughly and wait for
-calibration on our own kernels. B200's start from published peaks and public GEMM figures; their
+a device gives. Hopper's rates are sensible values that reproduce cuBLAS medians roughly and wait
+for calibration on our own kernels. B200's start from published peaks and public GEMM figures; their
 efficiencies, L2 rate and latencies are estimates that no measurement of ours has checked.
 """
 
