@@ -151,13 +151,14 @@ def _dram_bytes(
 ) -> Any:
     """DRAM bytes of the whole problem: A and C once, B once for each sweep that misses L2.
 
-    Tiles are walked in bands of `raster_group` rows; resident blocks cover more rows when a band
-    is narrower than they are. B is swept once a band, and hits as far as it fits L2.
+    Tiles are walked in bands of `raster_group` rows of clusters; the blocks that run together
+    cover more rows where a band is narrower. B is swept once a band, and hits as far as it fits L2.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
     a, b, c = (ELEMENT * float(x) for x in (m * k, n * k, m * n))
     covered = np.minimum(blocks, device.sms) / tiles_n
-    band = np.minimum(np.maximum(f.raster_group, covered), tiles_m)
+    along_m, _ = cluster_shape(f)
+    band = np.minimum(np.maximum(f.raster_group * along_m, covered), tiles_m)
     panel = np.minimum(band * f.tile_m, m) * k * ELEMENT
     hit = np.minimum(1.0, L2_SHARE * device.l2_bytes / (b + panel))
     return a + c + b * (1 + (tiles_m / band - 1) * (1 - hit))
