@@ -251,7 +251,7 @@ def _index_cache(d: Draw) -> torch.Tensor:
 def _gdn(d: Draw) -> Inputs:
     """Keys and queries of unit length, as the models feed: longer ones make the state diverge."""
     size = d.axes["head_size"]
-    made = {name: d.normal(name, 1 / math.sqrt(size)) for name in ("q", "k")}
+    made: Inputs = {name: d.normal(name) for name in ("q", "k")}
     for name, x in made.items():
         made[name] = torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)
     made |= {name: d.normal(name) for name in ("v", "a", "b")}
@@ -311,7 +311,7 @@ def _sampling(d: Draw) -> Inputs:
         rng = d.rng("top_p")
         p = rng.uniform(0.05, 0.98, batch).astype(np.float32)
         rare = slice(RARE // 2 + 1, None, RARE)
-        p[rare] = rng.choice(np.float32([-0.5, 0.0, 1.0, 1.5]), len(p[rare]))
+        p[rare] = rng.choice([-0.5, 0.0, 1.0, 1.5], len(p[rare]))
         made["top_p"] = torch.from_numpy(p)
     return made
 

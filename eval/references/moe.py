@@ -15,7 +15,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch
     """
     scores = torch.sigmoid(logits.float())
     biased = scores + bias.float()
-    groups = biased.unflatten(1, (NUM_GROUPS, -1))
+    groups = biased.reshape(len(biased), NUM_GROUPS, -1)
     kept = groups.topk(2, -1).values.sum(-1).topk(KEPT_GROUPS, -1).indices
     lost = torch.ones(groups.shape[:2], dtype=torch.bool, device=logits.device)
     lost = lost.scatter(1, kept, False)[:, :, None]
