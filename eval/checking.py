@@ -1,8 +1,8 @@
 """Is a kernel right? Fresh inputs, poisoned outputs, guarded memory, and a reference.
 
-A kernel is a `Prepare`: given its tensors once, it returns a call that fills the outputs in place.
-The tensors stay where they are and the data changes with every seed, so an output that was kept
-from an earlier call is wrong. Works on any torch device; nothing here knows how kernels are made.
+A kernel is a call that reads a bench's inputs and fills its outputs in place. The tensors stay
+where they are and the data changes with every seed, so an output that was kept from an earlier call
+is wrong. Works on any torch device; nothing here knows how kernels are made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ GUARD_ROWS = 256  # a tile's worth of rows past the end must still fall into the
 ALIGNMENT = 256  # bytes, as torch's allocator gives
 
 Tensors = Mapping[str, Tensor]
-Prepare = Callable[[Tensors], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,9 @@ class Bench:
         return ""
 
 
-def check(prepare: Prepare, bench: Bench, seeds: Sequence[int] | None = None) -> Verdict:
+def check(call: Callable[[], None], bench: Bench, seeds: Sequence[int] | None = None) -> Verdict:
     """Run the kernel twice on every seed (the bench's, or some of them), against the reference."""
     seeds = bench.seeds if seeds is None else seeds
-    call = prepare(bench.tensors)
     case = bench.case
     worst_abs = worst_ratio = 0.0
     for seed in seeds:

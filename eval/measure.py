@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from ptxflow.eval.checking import Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.peers import PEERS
+from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import FLUSH, ClockReader, L2Flush, settle, time_interleaved
 from ptxflow.eval.tolerance import ELEMENTWISE, tolerance
 
@@ -48,6 +53,14 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
     )
 
 
+@dataclass(frozen=True)
+class Calls:
+    """A kernel over a bench's tensors. `checked` fills the outputs; `timed` may return them."""
+
+    checked: Callable[[], None]
+    timed: Callable[[], Any]
+
+
 class Session:
     """Owns the CUDA context; keeps inputs and references from one job of a problem to the next."""
 
@@ -59,6 +72,7 @@ class Session:
         self._flush = L2Flush()
         self._clock = ClockReader(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
         self._held: tuple[Any, Definition, Bench] | None = None
+        self._loaded: LoadedKernel | None = None
         self._busy_until = 0.0
         torch.cuda.synchronize()
 
@@ -71,21 +85,36 @@ class Session:
         definition, bench = self._bench(job)
         stage("load")
         try:
-            kernel = LoadedKernel(
-                Launch.from_json(job["launch"]), Path(job["image"]).read_bytes(), self._driver
-            )
-            stage("check")
-            outcome = self._run(job, definition, bench, kernel, stage)
-            kernel.unload()
-            return outcome
+            with tempfile.TemporaryDirectory(prefix="ptxflow-solution-") as folder:
+                if "solution" in job:
+                    calls = _solution_calls(job["solution"], definition, bench, Path(folder))
+                else:
+                    calls = self._kernel_calls(job, definition, bench)
+                return self._run(job, definition, bench, calls, stage)
         except LaunchError as error:
             return {"status": "fault", "detail": str(error), "last": True}
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if "CUDA error" not in str(error):
+            if "CUDA" not in str(error):
                 raise
             return {"status": "fault", "detail": self._cuda_error(error), "last": True}
+
+    def _kernel_calls(self, job: Json, definition: Definition, bench: Bench) -> Calls:
+        """The job's compiled kernel, loaded in place of the last one."""
+        if self._loaded is not None:
+            self._loaded.unload()
+            self._loaded = None
+        image = Path(job["image"]).read_bytes()
+        self._loaded = LoadedKernel(Launch.from_json(job["launch"]), image, self._driver)
+        addresses = {name: t.data_ptr() for name, t in bench.tensors.items()}
+        bound = self._loaded.bind(addresses, definition.bind(job["axes"]))
+        stream = torch.cuda.current_stream().cuda_stream
+
+        def call() -> None:
+            bound(stream)
+
+        return Calls(call, call)
 
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
         key = (job["definition"], job["axes"], job["seeds"])
@@ -103,25 +132,17 @@ class Session:
         job: Json,
         definition: Definition,
         bench: Bench,
-        kernel: LoadedKernel,
+        calls: Calls,
         stage: Callable[[str], None],
     ) -> Json:
-        calls: list[Callable[[], None]] = []
-
-        def prepare(tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-            addresses = {name: t.data_ptr() for name, t in tensors.items()}
-            bound = kernel.bind(addresses, definition.bind(job["axes"]))
-            stream = torch.cuda.current_stream().cuda_stream
-            calls.append(lambda: bound(stream))
-            return calls[-1]
-
-        verdict = check(prepare, bench)
+        stage("check")
+        verdict = check(calls.checked, bench)
         torch.cuda.synchronize()
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
         stage("time")
-        timing = self._time(job, definition, bench, calls[-1])
-        return timing | self._after_timing(bench, calls[-1], verdict)
+        timing = self._time(job, definition, bench, calls.timed)
+        return timing | self._after_timing(bench, calls.checked, verdict)
 
     def _time(
         self, job: Json, definition: Definition, bench: Bench, call: Callable[[], None]
@@ -142,7 +163,7 @@ class Session:
 
     def _after_timing(self, bench: Bench, call: Callable[[], None], before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""
-        after = check(lambda tensors: call, bench, bench.seeds[-1:])
+        after = check(call, bench, bench.seeds[-1:])
         torch.cuda.synchronize()
         if after.correct:
             return {"status": "ok", "detail": "", "check": before.to_json()}
@@ -155,3 +176,29 @@ class Session:
         except LaunchError as sticky:
             return sticky.error
         return str(error).splitlines()[0]
+
+
+def _solution_calls(
+    data: Mapping[str, Any], definition: Definition, bench: Bench, folder: Path
+) -> Calls:
+    """A Solution, unpacked and imported, by either of the schema's two calling styles."""
+    entry = unpack(data, folder)
+    spec = importlib.util.spec_from_file_location("ptxflow_solution", entry)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    run = getattr(module, data["spec"]["entry_point"].partition("::")[2])
+    inputs = [bench.tensors[name] for name in definition.inputs]
+    outputs = [bench.tensors[name] for name in definition.outputs]
+    if data["spec"].get("destination_passing_style", True):
+        run = functools.partial(run, *inputs, *outputs)
+        return Calls(run, run)
+    run = functools.partial(run, *inputs)
+
+    def checked() -> None:
+        result = run()
+        made = result if isinstance(result, tuple | list) else (result,)
+        for out, value in zip(outputs, made, strict=True):
+            out.copy_(value)
+
+    return Calls(checked, run)

@@ -36,7 +36,11 @@ def small_case() -> Case:
 
 
 def verdict(kernel: Kernel, seeds: tuple[int, ...] = (1, 2)) -> Verdict:
-    return check(lambda t: lambda: kernel(t), Bench(small_case(), CPU, seeds))
+    return checked(kernel, Bench(small_case(), CPU, seeds))
+
+
+def checked(kernel: Kernel, bench: Bench) -> Verdict:
+    return check(lambda: kernel(bench.tensors), bench)
 
 
 def honest(t: Mapping[str, Tensor]) -> None:
@@ -146,5 +150,5 @@ def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
 
 def test_the_definition_s_own_case_accepts_a_plain_product() -> None:
     case = case_of(load("gemm_n128_k2048"), {"M": 5}, CPU)
-    assert check(lambda t: lambda: honest(t), Bench(case, CPU, (1,))).correct
-    assert not check(lambda t: lambda: one_step_of_k_missing(t), Bench(case, CPU, (1,))).correct
+    assert checked(honest, Bench(case, CPU, (1,))).correct
+    assert not checked(one_step_of_k_missing, Bench(case, CPU, (1,))).correct

@@ -1,0 +1,248 @@
+"""FlashInfer-Bench Solutions: raw PTX and the Python that launches it, in one JSON file.
+
+The Solution runs by itself: its main.py needs PyTorch and an NVIDIA driver. The driver translates
+the PTX, because that keeps setmaxnreg, which the linking APIs drop.
+`python -m ptxflow.eval.solution check FILE` runs one against the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ptxflow import __version__
+from ptxflow.compiler.device import DEVICES, Device
+from ptxflow.compiler.launch import Launch, Param, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.eval.definition import Definition, DefinitionError, load
+
+START, END = "# ---- copied from here ----\n", "# ---- copied to here ----\n"
+ENTRY_POINT = "main.py::run"
+AUTHOR = "ptxflow"
+CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+FIELDS = ("name", "definition", "author", "spec", "sources")
+
+
+class SolutionError(ValueError):
+    """A Solution that cannot be made or read; one line."""
+
+
+def solution(
+    definition: Definition, device: Device, launch: Launch, ptx: str, key: str, description: str
+) -> dict[str, Any]:
+    """The Solution of a compiled kernel as JSON data; `key` is its strategy's."""
+    return {
+        "name": f"ptxflow_{definition.name}_{device.name}_{key}",
+        "definition": definition.name,
+        "author": AUTHOR,
+        "description": description,
+        "spec": {
+            "language": "python",
+            "target_hardware": [
+                f"NVIDIA_{d.name.upper()}" for d in DEVICES.values() if d.arch == device.arch
+            ],
+            "entry_point": ENTRY_POINT,
+            "dependencies": ["torch"],
+            "destination_passing_style": False,
+        },
+        "sources": [
+            {"path": "main.py", "content": main_source(definition, device, launch, key)},
+            {"path": "kernel.ptx", "content": ptx},
+        ],
+    }
+
+
+def main_source(definition: Definition, device: Device, launch: Launch, key: str) -> str:
+    """The text of main.py: this kernel's launch, and the launcher that every Solution shares."""
+    _check_names(definition)
+    text = (Path(__file__).parent / "standalone.py").read_text()
+    launcher = text.partition(START)[2].partition(END)[0].strip()
+    tensors = ", ".join([*definition.inputs, *definition.outputs])
+    inputs = ", ".join(definition.inputs)
+    outputs = ", ".join(definition.outputs)
+    sizes = "\n".join(_axis_lines(definition))
+    expected = "\n".join(
+        f"    expect({n!r}, {n}, torch.{t.dtype}, {_shape(t.shape or ())})"
+        for n, t in definition.inputs.items()
+    )
+    made = "\n".join(
+        f"    {n} = torch.empty({_shape(t.shape or ())}, dtype=torch.{t.dtype}, "
+        f"device={next(iter(definition.inputs))}.device)"
+        for n, t in definition.outputs.items()
+    )
+    parameters = "\n".join(f"        {_parameter(p)}," for p in launch.params)
+    return f'''"""{definition.name} for {device.arch}: launches the kernel in kernel.ptx.
+
+Made by ptxflow {__version__}; strategy {key}.
+"""
+
+{launcher}
+
+ENTRY = {launch.entry!r}
+BLOCK = {launch.block}
+CLUSTER = {tuple(launch.cluster)!r}
+SMEM_BYTES = {launch.smem_bytes}
+CAPABILITY = {CAPABILITY[device.arch]!r}
+
+
+def geometry({tensors}):
+    """Grid and parameters of the kernel for these tensors."""
+{sizes}
+    grid = ({", ".join(launch.grid)})
+    return grid, [
+{parameters}
+    ]
+
+
+def run({inputs}):
+    """Returns {outputs}; see {definition.name} for shapes and types."""
+{sizes}
+{expected}
+{made}
+    launch(geometry, ({tensors}))
+    return {outputs}
+'''
+
+
+def _shape(axes: Sequence[str]) -> str:
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+
+
+def _axis_lines(definition: Definition) -> list[str]:
+    """Assignments of every axis: the variable ones come from the first input that has them."""
+    lines = []
+    for name in definition.var_axes:
+        for tensor, spec in definition.inputs.items():
+            if spec.shape and name in spec.shape:
+                rank, at = len(spec.shape), spec.shape.index(name)
+                lines.append(f"    {name} = axis({tensor!r}, {tensor}, {rank}, {at})")
+                break
+        else:
+            raise SolutionError(f"{definition.name}: no input has the axis {name}")
+    constants = definition.const_axes
+    if constants:
+        left = ", ".join(constants)
+        lines.append(f"    {left} = {', '.join(map(str, constants.values()))}")
+    return lines
+
+
+def _parameter(param: Param) -> str:
+    match param:
+        case TensorMapParam():
+            return (
+                f"tensor_map({param.tensor}, dims={_shape(param.dims)}, "
+                f"strides={_shape(param.strides)}, box={tuple(param.box)!r}, "
+                f"swizzle={param.swizzle}, l2_promotion={param.l2_promotion})"
+            )
+        case PointerParam():
+            return f"pointer({param.tensor})"
+        case ScalarParam():
+            return f"scalar({param.value})"
+
+
+def _check_names(definition: Definition) -> None:
+    """Axes and tensors become Python names in main.py: they must be names, and all different."""
+    names = [*definition.axes, *definition.inputs, *definition.outputs]
+    reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
+            raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")
+        if names.count(name) > 1:
+            raise SolutionError(f"{definition.name}: {name!r} names both an axis and a tensor")
+
+
+# Reading and running one -------------------------------------------------------------------------
+
+
+def read_solution(path: Path) -> dict[str, Any]:
+    """A Solution file whose structure holds; SolutionError, one line, otherwise."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SolutionError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise SolutionError(f"{path} is not JSON: {error}") from None
+    missing = [f for f in FIELDS if not isinstance(data, dict) or f not in data]
+    if missing:
+        raise SolutionError(f"{path}: a Solution needs {', '.join(missing)}")
+    if data["spec"].get("language") != "python":
+        raise SolutionError(f"{path}: only Solutions in python can be run here")
+    entry = data["spec"].get("entry_point", "").partition("::")[0]
+    if entry not in {source.get("path") for source in data["sources"]}:
+        raise SolutionError(f"{path}: no source file {entry!r}, which the entry point names")
+    for source in data["sources"]:
+        place = Path(source["path"])
+        if place.is_absolute() or ".." in place.parts:
+            raise SolutionError(f"{path}: source path {source['path']!r} leads out of its folder")
+    return data  # type: ignore[no-any-return]
+
+
+def unpack(data: Mapping[str, Any], folder: Path) -> Path:
+    """Write the sources into a folder; returns the path of the entry file."""
+    for source in data["sources"]:
+        place = folder / source["path"]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(source["content"], encoding="utf-8")
+    return folder / data["spec"]["entry_point"].partition("::")[0]
+
+
+def check_file(args: argparse.Namespace) -> int:
+    """Run a Solution against the reference in a child process; prints one line per axes."""
+    from ptxflow.compiler.runtime import gpu_info
+    from ptxflow.eval.arguments import parse_axes, product
+    from ptxflow.eval.report import PEER
+    from ptxflow.eval.worker import Worker
+
+    data = read_solution(args.file)
+    definition = load(args.definition or data["definition"])
+    gpu_info()
+    rows = [definition.bind(axes) for axes in product(parse_axes(args.axes))]
+    worker, right = Worker(), 0
+    try:
+        for bound in rows:
+            axes = {name: bound[name] for name in definition.var_axes}
+            job = {
+                "definition": definition.to_json(), "axes": axes, "solution": data,
+                "seeds": list(range(1, args.seeds + 1)), "rounds": 20, "settle": 0.5,
+            }  # fmt: skip
+            outcome = worker.run(job, args.timeout)
+            right += outcome["status"] == "ok"
+            line = outcome["status"] + (f": {outcome['detail']}" if outcome.get("detail") else "")
+            if outcome["status"] == "ok":
+                us, peer = outcome["latency_us"]["median"], outcome["peers"].get(PEER)
+                line += f", {us:.1f} us" + (f", {peer / us:.2f} of {PEER}" if peer else "")
+            print(f"{data['name']} {' '.join(f'{n}={v}' for n, v in axes.items())}: {line}")
+    finally:
+        worker.stop()
+    return 0 if right == len(rows) else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ptxflow.eval.solution", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="check")
+    check = commands.add_parser("check", help="run a Solution on the GPU against the reference")
+    check.add_argument("file", type=Path, help="the Solution's JSON file")
+    check.add_argument("--definition", metavar="NAME|PATH", help="default: the one it names")
+    check.add_argument("--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17")
+    check.add_argument("--seeds", type=int, default=3, help="fresh inputs (default: 3)")
+    check.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
+    args = parser.parse_args(argv)
+    from ptxflow.compiler.runtime import RuntimeUnavailable
+    from ptxflow.eval.arguments import UsageError
+    from ptxflow.eval.worker import WorkerError
+
+    try:
+        return check_file(args)
+    except (
+        SolutionError, DefinitionError, UsageError, RuntimeUnavailable, WorkerError
+    ) as error:  # fmt: skip
+        print(f"solution: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

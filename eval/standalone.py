@@ -1,0 +1,165 @@
+"""Launches one PTX kernel from Python: CUDA driver API by ctypes, PyTorch tensors, nothing else.
+
+What lies between the markers is copied into every Solution, so it imports nothing of ptxflow. The
+constants at the end are those that each Solution sets for its kernel.
+"""
+
+# ---- copied from here ----
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9, torch.float32: 7}  # CUtensorMapDataType
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CUtensorMapSwizzle
+L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+MAP_ALIGNMENT = 128
+
+
+class LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("smem_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint32),
+    )
+
+
+Place = tuple[int, Any]  # a parameter's host address, and what keeps it alive
+
+cuda: Any = None  # libcuda, once it is needed
+functions: dict[int, Any] = {}  # by device index: the kernel loaded there
+launches: dict[tuple[Any, ...], Any] = {}  # by tensor addresses and shapes: the prepared launch
+MAX_LAUNCHES = 256
+
+
+def driver(call: str, *args: Any) -> None:
+    """One driver call; RuntimeError with the CUDA error's name unless it succeeds."""
+    code = getattr(cuda, call)(*args)
+    if code:
+        name = ctypes.c_char_p()
+        cuda.cuGetErrorName(code, ctypes.byref(name))
+        raise RuntimeError(f"{ENTRY}: {call}: {(name.value or b'unknown').decode()}")
+
+
+def load(device: torch.device) -> Any:
+    """The kernel on a device; the driver translates the PTX beside this file."""
+    global cuda
+    capability = torch.cuda.get_device_capability(device)
+    if capability != CAPABILITY:
+        raise RuntimeError(
+            f"{ENTRY} needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]}, and "
+            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
+        )
+    cuda = cuda or ctypes.CDLL("libcuda.so.1")
+    torch.cuda.current_stream().synchronize()  # makes the device's context current
+    ptx = (Path(__file__).parent / "kernel.ptx").read_bytes() + b"\0"
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx))
+    driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(ENTRY.encode()))
+    driver("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, ctypes.c_int(SMEM_BYTES))
+    return function
+
+
+def tensor_map(
+    tensor: torch.Tensor,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+    l2_promotion: int,
+) -> Place:
+    """A TMA tensor map in aligned storage; dims and box innermost first, strides in bytes."""
+    storage = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
+    start = -(-ctypes.addressof(storage) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+    rank = len(dims)
+    driver(
+        "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(start),
+        DATA_TYPES[tensor.dtype],
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,  # no interleave
+        SWIZZLES[swizzle],
+        L2_PROMOTIONS[l2_promotion],
+        0,  # zeros out of bounds
+    )
+    return start, storage
+
+
+def pointer(tensor: torch.Tensor) -> Place:
+    value = ctypes.c_uint64(tensor.data_ptr())
+    return ctypes.addressof(value), value
+
+
+def scalar(number: int) -> Place:
+    value = ctypes.c_uint32(number)
+    return ctypes.addressof(value), value
+
+
+def prepare(grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, Any]:
+    """A launch that can be repeated: its configuration, and the parameters it points to."""
+    config = LaunchConfig()
+    config.grid[:], config.block[:] = grid, (BLOCK, 1, 1)
+    config.smem_bytes = SMEM_BYTES
+    if CLUSTER != (1, 1, 1):
+        cluster = LaunchAttribute(id=CLUSTER_DIMENSION)
+        cluster.value[:3] = CLUSTER
+        config.attributes, config.attribute_count = ctypes.pointer(cluster), 1
+    addresses = (ctypes.c_void_p * len(parameters))(*(place for place, _ in parameters))
+    return config, addresses, parameters
+
+
+def launch(geometry: Any, tensors: tuple[torch.Tensor, ...]) -> None:
+    """Run the kernel on the current stream; `geometry(*tensors)` gives grid and parameters."""
+    device = tensors[0].device
+    with torch.cuda.device(device):
+        if device.index not in functions:
+            functions[device.index] = load(device)
+        key = tuple((t.data_ptr(), *t.shape) for t in tensors)
+        if key not in launches:
+            if len(launches) >= MAX_LAUNCHES:
+                launches.clear()
+            launches[key] = prepare(*geometry(*tensors))
+        config, addresses, _ = launches[key]
+        config.stream = torch.cuda.current_stream().cuda_stream
+        function = functions[device.index]
+        driver("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
+
+
+def axis(name: str, tensor: torch.Tensor, rank: int, dimension: int) -> int:
+    """The size of one dimension of a tensor whose rank is checked."""
+    if tensor.ndim != rank:
+        raise ValueError(f"{name} must have {rank} dimensions, not {tensor.ndim}")
+    return tensor.shape[dimension]
+
+
+def expect(name: str, tensor: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> None:
+    """ValueError unless the tensor is what the kernel reads: type, shape, layout, place."""
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name} must be {dtype} of shape {shape}, not {tensor.dtype} of {tuple(tensor.shape)}"
+        )
+    if not tensor.is_cuda:
+        raise ValueError(f"{name} must be on a CUDA device, not {tensor.device}")
+    if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+        raise ValueError(f"{name} must be contiguous and begin at a multiple of 16 bytes")
+    if 0 in shape:
+        raise ValueError(f"{name} is empty: {shape}")
+
+
+# ---- copied to here ----
+ENTRY, BLOCK, CLUSTER, SMEM_BYTES, CAPABILITY = "", 0, (1, 1, 1), 0, (0, 0)

@@ -1,0 +1,175 @@
+"""A Solution is one JSON file that runs by itself and asks the driver for what the runtime does."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ptxflow.compiler.device import H200
+from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.runtime import Driver, LoadedKernel
+from ptxflow.eval.definition import load, parse
+from ptxflow.eval.solution import (
+    SolutionError,
+    main,
+    main_source,
+    read_solution,
+    solution,
+    unpack,
+)
+
+DEFINITION = load("gemm_n128_k2048")
+LAUNCH = Launch(
+    entry="ptxflow_gemm",
+    grid=("-(-M // 128)", "min(N // 64, 132)", "1"),
+    block=384,
+    cluster=(2, 1, 1),
+    smem_bytes=200_000,
+    params=(
+        TensorMapParam("A", "float16", ("K", "M"), ("2 * K",), (64, 128), 128),
+        TensorMapParam("B", "float16", ("K", "N"), ("K * 2",), (64, 64), 64, 256),
+        PointerParam("C"),
+        ScalarParam("m", "M"),
+    ),
+)
+
+
+class Recorder:
+    """A libcuda that remembers what tensor maps and launches it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def cuTensorMapEncodeTiled(self, start: Any, *args: Any) -> int:
+        assert start.value % 128 == 0
+        self.asked.append([self._plain(a) for a in args])
+        return 0
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+        words = ctypes.string_at(ctypes.addressof(config._obj), 32)  # grid, block, shared memory
+        attribute = ctypes.c_uint64.from_buffer_copy(
+            ctypes.string_at(ctypes.addressof(config._obj) + 40, 8)
+        ).value
+        scalars = [ctypes.string_at(params[i], n) for i, n in ((2, 8), (3, 4))]
+        self.asked.append([words[:28], ctypes.string_at(attribute, 20), *scalars])
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("cu"):
+            return lambda *args: 0
+        raise AttributeError(name)
+
+    @staticmethod
+    def _plain(value: Any) -> Any:
+        if isinstance(value, ctypes.Array):
+            return list(value)
+        return getattr(value, "value", value)
+
+
+def imported(folder: Path, data: dict[str, Any]) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("solution_main", unpack(data, folder))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def data() -> dict[str, Any]:
+    return solution(DEFINITION, H200, LAUNCH, "// ptx text", "k1", "a test")
+
+
+def test_it_imports_nothing_of_ours(data: dict[str, Any]) -> None:
+    tree = ast.parse(data["sources"][0]["content"])
+    found = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    found |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert found == {"ctypes", "pathlib", "typing", "torch"}
+
+
+def test_it_asks_the_driver_for_what_the_runtime_does(data: dict[str, Any], tmp_path: Path) -> None:
+    m, n, k = 300, 128, 2048
+    a, b, c = (torch.empty(s, dtype=torch.float16) for s in ((m, k), (n, k), (m, n)))
+    module = imported(tmp_path, data)
+    module.cuda = theirs = Recorder()
+    config, addresses, _ = module.prepare(*module.geometry(a, b, c))
+    module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
+
+    ours = Recorder()
+    kernel = LoadedKernel(LAUNCH, b"cubin", Driver(ours))
+    tensors = {"A": a.data_ptr(), "B": b.data_ptr(), "C": c.data_ptr()}
+    kernel.bind(tensors, {"M": m, "N": n, "K": k})()
+    assert len(ours.asked) == 3
+    assert theirs.asked == ours.asked
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        (((8, 1024), torch.float16), ((128, 2048), torch.float16), r"A must be .*\(8, 2048\)"),
+        (((8, 2048), torch.float32), ((128, 2048), torch.float16), "A must be torch.float16"),
+        (((2048,), torch.float16), ((128, 2048), torch.float16), "A must have 2 dimensions"),
+        (((8, 2048), torch.float16), ((128, 2048), torch.float16), "A must be on a CUDA device"),
+    ],
+)
+def test_wrong_tensors_are_refused(
+    data: dict[str, Any], tmp_path: Path, a: Any, b: Any, message: str
+) -> None:
+    module = imported(tmp_path, data)
+    with pytest.raises(ValueError, match=message):
+        module.run(torch.empty(a[0], dtype=a[1]), torch.empty(b[0], dtype=b[1]))
+
+
+def test_the_file_reads_back_and_names_what_is_wrong(data: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(data))
+    assert read_solution(path) == data
+    for change, message in (
+        ({"spec": data["spec"] | {"language": "cuda"}}, "only Solutions in python"),
+        ({"spec": data["spec"] | {"entry_point": "x.py::run"}}, "no source file 'x.py'"),
+        ({"sources": [{"path": "../main.py", "content": "x"}]}, "no source file|leads out"),
+        ({"sources": data["sources"] + [{"path": "/x", "content": "x"}]}, "leads out"),
+    ):
+        path.write_text(json.dumps(data | change))
+        with pytest.raises(SolutionError, match=message):
+            read_solution(path)
+    path.write_text("[]")
+    with pytest.raises(SolutionError, match="needs name, definition"):
+        read_solution(path)
+
+
+def test_names_that_python_cannot_have_are_refused() -> None:
+    raw = DEFINITION.to_json()
+    raw["axes"]["class"] = raw["axes"].pop("M")
+    raw["inputs"]["A"]["shape"] = ["class", "K"]
+    raw["outputs"]["C"]["shape"] = ["class", "N"]
+    with pytest.raises(SolutionError, match="'class' cannot be a name"):
+        main_source(parse(raw), H200, LAUNCH, "k1")
+
+
+def test_check_without_a_gpu_or_a_file_is_one_line(
+    data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        path = tmp_path / "solution.json"
+        path.write_text(json.dumps(data))
+        assert main(["check", str(path)]) == 2
+        assert "libcuda.so.1" in capsys.readouterr().err
+
+
+def test_the_schema_of_flashinfer_bench_takes_it(data: dict[str, Any]) -> None:
+    package = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench not installed")
+    made = package.Solution.model_validate(data)
+    assert made.get_entry_symbol() == "run" and "flashinfer_bench" in sys.modules
