@@ -1,0 +1,217 @@
+"""Definitions: the 46 files, what loading refuses, and how axes are bound."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ptxflow.eval import definition as module
+from ptxflow.eval.build_definitions import stale
+from ptxflow.eval.definition import DefinitionError, load, names, parse
+from ptxflow.eval.references import source
+
+GEMM = "gemm_n4096_k4096"
+
+
+def test_there_are_46_and_their_references_are_generated():
+    assert len(names()) == 46
+    assert stale() == {}
+
+
+@pytest.mark.parametrize("name", names())
+def test_definition_is_whole(name):
+    definition = load(name)
+    assert definition.name == name
+    data = definition.to_json()
+    assert parse(json.loads(json.dumps(data))) == definition
+    imported = set(re.findall(r"^(?:import|from) (\S+)", definition.source, re.MULTILINE))
+    assert imported <= {"torch", "math", "itertools", "collections.abc", "torch.nn.functional"}
+    run = definition.reference()
+    code = run.__wrapped__.__code__
+    assert code.co_varnames[: code.co_argcount] == tuple(definition.inputs)
+
+
+def test_upstream_schema_takes_every_definition():
+    data = pytest.importorskip("flashinfer_bench.data")
+    for name in names():
+        ours = load(name).to_json()
+        assert data.Definition.model_validate(ours).name == name
+
+
+def test_constants_are_those_of_the_description():
+    """Facts that no tensor shape carries: eps, and top-k of the indexer."""
+    for name in names():
+        definition = load(name)
+        if definition.op_type == "rmsnorm":
+            said = re.search(r"eps = (1e-\d)", definition.description)
+            used = re.search(r"^EPS = (\S+)$", definition.source, re.MULTILINE)
+            assert float(used[1]) == float(said[1])
+    assert "TOPK = 256\n" in load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64").source
+
+
+def test_bind_gives_every_axis():
+    assert load(GEMM).bind({"M": 17}) == {"M": 17, "N": 4096, "K": 4096}
+    assert load(GEMM).bind({"M": 1, "N": 4096})["M"] == 1
+    assert load(GEMM).var_axes == ("M",)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({}, "axis 'M' needs a value"),
+        ({"M": 0}, "axis 'M' must be a positive integer, not 0"),
+        ({"M": -4}, "axis 'M' must be a positive integer, not -4"),
+        ({"M": "x"}, "axis 'M' must be a positive integer, not 'x'"),
+        ({"M": 1.5}, "axis 'M' must be a positive integer, not 1.5"),
+        ({"M": True}, "axis 'M' must be a positive integer, not True"),
+        ({"M": 1, "N": 2048}, "axis 'N' is the constant 4096, not 2048"),
+        ({"M": 1, "L": 1}, "unknown axis 'L'; the axes are M, N, K"),
+    ],
+)
+def test_bind_refuses(axes, message):
+    with pytest.raises(DefinitionError, match=re.escape(message)) as error:
+        load(GEMM).bind(axes)
+    assert "\n" not in str(error.value)
+
+
+def test_bind_checks_equalities_between_axes_only():
+    decode = load("gqa_paged_decode_h32_kv8_d128_ps64")
+    axes = {"batch_size": 2, "num_pages": 9, "len_indptr": 4, "num_kv_indices": 8}
+    with pytest.raises(DefinitionError, match=r"break len_indptr == batch_size \+ 1"):
+        decode.bind(axes)
+    assert decode.bind(axes | {"len_indptr": 3})["num_kv_indices"] == 8
+    indexer = load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64")  # topk <= ... is not enforced
+    indexer.bind({"batch_size": 1, "max_num_pages": 1, "num_pages": 1})
+
+
+def test_unknown_name_lists_near_ones():
+    with pytest.raises(DefinitionError, match=r"near names: gemm_n4096_k4096\b"):
+        load("gemm_n4096_k4069")
+    with pytest.raises(DefinitionError, match="no name is near"):
+        load("@@@")
+
+
+def _broken(change):
+    data = load(GEMM).to_json()
+    change(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("name"), '"name" must be a non-empty string'),
+        (lambda d: d.update(op_type=3), '"op_type" must be a non-empty string'),
+        (lambda d: d.pop("axes"), '"axes" must be a non-empty object of axis name to axis'),
+        (lambda d: d["axes"].update(M={"type": "any"}), 'axis "M" must be {"type": "var"} or'),
+        (lambda d: d["axes"].update(N={"type": "const", "value": 0}), 'axis "N" must be'),
+        (lambda d: d["axes"].update(N={"type": "const", "value": "8"}), 'axis "N" must be'),
+        (lambda d: d.update(inputs=[]), '"inputs" must be a non-empty object'),
+        (lambda d: d["inputs"].update(A=3), 'input "A" must be an object with "shape"'),
+        (lambda d: d["inputs"]["A"].pop("dtype"), 'input "A" must be an object with "shape"'),
+        (lambda d: d["inputs"]["A"].update(dtype="fp12"), 'dtype of input "A" must be one of'),
+        (lambda d: d["inputs"]["A"].update(dtype=[]), 'dtype of input "A" must be one of'),
+        (lambda d: d["inputs"]["A"].update(shape="MK"), 'shape of input "A" must be a list'),
+        (lambda d: d["outputs"]["C"].update(shape=["M", "Q"]), "made of axes (M, N, K), not 'Q'"),
+        (lambda d: d["outputs"].update(A=d["inputs"]["A"]), "both have A"),
+        (lambda d: d.update(constraints=["M =="]), '"constraints" must be Python expressions'),
+        (lambda d: d.update(reference="def run(:"), '"reference" must be Python source text'),
+        (lambda d: d.update(reference="x = 1"), "with a top-level function run"),
+    ],
+)
+def test_malformed_definition_names_the_key(tmp_path, change, message):
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(_broken(change)))
+    with pytest.raises(DefinitionError, match=re.escape(message)) as error:
+        load(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2", "[]", "3", "\ufeff{}"])
+def test_file_that_is_no_definition(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(DefinitionError, match=re.escape(str(path))):
+        load(str(path))
+
+
+def test_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(DefinitionError, match="No such file"):
+        load(str(tmp_path / "none.json"))
+    with pytest.raises(DefinitionError, match="directory"):
+        load(tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DefinitionError, match="not UTF-8"):
+        load(tmp_path / "binary.json")
+
+
+def _file(tmp_path, **changes):
+    data = load(GEMM).to_json() | {"name": "mine"}
+    del data["reference"]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data | changes))
+    return path
+
+
+def test_file_without_reference_gets_ours(tmp_path):
+    import torch
+
+    axes = {"rows": {"type": "var"}, "N": {"type": "const", "value": 3}}
+    definition = load(
+        _file(
+            tmp_path,
+            axes=axes | {"K": {"type": "const", "value": 2}},
+            inputs={
+                "A": {"shape": ["rows", "K"], "dtype": "bfloat16"},
+                "B": {"shape": ["N", "K"], "dtype": "bfloat16"},
+            },
+            outputs={"C": {"shape": ["rows", "N"], "dtype": "bfloat16"}},
+        )
+    )
+    a = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
+    b = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 4.0]], dtype=torch.bfloat16)
+    assert definition.reference()(a, b).tolist() == [[1.0, 2.0, 11.0]]
+
+
+def test_our_reference_is_not_given_to_another_layout(tmp_path):
+    other = {
+        "A": {"shape": ["K", "M"], "dtype": "float16"},
+        "B": load(GEMM).to_json()["inputs"]["B"],
+    }
+    with pytest.raises(DefinitionError, match="no reference in the definition"):
+        load(_file(tmp_path, inputs=other)).reference()
+    with pytest.raises(DefinitionError, match="none for op_type 'conv'"):
+        load(_file(tmp_path, op_type="conv")).reference()
+
+
+def test_reference_of_a_file_is_the_definition_of_it(tmp_path):
+    definition = load(_file(tmp_path, reference="def run(A, B):\n    return 7\n"))
+    assert definition.reference()(None, None) == 7
+    with pytest.raises(DefinitionError, match="its reference does not load: boom"):
+        load(
+            _file(tmp_path, reference="raise OSError('boom')\ndef run(A, B):\n    return 7\n")
+        ).reference()
+
+
+def test_resized_takes_constants_along():
+    small = load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64").resized(topk=6)
+    assert "TOPK = 6\n" in small.source
+    assert source(small) == small.source
+
+
+def test_loading_needs_no_torch():
+    code = (
+        "import sys; from ptxflow.eval.definition import load; "
+        f"load({GEMM!r}).bind({{'M': 1}}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_definition_folder_holds_nothing_else():
+    files = {path.suffix for path in module.FOLDER.rglob("*") if path.is_file()}
+    assert files == {".json"}
+    for path in module.FOLDER.glob("*/*.json"):
+        assert json.loads(path.read_text())["op_type"] == path.parent.name
