@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import json
 import os
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,6 +29,8 @@ from ptxflow.compiler.ptxas import ToolMissing, find_tool, tool_version
 OVERRIDE = "PTXFLOW_NVDISASM"
 WHEEL = "nvidia-cuda-nvdisasm"
 TIMEOUT = 120.0  # seconds
+BATCH = 64  # cubins for one nvdisasm
+INSTRUCTION_BYTES = 16
 FORBIDDEN = ("non-uniform issue loop (lint)",)
 
 # A line: the address in a comment, perhaps a guard, the instruction up to the semicolon.
@@ -127,16 +131,15 @@ def executable() -> Path:
     return find_tool("nvdisasm", OVERRIDE, WHEEL)
 
 
-def listing(cubin: bytes, *, timeout: float = TIMEOUT) -> str:
-    """The text that nvdisasm prints for the code sections of a cubin; raises SassError."""
+def listing(image: bytes, *flags: str, timeout: float = TIMEOUT) -> str:
+    """What nvdisasm prints for a file with these bytes; raises SassError."""
     tool = executable()
     with tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:  # it cannot read a pipe
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
+        path = Path(folder) / "image"
+        path.write_bytes(image)
+        command = [str(tool), "-ndf", *flags, str(path)]
         try:
-            done = subprocess.run(
-                [tool, "-c", "-ndf", path], capture_output=True, text=True, timeout=timeout
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise SassError(f"nvdisasm did not finish in {timeout:g} s") from None
         except OSError as error:
@@ -160,11 +163,44 @@ def parse(text: str) -> list[Instruction]:
 
 
 def disassemble(cubin: bytes, *, timeout: float = TIMEOUT) -> list[Instruction]:
-    """The machine instructions of a cubin, in order; raises SassError or ToolMissing."""
-    instructions = parse(listing(cubin, timeout=timeout))
+    """The machine instructions of one cubin, branches by label; raises SassError or ToolMissing."""
+    instructions = parse(listing(cubin, "-c", timeout=timeout))
     if not instructions:
         raise SassError("nvdisasm found no instructions in the cubin")
     return instructions
+
+
+def code(cubin: bytes) -> bytes:
+    """The bytes of all code sections of a cubin (a 64-bit ELF); raises SassError."""
+    try:
+        if not cubin.startswith(b"\x7fELF\x02"):
+            raise ValueError
+        (table,) = struct.unpack_from("<Q", cubin, 0x28)
+        width, number, names_index = struct.unpack_from("<3H", cubin, 0x3A)
+        # name, type, flags, address, offset, size
+        sections = [struct.unpack_from("<2I4Q", cubin, table + i * width) for i in range(number)]
+        names = sections[names_index][4]
+        return b"".join(
+            cubin[offset : offset + size]
+            for name, _, _, _, offset, size in sections
+            if cubin.startswith(b".text.", names + name)
+        )
+    except (struct.error, ValueError, IndexError):
+        raise SassError("not a cubin, or a torn one") from None
+
+
+def disassemble_together(cubins: Sequence[bytes], arch: str) -> list[list[Instruction]]:
+    """The instructions of many cubins of one target, by a single nvdisasm.
+
+    It takes a third of a second to start and no time to speak of for a kernel, so their code goes
+    through end to end. Branch targets are then plain addresses, and function names are lost.
+    """
+    images = [code(cubin) for cubin in cubins]
+    merged = parse(listing(b"".join(images), "-b", arch.replace("sm_", "SM")))
+    if len(merged) * INSTRUCTION_BYTES != sum(map(len, images)):
+        raise SassError(f"nvdisasm skipped instructions of {len(cubins)} cubins for {arch}")
+    rest = iter(merged)
+    return [list(itertools.islice(rest, len(image) // INSTRUCTION_BYTES)) for image in images]
 
 
 def count(instructions: Iterable[Instruction]) -> dict[str, int]:
@@ -178,19 +214,15 @@ def count(instructions: Iterable[Instruction]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if n}
 
 
-def _cached_counts(cubin: bytes) -> tuple[dict[str, int], list[str]]:
-    """Counts and forbidden opcodes; kept in the store, as starting nvdisasm is what costs."""
-    kept = cache.store()
-    name = cache.key("sass", cubin, tool_version(executable()), _table_text())
-    if (payload := kept.get(name)) is not None:
-        counts, forbidden = json.loads(payload)
-        return counts, forbidden
-    instructions = disassemble(cubin)
-    counts = count(instructions)
+Findings = tuple[dict[str, int], list[str]]  # counts, and the forbidden opcodes
+
+
+def _examine(cubins: Sequence[bytes], arch: str) -> list[Findings]:
     lint = [signature(technique).pattern for technique in FORBIDDEN]
-    forbidden = sorted({i.opcode for i in instructions if any(p.match(i.text) for p in lint)})
-    kept.put(name, json.dumps([counts, forbidden]).encode())
-    return counts, forbidden
+    return [
+        (count(body), sorted({i.opcode for i in body if any(p.match(i.text) for p in lint)}))
+        for body in disassemble_together(cubins, arch)
+    ]
 
 
 def check(cubin: bytes, arch: str, expected: Iterable[str]) -> SassReport:
@@ -198,18 +230,50 @@ def check(cubin: bytes, arch: str, expected: Iterable[str]) -> SassReport:
 
     Raises KeyError on an unknown technique, ValueError on one that the target does not have.
     """
-    wanted = tuple(expected)
-    for technique in wanted:
-        if not signature(technique).exists_on(arch):
-            raise ValueError(f"{technique!r} has no machine form on {arch}")
-    counts, forbidden = _cached_counts(cubin)
-    missing = tuple(technique for technique in wanted if technique not in counts)
-    return SassReport(counts, missing, tuple(forbidden))
+    return check_many([(cubin, arch, expected)])[0]
 
 
 def check_many(
     jobs: Iterable[tuple[bytes, str, Iterable[str]]], workers: int | None = None
 ) -> list[SassReport]:
-    """`check` on (cubin, arch, expected) triples in parallel; reports in the order of the jobs."""
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda job: check(*job), jobs))
+    """`check` on (cubin, arch, expected) triples; reports in the order of the jobs.
+
+    Findings are kept in the store by the cubin's hash; the others are disassembled in batches.
+    """
+    asked = [(cubin, arch, tuple(expected)) for cubin, arch, expected in jobs]
+    for _, arch, expected in asked:
+        for technique in expected:
+            if not signature(technique).exists_on(arch):
+                raise ValueError(f"{technique!r} has no machine form on {arch}")
+    found = _findings({(cubin, arch) for cubin, arch, _ in asked}, workers or os.cpu_count() or 1)
+    reports = []
+    for cubin, arch, expected in asked:
+        counts, forbidden = found[cubin, arch]
+        missing = tuple(technique for technique in expected if technique not in counts)
+        reports.append(SassReport(counts, missing, tuple(forbidden)))
+    return reports
+
+
+def _findings(wanted: set[tuple[bytes, str]], workers: int) -> dict[tuple[bytes, str], Findings]:
+    kept, tool = cache.store(), tool_version(executable())
+    names = {key: cache.key("sass", *key, tool, _table_text()) for key in wanted}
+    found: dict[tuple[bytes, str], Findings] = {}
+    missing: dict[str, list[bytes]] = {}
+    for key, name in names.items():
+        if (payload := kept.get(name)) is not None:
+            found[key] = tuple(json.loads(payload))
+        else:
+            missing.setdefault(key[1], []).append(key[0])
+    batches = [
+        (cubins[i : i + BATCH], arch)
+        for arch, cubins in missing.items()
+        for i in range(0, len(cubins), BATCH)
+    ]
+    with ThreadPoolExecutor(workers) as pool:
+        for (cubins, arch), results in zip(
+            batches, pool.map(lambda batch: _examine(*batch), batches), strict=True
+        ):
+            for cubin, result in zip(cubins, results, strict=True):
+                found[cubin, arch] = result
+                kept.put(names[cubin, arch], json.dumps(result).encode())
+    return found

@@ -177,9 +177,26 @@ k:
     ]
 
 
-def test_what_is_not_a_cubin_is_refused() -> None:
+def test_many_together_are_what_each_is_alone(kernels: dict[str, bytes]) -> None:
+    """By two roads: one listing a cubin with labels, and the bare code of several end to end."""
+    for arch, load in (("sm_90a", LOAD), ("sm_100a", LOAD)):
+        cubins = [kernels[arch], cubin(arch, load), kernels[arch]]
+        together = sass.disassemble_together(cubins, arch)
+        for one, body in zip(cubins, together, strict=True):
+            alone = sass.disassemble(one)
+            assert {i.function for i in alone} == {"k"}
+            assert sorted((i.guard, i.opcode) for i in alone) == sorted(
+                (i.guard, i.opcode) for i in body
+            )
+            assert sass.count(alone) == sass.count(body)
+
+
+def test_what_is_not_a_cubin_is_refused(kernels: dict[str, bytes]) -> None:
     with pytest.raises(sass.SassError, match="nvdisasm"):
         sass.disassemble(b"not a cubin")
+    for torn in (b"not a cubin", b"\x7fELF\x02", kernels["sm_90a"][:2000]):
+        with pytest.raises(sass.SassError, match="not a cubin, or a torn one"):
+            sass.check(torn, "sm_90a", [])
 
 
 def test_missing_nvdisasm(monkeypatch: pytest.MonkeyPatch, kernels: dict[str, bytes]) -> None:
