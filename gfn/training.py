@@ -1,0 +1,306 @@
+"""Training: batches of walks, the trajectory-balance step, replay, curriculum and measurement.
+
+A `Trainer` advances one step at a time and its whole state can be written and read back: a resumed
+run computes the same numbers as one that was never stopped. It prints nothing and draws nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptxflow.env.reward import ModelReward, Reward, target
+from ptxflow.env.space import Space, SpaceSet
+from ptxflow.gfn.balance import KernelEnv, KernelTB
+from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
+from ptxflow.gfn.curriculum import Curriculum, Promotion
+from ptxflow.gfn.forest import Forest, family_shape, feature_names, workload_features
+from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
+from ptxflow.gfn.replay import LeafReplay
+
+LEAST_SCALE = 0.25  # of a feature that (nearly) never varies in training
+ADAM = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What a run needs besides its workloads; travels in its checkpoints."""
+
+    tau: float
+    seed: int = 0
+    batch: int = 1024
+    learning_rate: float = 1e-3
+    log_z_rate: float = 3e-3
+    hidden: int = 256
+    layers: int = 2
+    clip: float = 1.0  # of the gradient's norm
+    epsilon: float = 0.02  # falls linearly to zero
+    replay_share: float = 0.1  # of each batch
+    replay_capacity: int = 256  # leaves a workload
+    stages: int = 4
+    stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
+    stage_share: float = 0.08  # of the run, the most for a stage before the last
+    warmup: int = 50  # steps
+    flat: float = 0.3  # of the run, before the learning rate decays
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did; `reward` is the mean TFLOP/s over the attainable, of on-policy walks."""
+
+    loss: float
+    reward: float
+    entropy: float
+    masked: float
+
+
+class Group:
+    """The training workloads of one family: their forest, environment, loss and replay."""
+
+    def __init__(
+        self, spaces: list[Space], ids: list[int], trainer: Trainer, reward: Reward
+    ) -> None:
+        config, names = trainer.config, trainer.network.config.features
+        self.ids = ids  # of the trainer's workloads, by workload id of the forest
+        self.forest = Forest(SpaceSet(spaces), names)
+        targets = [target(space, reward, config.tau) for space in spaces]
+        self.log_probs = [torch.from_numpy(log_probs) for log_probs, _ in targets]
+        log_rewards = torch.cat(
+            [p + z for p, (_, z) in zip(self.log_probs, targets, strict=True)]
+        ).to(torch.float32)
+        self.env = KernelEnv(self.forest, log_rewards)
+        self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
+        self.replay = LeafReplay(len(spaces), config.replay_capacity)
+
+
+class Trainer:
+    """Trains one policy on `spaces`, of one family or several; `total` steps are planned."""
+
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        config: TrainConfig,
+        total: int,
+        reward: Reward | None = None,
+        held_out: Sequence[Space] = (),
+    ) -> None:
+        refuse_overlap(spaces, held_out)
+        self.config = config
+        self.total = total
+        self.step = 0
+        self.spaces = list(spaces)
+        self.reward = reward or ModelReward()
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.rng = np.random.default_rng(config.seed)
+        shape = network_config(spaces, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.network, self.log_z = PolicyNetwork(shape), LogZNetwork(shape)
+        self.groups = [
+            Group([self.spaces[i] for i in ids], ids, self, self.reward)
+            for ids in _by_family(spaces)
+        ]
+        self.curriculum = Curriculum(
+            [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
+        )
+        self.optimiser = torch.optim.Adam(
+            [
+                {"params": list(self.network.parameters()), "lr": config.learning_rate},
+                {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
+            ],
+            betas=(0.9, 0.99),
+        )
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.step / self.total)
+
+    @property
+    def epsilon(self) -> float:
+        return self.config.epsilon * (1 - self.progress)
+
+    @property
+    def rate(self) -> float:
+        """The factor of the learning rates: warm-up, flat, then a cosine to 1%."""
+        warm = min(1.0, (self.step + 1) / self.config.warmup)
+        late = max(0.0, self.progress - self.config.flat) / (1 - self.config.flat)
+        return warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * late)))
+
+    def advance(self) -> StepReport:
+        """One batch of one family's active workloads, and one optimiser step."""
+        group, workload = self._batch()
+        if self.step == 0:
+            self._level_log_z(group, workload)
+        given = self._replayed(group, workload)
+        walk = group.forest.walk(
+            self.network, workload, given=given, epsilon=self.epsilon, generator=self.generator
+        )
+        trajectories = group.env.trajectories(walk, workload)
+        loss = group.balance.loss(group.env, trajectories, recalculate_all_logprobs=False)
+        rates = self.config.learning_rate, self.config.log_z_rate
+        for part, rate in zip(self.optimiser.param_groups, rates, strict=True):
+            part["lr"] = rate * self.rate
+        self.optimiser.zero_grad()
+        loss.backward()
+        parameters = [*self.network.parameters(), *self.log_z.parameters()]
+        torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        self.optimiser.step()
+        rewards = group.env.log_rewards[walk.leaf]
+        group.replay.add(workload, walk.leaf, rewards)
+        self.step += 1
+        fresh = rewards if given is None else rewards[given[:, 0] < 0]
+        reached = self.config.tau * fresh.mean().item()
+        return StepReport(loss.item(), reached, walk.entropy, walk.masked)
+
+    def _level_log_z(self, group: Group, workload: Tensor) -> None:
+        """Start log Z where the first batch balances on average, not nats away from it."""
+        with torch.no_grad():
+            walk = group.forest.walk(self.network, workload, generator=self.generator)
+            trajectories = group.env.trajectories(walk, workload)
+            scores = group.balance.get_scores(trajectories, recalculate_all_logprobs=False)
+            log_z = self.log_z(group.forest.features, group.forest.log_leaves)[workload]
+            self.log_z.net[-1].bias -= (scores + log_z).mean()
+
+    def _batch(self) -> tuple[Group, Tensor]:
+        """A family, drawn by its number of active workloads, and workload ids [batch] in turn."""
+        active = set(self.curriculum.active)
+        held = [[w for w, i in enumerate(g.ids) if i in active] for g in self.groups]
+        weights = np.array([len(h) for h in held]) / len(active)
+        chosen = self.rng.choice(len(self.groups), p=weights) if len(self.groups) > 1 else 0
+        ids = np.array(held[chosen])
+        rounds = -(-self.config.batch // len(ids))
+        turns = np.concatenate([self.rng.permutation(ids) for _ in range(rounds)])
+        return self.groups[chosen], torch.from_numpy(turns[: self.config.batch])
+
+    def _replayed(self, group: Group, workload: Tensor) -> Tensor | None:
+        """Choices [batch, F] of replayed leaves in the first rows, -1 (to sample) elsewhere."""
+        n = round(self.config.replay_share * len(workload))
+        if n == 0:
+            return None
+        leaf = group.replay.sample(workload[:n], self.rng)
+        given = torch.full((len(workload), group.forest.depth), -1)
+        found = torch.nonzero(leaf >= 0).squeeze(1)
+        given[found] = group.forest.choices(leaf[found])
+        return given
+
+    def distances(self, workloads: Sequence[int]) -> list[float]:
+        """Exact total variation distance to the target, of workload ids."""
+        out = []
+        for i in workloads:
+            group = next(g for g in self.groups if i in g.ids)
+            w = group.ids.index(i)
+            out.append(_distance(group.forest, self.network, w, group.log_probs[w]))
+        return out
+
+    def held_out_distances(self, spaces: Sequence[Space]) -> Iterator[float]:
+        """The same of spaces that are not trained, one after the other."""
+        for space in spaces:
+            forest = Forest(SpaceSet([space]), self.network.config.features)
+            exact, _ = target(space, self.reward, self.config.tau)
+            yield _distance(forest, self.network, 0, torch.from_numpy(exact))
+
+    def measure_stage(self, most: int = 8) -> tuple[float, Promotion | None]:
+        """Mean distance on up to `most` workloads of the current stage, spread evenly over it."""
+        stage = self.curriculum.stages[self.curriculum.stage]
+        watched = stage[:: -(-len(stage) // most)]
+        distance = float(np.mean(self.distances(watched)))
+        return distance, self.curriculum.measured(distance, self.step, self.progress)
+
+    def policy_checkpoint(self, about: Mapping[str, Any]) -> Checkpoint:
+        """What sampling needs and no more; `about` is JSON data kept in the header."""
+        tensors = {f"policy.{k}": v for k, v in self.network.state_dict().items()}
+        return Checkpoint(self.network.config, dict(about), tensors)
+
+    def state(self, about: Mapping[str, Any]) -> Checkpoint:
+        """Everything a later `restore` needs to continue exactly."""
+        tensors = self.policy_checkpoint({}).tensors
+        tensors |= {f"log_z.{k}": v for k, v in self.log_z.state_dict().items()}
+        for i, slots in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"adam.{i}.{key}": slots[key] for key in ADAM}
+        for group in self.groups:
+            name = group.forest.family
+            tensors |= {f"replay.{name}.{k}": v for k, v in group.replay.tensors().items()}
+        tensors["generator"] = self.generator.get_state()
+        curriculum = self.curriculum
+        progress = {
+            "train": self.config.to_json(),
+            "leaves": [len(s) for s in self.spaces],
+            "step": self.step,
+            "total": self.total,
+            "rng": self.rng.bit_generator.state,
+            "stage": curriculum.stage,
+            "since": curriculum.since,
+            "promotions": [asdict(p) for p in curriculum.promotions],
+        }
+        return Checkpoint(self.network.config, {**about, **progress}, tensors)
+
+    def restore(self, checkpoint: Checkpoint, where: object = "checkpoint") -> None:
+        """Take over a state; CheckpointError where it is of another run or decision space."""
+        names = feature_names(self.spaces)
+        for group in self.groups:
+            shape = family_shape(group.forest.spaces.spaces[0])
+            require_space(where, checkpoint.network, shape, names)
+        config = checkpoint.config
+        if config.get("leaves") != [len(s) for s in self.spaces] or "generator" not in (
+            checkpoint.tensors
+        ):
+            raise CheckpointError(
+                f"{where}: not a state to resume: it is a policy alone, or of other workloads or "
+                f"rules"
+            )
+        self.network.load_state_dict(checkpoint.group("policy"))
+        self.log_z.load_state_dict(checkpoint.group("log_z"))
+        adam = checkpoint.group("adam")
+        slots = sorted({int(k.split(".")[0]) for k in adam})
+        state = self.optimiser.state_dict()
+        state["state"] = {i: {key: adam[f"{i}.{key}"] for key in ADAM} for i in slots}
+        self.optimiser.load_state_dict(state)
+        for group in self.groups:
+            group.replay.restore(checkpoint.group(f"replay.{group.forest.family}"))
+        self.generator.set_state(checkpoint.tensors["generator"])
+        self.rng.bit_generator.state = config["rng"]
+        self.step, self.total = config["step"], config["total"]
+        self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
+        self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
+
+
+def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
+    """ValueError when a held-out workload is also trained."""
+
+    def key(space: Space) -> tuple[object, ...]:
+        problem = space.problem
+        return problem.family, problem.axes, problem.dtype, space.device.name
+
+    both = {key(s) for s in trained} & {key(s) for s in held_out}
+    if both:
+        raise ValueError(f"held-out workloads must not be trained: {sorted(map(str, both))}")
+
+
+def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfig:
+    """The network for these workloads; their features set its standardisation."""
+    names = feature_names(spaces)
+    values = workload_features(spaces, names)
+    center, scale = values.mean(0), values.std(0, correction=0).clamp(min=LEAST_SCALE)
+    shapes = tuple(dict.fromkeys(family_shape(space) for space in spaces))
+    return NetworkConfig(
+        shapes, names, tuple(center.tolist()), tuple(scale.tolist()), config.hidden, config.layers
+    )
+
+
+def _by_family(spaces: Sequence[Space]) -> list[list[int]]:
+    names = list(dict.fromkeys(s.family.name for s in spaces))
+    return [[i for i, s in enumerate(spaces) if s.family.name == name] for name in names]
+
+
+def _distance(forest: Forest, network: PolicyNetwork, workload: int, exact: Tensor) -> float:
+    ours = forest.leaf_log_probs(network, workload).double()
+    return 0.5 * (ours.exp() - exact.exp()).abs().sum().item()
