@@ -11,7 +11,8 @@ from typing import Any
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.strategy import Family, Problem, Strategy
-from ptxflow.eval.definition import Definition, load
+from ptxflow.env.space import Space, enumerate_space
+from ptxflow.eval.definition import Definition, load, parse
 
 
 class UsageError(ValueError):
@@ -51,16 +52,29 @@ def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
 
 
-def find_problem(definition: Definition, axes: Mapping[str, int]) -> tuple[Family, Problem]:
-    """The family that builds kernels for the definition, and the problem at these axes."""
+def find_family(definition: Definition) -> Family:
+    """The family that builds kernels for the definition; UsageError if none does."""
     try:
-        family = family_for(definition.op_type)
+        return family_for(definition.op_type)
     except KeyError as error:
         raise UsageError(f"{definition.name}: {error.args[0]}") from None
+
+
+def find_problem(definition: Definition, axes: Mapping[str, int]) -> tuple[Family, Problem]:
+    """The family that builds kernels for the definition, and the problem at these axes."""
+    family = find_family(definition)
     try:
         return family, family.problem(definition.to_json(), definition.bind(axes))
     except (KeyError, ValueError) as error:
         raise UsageError(str(error.args[0])) from None
+
+
+def find_space(family: Family, problem: Problem, device: Device) -> Space:
+    """The valid strategies of the problem; UsageError where there are none."""
+    try:
+        return enumerate_space(family, problem, device)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strategy]]:
@@ -84,6 +98,7 @@ def _strategy_row(row: Any, where: str) -> tuple[Definition, dict[str, int], Str
     needed = ("definition", "axes", "family", "choices")
     if not isinstance(row, dict) or any(key not in row for key in needed):
         raise UsageError(f"{where}: must be an object with {', '.join(needed)}")
-    definition = load(row["definition"])
+    named = row["definition"]
+    definition = load(named) if isinstance(named, str) else parse(named, where)
     variable = {name: row["axes"].get(name) for name in definition.var_axes}
     return definition, definition.bind(variable), Strategy.from_json(row)

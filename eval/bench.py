@@ -26,11 +26,11 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.runtime import RuntimeUnavailable, require_gpu
 from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.space import enumerate_space
 from ptxflow.eval.arguments import (
     UsageError,
     find_device,
     find_problem,
+    find_space,
     parse_axes,
     product,
     read_strategies,
@@ -87,10 +87,7 @@ def sample_uniform(
 ) -> list[Candidate]:
     """`count` distinct strategies drawn uniformly (all of them where there are no more)."""
     family, problem = find_problem(definition, axes)
-    try:
-        space = enumerate_space(family, problem, device)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    space = find_space(family, problem, device)
     where = f"{definition.name} {sorted(axes.items())}"
     rng = np.random.default_rng([seed, zlib.crc32(where.encode())])
     drawn = rng.choice(len(space), size=min(count, len(space)), replace=False)

@@ -1,0 +1,338 @@
+"""What sample.py leaves on disk: per kernel PTX, cubin, strategy and report; summaries and a plot.
+
+Pure functions of the samples: the same samples give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow import __version__
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.eval.build import Built, Refused
+from ptxflow.eval.records import Record
+from ptxflow.eval.report import PEER, align
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled strategy, compiled. `model_rank` is its place in the whole space, 1 the best."""
+
+    kernel: Built
+    log_prob: float  # of the policy
+    derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
+    model_rank: int
+    record: Record | None  # the measurement, where there was one
+
+    @property
+    def key(self) -> str:
+        return self.kernel.request.strategy.key
+
+    @property
+    def latency_us(self) -> float | None:
+        """Median, of a kernel that was measured and is right."""
+        if self.record is None or self.record.status != "ok" or self.record.latency_us is None:
+            return None
+        return self.record.latency_us["median"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of sample.py: what was asked and what came of it, best sample first."""
+
+    definition: Json  # the definition itself
+    known: bool  # whether it is one of ours, so that its name says everything
+    family: Family
+    problem: Problem
+    device: Device
+    axes: Mapping[str, int]  # the variable ones
+    seed: int
+    checkpoint: str
+    modelled: NDArray[np.float64]  # TFLOP/s of the whole space
+    samples: Sequence[Sample]
+    refused: Sequence[Refused]
+    ranked_by: str  # "measurement on NVIDIA H200" or "model"
+
+    @property
+    def measured(self) -> bool:
+        return any(s.record is not None for s in self.samples)
+
+    @property
+    def title(self) -> str:
+        axes = ", ".join(f"{n}={v}" for n, v in self.axes.items())
+        return f"{self.problem.definition} at {axes} on {self.device.name.upper()}"
+
+
+def rank(samples: Sequence[Sample]) -> list[Sample]:
+    """Best first: the right ones by measured time, then the unmeasured by the model, then the rest.
+
+    Ties are broken by the strategy's key, so that the order never depends on anything else.
+    """
+
+    def order(s: Sample) -> tuple[int, float, str]:
+        if s.latency_us is not None:
+            return 0, s.latency_us, s.key
+        return (1 if s.record is None else 2), -float(s.derived["modelled_tflops"]), s.key
+
+    return sorted(samples, key=order)
+
+
+def file_stem(position: int, sample: Sample) -> str:
+    return f"rank-{position:02d}-{sample.key}"
+
+
+def strategy_json(run: Run, sample: Sample) -> Json:
+    """The strategy as the bench command reads it: definition, axes, family and choices."""
+    return {
+        "definition": run.problem.definition if run.known else run.definition,
+        "axes": dict(run.axes),
+        **sample.kernel.request.strategy.to_json(),
+        "key": sample.key,
+    }
+
+
+def summary_json(run: Run) -> Json:
+    """Everything about the run but the code itself."""
+    kernels = []
+    for position, sample in enumerate(run.samples, 1):
+        kernels.append(
+            strategy_json(run, sample)
+            | {
+                "rank": position,
+                "file": file_stem(position, sample),
+                "log_prob": sample.log_prob,
+                "model_rank": sample.model_rank,
+                **sample.derived,
+                "ptxas": sample.kernel.usage,
+                "sass": sample.kernel.sass["counts"],
+                "measured": _measured_json(sample.record),
+            }
+        )
+    return {
+        "ptxflow": __version__,
+        "definition": run.problem.definition,
+        "axes": dict(run.problem.axes),
+        "device": run.device.name,
+        "arch": run.device.arch,
+        "checkpoint": run.checkpoint,
+        "seed": run.seed,
+        "space": len(run.modelled),
+        "ranked_by": run.ranked_by,
+        "kernels": kernels,
+        "refused": [
+            {"key": r.request.strategy.key, "error": r.error, "message": r.message}
+            for r in run.refused
+        ],
+    }
+
+
+def _measured_json(record: Record | None) -> Json | None:
+    if record is None:
+        return None
+    kept = ("status", "detail", "latency_us", "peers", "ratio", "tflops", "check", "timing")
+    return {name: getattr(record, name) for name in kept}
+
+
+def sample_table(run: Run) -> str:
+    """The samples for the terminal and for report.md, one line each."""
+    names = [d.name for d in run.family.decisions]
+    varying = [n for n in names if len({_choice(s, n) for s in run.samples}) > 1]
+    shown = varying[:8]
+    head = ["rank", "key", "model TFLOP/s", "of best", "log p"]
+    head += ["status", "us", f"/ {PEER}", "TFLOP/s"] if run.measured else []
+    best = float(run.modelled.max())
+    rows = [[*head, *shown]]
+    for position, sample in enumerate(run.samples, 1):
+        modelled = float(sample.derived["modelled_tflops"])
+        row = [str(position), sample.key, f"{modelled:.1f}", f"{modelled / best:.1%}"]
+        row.append(f"{sample.log_prob:.2f}")
+        if run.measured:
+            row += _measured_cells(sample.record)
+        rows.append(row + [str(_choice(sample, name)) for name in shown])
+    return align(rows)
+
+
+def _measured_cells(record: Record | None) -> list[str]:
+    if record is None or record.latency_us is None:
+        return [record.status if record else "-", "-", "-", "-"]
+    ratio = f"{record.ratio:.2f}" if record.ratio is not None else "-"
+    tflops = f"{record.tflops:.1f}" if record.tflops is not None else "-"
+    return [record.status, f"{record.latency_us['median']:.1f}", ratio, tflops]
+
+
+def _choice(sample: Sample, name: str) -> Any:
+    return getattr(sample.kernel.request.strategy, name)
+
+
+def summary_markdown(run: Run) -> str:
+    """report.md: the run in one page."""
+    modelled = [float(s.derived["modelled_tflops"]) for s in run.samples]
+    best = float(run.modelled.max())
+    lines = [
+        f"# {run.title}",
+        "",
+        f"{len(run.samples)} of {len(run.modelled):,} valid strategies, sampled from "
+        f"{run.checkpoint} with seed {run.seed}, ranked by {run.ranked_by}.",
+        "",
+        "```",
+        sample_table(run),
+        "```",
+        "",
+    ]
+    if modelled:
+        lines += [
+            f"- modelled: best sample {max(modelled):.1f} TFLOP/s, {max(modelled) / best:.1%} of "
+            f"the best in the space ({best:.1f}); the space's median is "
+            f"{float(np.median(run.modelled)):.1f}",
+            f"- roofline: {run.problem.roofline_tflops(run.device):.1f} TFLOP/s, "
+            f"{run.problem.bound(run.device)}-bound at "
+            f"{run.problem.intensity:.1f} FLOP per byte",
+        ]
+    if not run.measured:
+        lines.append("- nothing was measured: these figures are the model's, not a GPU's")
+    lines += [f"- refused: {r.request.strategy.key}: {r.error}: {r.message}" for r in run.refused]
+    lines += ["", "![modelled TFLOP/s of the samples in the space](samples.png)", ""]
+    return "\n".join(lines)
+
+
+def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
+    """rank-NN-KEY.report.md: one kernel, decision by decision."""
+    sections = [
+        f"# {run.title}: rank {position}, strategy {sample.key}",
+        "## Strategy\n\n" + _strategy_rows(run, sample),
+        "## Derived\n\n" + _derived_rows(run, sample),
+        "## Performance\n\n" + _performance(run, sample),
+        "## Launch\n\n" + _launch_rows(sample),
+        "## ptxas\n\n" + _pairs(sample.kernel.usage, ("report", "value")),
+        "## Machine code\n\n" + _pairs(sample.kernel.sass["counts"], ("technique", "count")),
+        "## Proven\n\n" + "\n".join(f"- {check}" for check in sample.kernel.checks),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _strategy_rows(run: Run, sample: Sample) -> str:
+    rows = [(d.name, _choice(sample, d.name), d.doc) for d in run.family.decisions]
+    return _markdown_table(("decision", "choice", "meaning"), rows)
+
+
+def _derived_rows(run: Run, sample: Sample) -> str:
+    d = sample.derived
+    rows = [
+        ("shared memory of a block", f"{d['smem_bytes']:,} of {run.device.smem_per_block:,} bytes"),
+        ("registers of a thread", f"{d['registers_per_thread']} at most"),
+        ("threads of a block", d["threads"]),
+        ("TMEM columns", f"{d['tmem_columns']} of {run.device.tmem_columns}"),
+        ("blocks an SM holds", d["occupancy"]),
+        ("bound", d["bound"]),
+    ]
+    return _markdown_table(("resource", "value"), rows)
+
+
+def _performance(run: Run, sample: Sample) -> str:
+    d = sample.derived
+    lines = [
+        f"- modelled: {d['modelled_tflops']:.1f} TFLOP/s ({d['modelled_us']:.1f} us), rank "
+        f"{sample.model_rank:,} of {len(run.modelled):,}; roofline {d['roofline_tflops']:.1f}",
+        f"- policy: log-probability {sample.log_prob:.3f} "
+        f"(uniform: {-math.log(len(run.modelled)):.3f})",
+    ]
+    record = sample.record
+    if record is None:
+        return "\n".join([*lines, "- measured: no"])
+    if record.latency_us is None:
+        return "\n".join([*lines, f"- measured: {record.status}: {record.detail}"])
+    times = record.latency_us
+    lines.append(
+        f"- measured on {record.gpu['name']}: {times['median']:.2f} us median "
+        f"({times['q1']:.2f} to {times['q3']:.2f}), {record.tflops or 0:.1f} TFLOP/s, "
+        f"{record.status}"
+    )
+    lines += [f"- {name} in the same run: {us:.2f} us" for name, us in record.peers.items()]
+    lines.append(f"- checked on {len(record.check['seeds'])} fresh inputs, largest error "
+                 f"{record.check['max_error_ratio'] or 0:.2f} of the tolerance")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _launch_rows(sample: Sample) -> str:
+    launch = sample.kernel.launch
+    rows: list[tuple[Any, ...]] = [
+        ("entry", f"`{launch.entry}`"),
+        ("grid", " x ".join(f"`{g}`" for g in launch.grid)),
+        ("block", launch.block),
+        ("cluster", " x ".join(map(str, launch.cluster))),
+        ("dynamic shared memory", f"{launch.smem_bytes:,} bytes"),
+    ]
+    return _markdown_table(("launch", "value"), rows)
+
+
+def _pairs(data: Mapping[str, Any], head: tuple[str, str]) -> str:
+    return _markdown_table(head, [(k, v) for k, v in data.items()])
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def write_run(run: Run, folder: Path, solution: Json | None) -> None:
+    """Every file of the run, into an existing empty folder."""
+    for position, sample in enumerate(run.samples, 1):
+        stem = folder / file_stem(position, sample)
+        stem.with_suffix(".ptx").write_text(sample.kernel.ptx)
+        stem.with_suffix(".cubin").write_bytes(sample.kernel.cubin)
+        _write_json(stem.with_suffix(".strategy.json"), strategy_json(run, sample))
+        stem.with_suffix(".report.md").write_text(kernel_markdown(run, sample, position))
+    if solution is not None:
+        _write_json(folder / "solution.json", solution)
+    _write_json(folder / "summary.json", summary_json(run))
+    (folder / "report.md").write_text(summary_markdown(run))
+    sample_plot(run, folder / "samples.png")
+
+
+def _write_json(path: Path, data: Json) -> None:
+    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def sample_plot(run: Run, path: Path) -> None:
+    """Where the samples lie in the space's modelled TFLOP/s; and measured against modelled."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    timed = [s for s in run.samples if s.record is not None and s.record.tflops is not None]
+    columns = 2 if timed else 1
+    with sns.axes_style("whitegrid", {"grid.color": "0.92"}), sns.plotting_context("notebook", 0.9):
+        figure, panels = plt.subplots(
+            1, columns, figsize=(6.4 * columns, 3.8), dpi=150, layout="constrained", squeeze=False
+        )
+        left = panels[0][0]
+        bins = min(80, max(10, len(np.unique(run.modelled)) // 4))
+        left.hist(run.modelled, bins=bins, color="0.78", label=f"space ({len(run.modelled):,})")
+        colour = sns.color_palette("colorblind")[1]
+        for i, s in enumerate(run.samples):
+            label = f"samples ({len(run.samples)})" if i == 0 else None
+            left.axvline(s.derived["modelled_tflops"], color=colour, lw=1.2, alpha=0.8, label=label)
+        left.set(title=run.title, xlabel="modelled TFLOP/s", ylabel="strategies")
+        left.legend(loc="upper left", fontsize=8)
+        if timed:
+            right = panels[0][1]
+            modelled = [float(s.derived["modelled_tflops"]) for s in timed]
+            measured = [s.record.tflops for s in timed if s.record and s.record.tflops]
+            right.scatter(modelled, measured, color=colour)
+            right.set(xlabel="modelled TFLOP/s", ylabel="measured TFLOP/s", title=run.ranked_by)
+        sns.despine(figure)
+        figure.savefig(path, metadata={"Software": None})
+        plt.close(figure)

@@ -1,0 +1,100 @@
+"""Sampled strategies to ranked kernels: compile each, measure where there is a GPU, rank."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow.compiler import ptxas
+from ptxflow.compiler.runtime import GpuInfo
+from ptxflow.env.cost import derived, model_tflops
+from ptxflow.env.space import Space
+from ptxflow.eval.bench import Candidate, Settings, make_record, run_one
+from ptxflow.eval.build import Built, Refused, Request, build_all
+from ptxflow.eval.definition import Definition, names
+from ptxflow.eval.definition import load as load_definition
+from ptxflow.eval.records import Record
+from ptxflow.eval.sample_report import Run, Sample, rank
+from ptxflow.eval.worker import Worker
+
+
+def compile_and_rank(
+    definition: Definition,
+    axes: Mapping[str, int],
+    space: Space,
+    codes: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    gpu: GpuInfo | None,
+    *,
+    seed: int,
+    checkpoint: str,
+    jobs: int | None = None,
+) -> Run:
+    """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities."""
+    problem, device = space.problem, space.device
+    requests = [Request(problem, space.strategy(int(code)), device.name) for code in codes]
+    outcomes = list(
+        tqdm(build_all(requests, jobs), total=len(requests), desc="compile", unit="kernel")
+    )
+    built = [o for o in outcomes if isinstance(o, Built)]
+    records = measure(definition, space, built, gpu) if gpu else {}
+    modelled = model_tflops(space.family, space.fields(), problem, device)
+    return Run(
+        definition=definition.to_json(),
+        known=definition.name in names() and load_definition(definition.name) == definition,
+        family=space.family,
+        problem=problem,
+        device=device,
+        axes=dict(axes),
+        seed=seed,
+        checkpoint=checkpoint,
+        modelled=modelled,
+        samples=rank([_sample(b, space, scores, modelled, records) for b in built]),
+        refused=[o for o in outcomes if isinstance(o, Refused)],
+        ranked_by=f"measurement on {gpu.name}" if gpu else "model",
+    )
+
+
+def _sample(
+    kernel: Built,
+    space: Space,
+    scores: NDArray[np.float64],
+    modelled: NDArray[np.float64],
+    records: Mapping[str, Record],
+) -> Sample:
+    strategy = kernel.request.strategy
+    index = int(np.searchsorted(space.codes, space.code(strategy)))
+    return Sample(
+        kernel=kernel,
+        log_prob=float(scores[index]),
+        derived=derived(space.family, strategy, space.problem, space.device),
+        model_rank=1 + int((modelled > modelled[index]).sum()),
+        record=records.get(strategy.key),
+    )
+
+
+def measure(
+    definition: Definition, space: Space, kernels: Sequence[Built], gpu: GpuInfo
+) -> dict[str, Record]:
+    """Check and time each kernel in a child process; records by strategy key."""
+    worker, settings, version = Worker(), Settings(), ptxas.version()
+    records: dict[str, Record] = {}
+    with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
+        try:
+            for kernel in tqdm(kernels, desc="measure", unit="kernel"):
+                strategy = kernel.request.strategy
+                candidate = Candidate(
+                    definition, space.family, space.problem, strategy, space.device
+                )
+                outcome = run_one(candidate, kernel, worker, settings, Path(folder))
+                records[strategy.key] = make_record(
+                    candidate, outcome, gpu.to_json(), version, kernel
+                )
+        finally:
+            worker.stop()
+    return records

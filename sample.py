@@ -1,0 +1,198 @@
+"""Sample GPU kernels for one workload: strategies from a trained policy, compiled and ranked.
+
+Draws k distinct strategies from the policy in the checkpoint, lowers, validates, assembles and
+checks each down to its machine code, and ranks them: by measurement where the GPU is present, else
+by the analytic model. Writes for each kernel its PTX, cubin, strategy and report, and for the best
+a FlashInfer-Bench Solution that runs by itself.
+
+examples:
+  python sample.py --definition gemm_n4096_k4096 --axes M=4096
+  python sample.py --definition gemm_n128_k2048 --device h200 -k 16 --out out/small
+  python sample.py --definition my_gemm.json --axes M=77 --measure no
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.runtime import GpuInfo
+    from ptxflow.eval.definition import Definition
+    from ptxflow.eval.sample_report import Run
+
+CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
+POLICY_OF = {"h100": "h200"}  # one policy per architecture; device features tell the rest
+DEFAULT_AXES = {"M": 1024}
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--definition",
+        required=True,
+        metavar="NAME|PATH",
+        help="one of the definitions in eval/definitions, or a JSON file of the same schema",
+    )
+    add(
+        "--axes",
+        nargs="+",
+        default=[],
+        metavar="M=1024",
+        help="values of the variable axes (default: M=1024 where M is the only one)",
+    )
+    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
+    add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output folder, made whole or not at all (default: out/DEFINITION-AXES-DEVICE)",
+    )
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="trained policy (default: the one for the device in checkpoints/)",
+    )
+    add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
+    add(
+        "--measure",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="rank by measurement: where this GPU is present (auto, the default), always, never",
+    )
+    add("--jobs", type=int, help="compiler processes (default: one per core)")
+    args = parser.parse_args(argv)  # fmt: skip
+    if args.k < 1:
+        parser.error(f"-k must be positive, not {args.k}")
+    if args.seed < 0:
+        parser.error(f"--seed must not be negative, not {args.seed}")
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    from ptxflow.compiler import ptxas
+    from ptxflow.eval.arguments import find_device, find_family, find_problem, find_space
+    from ptxflow.eval.definition import load
+    from ptxflow.eval.output import OutputFolder
+    from ptxflow.eval.sampling import compile_and_rank
+    from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
+
+    device = find_device(args.device)
+    definition = load(args.definition)
+    find_family(definition)  # before the axes: an op without kernels has no right ones
+    axes = choose_axes(definition, args.axes)
+    space = find_space(*find_problem(definition, axes), device)
+    checkpoint = args.checkpoint or default_checkpoint(device.name)
+    policy = load_policy(checkpoint)
+    scores = log_probs(policy, space)
+    codes = sample_distinct(policy, space, args.k, args.seed)
+    gpu = choose_gpu(args.measure, device.name)
+    ptxas.executable()
+    out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
+    with OutputFolder(out, marker="summary.json") as folder:
+        result = compile_and_rank(
+            definition, axes, space, codes, scores, gpu,
+            seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
+        )  # fmt: skip
+        write(result, definition, folder)
+    report(result, out)
+    wrong = [s for s in result.samples if s.record is not None and s.record.status != "ok"]
+    return 1 if result.refused or wrong else 0
+
+
+def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
+    """The variable axes, as given or by default; says so where it is the default."""
+    from ptxflow.eval.arguments import UsageError, parse_axes
+
+    given = {}
+    for name, values in parse_axes(texts).items():
+        if len(values) > 1:
+            raise UsageError(f"axis {name!r} has {len(values)} values; sample one workload a run")
+        given[name] = values[0]
+    needed = definition.var_axes
+    if not given and set(needed) <= set(DEFAULT_AXES):
+        given = {name: DEFAULT_AXES[name] for name in needed}
+        print(f"--axes not given: taking {_text(given, ' ', '=')}", file=sys.stderr)
+    bound = definition.bind(given)
+    return {name: bound[name] for name in needed}
+
+
+def default_checkpoint(device: str) -> Path:
+    return CHECKPOINTS / f"gemm-{POLICY_OF.get(device, device)}.safetensors"
+
+
+def choose_gpu(measure: str, device: str) -> GpuInfo | None:
+    """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
+    from ptxflow.compiler.device import DEVICES
+    from ptxflow.compiler.runtime import RuntimeUnavailable, gpu_info, require_gpu
+
+    if measure == "no":
+        return None
+    try:
+        if measure == "yes":
+            return require_gpu(DEVICES[device])
+        info = gpu_info()
+    except RuntimeUnavailable as error:
+        if measure == "yes":
+            raise RuntimeUnavailable(f"--measure yes: {error}") from None
+        return None
+    return info if info.kind == device else None
+
+
+def write(result: Run, definition: Definition, folder: Path) -> None:
+    """All files; the Solution is of the best kernel that is not known to be wrong."""
+    from ptxflow.eval.sample_report import write_run
+    from ptxflow.eval.solution import solution
+
+    right = [s for s in result.samples if s.record is None or s.record.status == "ok"]
+    best = right[0] if right else None
+    made = None
+    if best is not None:
+        kernel = best.kernel
+        text = f"{result.title}: best of {len(result.samples)} sampled, by {result.ranked_by}"
+        made = solution(definition, result.device, kernel.launch, kernel.ptx, best.key, text)
+    write_run(result, folder, made)
+
+
+def report(result: Run, out: Path) -> None:
+    from ptxflow.eval.sample_report import sample_table
+
+    print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")
+    if result.samples:
+        print(sample_table(result))
+    for refused in result.refused:
+        print(f"refused {refused.request.strategy.key}: {refused.error}: {refused.message}",
+              file=sys.stderr)  # fmt: skip
+    print(f"written to {out}: PTX, cubin, strategy and report of each; report.md, solution.json")
+
+
+def _text(axes: dict[str, int], between: str, sign: str) -> str:
+    return between.join(f"{name}{sign}{value}" for name, value in axes.items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    from ptxflow.eval.bench import FAILURES
+    from ptxflow.eval.solution import SolutionError
+    from ptxflow.gfn.checkpoint import CheckpointError
+
+    try:
+        return run(args)
+    except (*FAILURES, CheckpointError, SolutionError) as error:
+        print(f"sample: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sample: interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

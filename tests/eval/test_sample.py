@@ -1,0 +1,256 @@
+"""sample.py: what it writes, that the same seed writes the same bytes, and what it refuses.
+
+Policies here are untrained networks, and compilation is replaced; what is under test is the script.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sample
+from ptxflow.compiler import ptxas
+from ptxflow.compiler.device import DEVICES, H200
+from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.eval import sampling
+from ptxflow.eval.arguments import find_problem, find_space, read_strategies
+from ptxflow.eval.build import Built, Outcome, Refused, Request
+from ptxflow.eval.definition import load
+from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.gfn.forest import family_shape, feature_names
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+
+NAME = "gemm_n128_k2048"
+LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    definition = load(NAME)
+    space = find_space(*find_problem(definition, {"M": 17}), H200)
+    features = feature_names([space])
+    config = NetworkConfig(
+        (family_shape(space),), features, (0.0,) * len(features), (1.0,) * len(features), 16, 1
+    )
+    tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
+    path = tmp_path_factory.mktemp("policy") / "gemm-h200.safetensors"
+    write(path, Checkpoint(config, {}, tensors))
+    return path
+
+
+def fake_build(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
+    for r in requests:
+        yield Built(
+            r, LAUNCH, f"// {r.strategy.key}\n", b"cubin", {"registers": 168, "spill_stores": 0},
+            {"counts": {"HGMMA": 4}, "missing": (), "forbidden": ()}, ("no hazard for trips 0, 1",),
+        )  # fmt: skip
+
+
+def call(checkpoint: Path, out: Path, *extra: str) -> int:
+    argv = [
+        "--definition",
+        NAME,
+        "--axes",
+        "M=17",
+        "--device",
+        "h200",
+        "-k",
+        "3",
+        "--out",
+        str(out),
+    ]
+    return sample.main([*argv, "--checkpoint", str(checkpoint), "--measure", "no", *extra])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "build_all", fake_build)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_same_seed_writes_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    assert call(checkpoint, tmp_path / "a") == 0
+    assert call(checkpoint, tmp_path / "b") == 0
+    first = contents(tmp_path / "a")
+    assert first == contents(tmp_path / "b")
+    assert call(checkpoint, tmp_path / "b", "--seed", "1") == 0  # replaces an earlier run
+    assert contents(tmp_path / "b").keys() != first.keys()
+    kinds = {"".join(Path(name).suffixes) for name in first if name.startswith("rank-")}
+    assert kinds == {".ptx", ".cubin", ".strategy.json", ".report.md"}
+    assert {"report.md", "summary.json", "solution.json", "samples.png"} < first.keys()
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_written_agrees_with_itself(checkpoint: Path, tmp_path: Path) -> None:
+    assert call(checkpoint, tmp_path / "a") == 0
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    kernels = summary["kernels"]
+    assert len({k["key"] for k in kernels}) == 3 and summary["ranked_by"] == "model"
+    modelled = [k["modelled_tflops"] for k in kernels]
+    assert modelled == sorted(modelled, reverse=True)
+    solution = json.loads((tmp_path / "a" / "solution.json").read_text())
+    assert solution["sources"][1]["content"] == f"// {kernels[0]['key']}\n"
+    report = (tmp_path / "a" / f"{kernels[0]['file']}.report.md").read_text()
+    for piece in ("no hazard for trips 0, 1", "HGMMA", "registers | 168", "TMEM columns", "policy"):
+        assert piece in report
+    rows = read_strategies(tmp_path / "a" / "summary.json")
+    assert [(d.name, axes["M"], s.key) for d, axes, s in rows] == [
+        (NAME, 17, k["key"]) for k in kernels
+    ]
+
+
+def test_a_refused_strategy_is_told_and_fails_the_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def first_refused(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
+        yield Refused(requests[0], "HazardError", "a race")
+        yield from fake_build(requests[1:], jobs)
+
+    monkeypatch.setattr(sampling, "build_all", first_refused)
+    assert call(checkpoint, tmp_path / "a") == 1
+    assert "HazardError: a race" in capsys.readouterr().err
+    assert "HazardError: a race" in (tmp_path / "a" / "report.md").read_text()
+
+
+def custom(folder: Path, **changes: Any) -> Path:
+    data = load(NAME).to_json() | {"name": "mine"} | changes
+    path = folder / "mine.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.usefixtures("built")
+def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
+    path = custom(tmp_path)
+    assert call(checkpoint, tmp_path / "a", "--definition", str(path)) == 0
+    ((definition, _, _), *_) = read_strategies(tmp_path / "a" / "summary.json")
+    assert definition.name == "mine"  # the file can be measured without the definition's file
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--definition", "gemm_n128"], "unknown definition 'gemm_n128'; near names: gemm_n128_k2"),
+        (["--axes", "M=0"], "axis 'M' must be a positive integer, not '0'"),
+        (["--axes", "M=-4"], "axis 'M' must be a positive integer, not '-4'"),
+        (["--axes", "M=many"], "axis 'M' must be a positive integer, not 'many'"),
+        (["--axes", "M"], "axis 'M' must have the form NAME=VALUE"),
+        (["--axes", "M=1,2"], "axis 'M' has 2 values"),
+        (["--axes", "M=1", "M=2"], "axis 'M' is given twice"),
+        (["--axes", "Q=3"], "unknown axis 'Q'; the axes are M, N, K"),
+        (["--axes", "N=64", "M=1"], "axis 'N' is the constant 128, not 64"),
+        (["--axes", "N=128"], "axis 'M' needs a value, such as M=1024"),
+        (["--device", "a100"], "unknown device 'a100'; known: b200, h200, h100"),
+        (["--definition", "rmsnorm_h4096"], "no kernel family builds op type"),
+        (["--checkpoint", "/nowhere/p.safetensors"], "No such file"),
+        (["--measure", "yes"], "--measure yes: "),
+        (["--out", "/proc/x"], "--out /proc/x cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, capsys: Any, extra: list[str], message: str
+) -> None:
+    if extra[0] == "--measure" and sampling_has_gpu():
+        pytest.skip("this machine has a GPU")
+    assert call(checkpoint, tmp_path / "a", *extra) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+    assert list(tmp_path.iterdir()) == []
+
+
+def sampling_has_gpu() -> bool:
+    return sample.choose_gpu("auto", "h200") is not None
+
+
+def test_no_ptxas_is_one_line(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv(ptxas.OVERRIDE, str(tmp_path / "missing"))
+    assert call(checkpoint, tmp_path / "a") == 2
+    assert "is not an executable file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON, line 1"),
+        ("[]", "the definition must be a JSON object"),
+        ('{"name": "x"}', '"op_type" must be a non-empty string'),
+    ],
+)
+def test_malformed_definitions(
+    checkpoint: Path, tmp_path: Path, capsys: Any, text: str, message: str
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    assert call(checkpoint, tmp_path / "a", "--definition", str(path)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gemm_that_the_family_cannot_build(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    raw = load(NAME).to_json()
+    for tensor in (*raw["inputs"].values(), *raw["outputs"].values()):
+        tensor["dtype"] = "float32"
+    assert call(checkpoint, tmp_path / "a", "--definition", str(custom(tmp_path, **raw))) == 2
+    assert "must share one dtype of float16, bfloat16" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("built")
+def test_foreign_output_folders_are_left_alone(
+    checkpoint: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").write_text("years of work")
+    assert call(checkpoint, tmp_path / "a") == 2
+    assert "holds files that are not of an earlier run" in capsys.readouterr().err
+    assert contents(tmp_path / "a") == {"thesis.tex": b"years of work"}
+    assert call(checkpoint, tmp_path / "a" / "thesis.tex") == 2
+
+
+def test_a_crash_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
+        yield next(fake_build(requests, jobs))
+        raise MemoryError
+
+    monkeypatch.setattr(sampling, "build_all", crash)
+    with pytest.raises(MemoryError):
+        call(checkpoint, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_truncated_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(checkpoint.read_bytes()[:-100])
+    assert call(path, tmp_path / "a") == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_every_device_has_a_default_checkpoint_by_name() -> None:
+    assert {sample.default_checkpoint(d).name for d in DEVICES} == {
+        "gemm-b200.safetensors", "gemm-h200.safetensors",
+    }  # fmt: skip
+
+
+def test_help_and_usage_need_no_heavy_imports() -> None:
+    code = "import sys, sample; sample.arguments(['--definition', 'x']); " \
+        "print('torch' in sys.modules or 'numpy' in sys.modules)"  # fmt: skip
+    root = Path(sample.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+    for argv in (["--definition", NAME, "-k", "0"], ["--definition", NAME, "-k", "x"], []):
+        done = subprocess.run([sys.executable, "sample.py", *argv], cwd=root, capture_output=True)
+        assert done.returncode == 2
