@@ -174,6 +174,18 @@ def no_features(problem: Problem, device: Device) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class Trip:
+    """One abstract run: values for dimensions, parameters and specials, and what it must write.
+
+    `output` is (tensor, rows, columns): every element must be written by the simulated cluster.
+    """
+
+    name: str
+    values: tuple[tuple[str, int], ...]
+    output: tuple[str, int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it."""
 
@@ -185,7 +197,7 @@ class Family:
     resources: Callable[[Fields, Problem, Device], Resources]
     load: Callable[[Fields, Problem, Device], Load]
     build: Callable[[Problem, Strategy, Device], UOp]
-    trip_classes: Callable[[Problem, Strategy, Device], list[dict[str, int]]]
+    trips: Callable[[Problem, Strategy, Device], list[Trip]]
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:

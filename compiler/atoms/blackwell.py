@@ -1,0 +1,220 @@
+"""Atoms of sm_100a: tcgen05 and tensor memory, TMA for CTA pairs."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.common import _ISA_TMA, _LOADED, _TMA_LOAD, _TMA_RULES
+from ptxflow.compiler.atoms.table import (
+    ASYNC,
+    GENERIC,
+    TENSOR,
+    Access,
+    Atom,
+    Lanes,
+    Rule,
+    Scope,
+    define,
+)
+from ptxflow.compiler.ir import UOp
+
+_BLACKWELL = ("sm_100a",)
+_COLUMNS = Rule(
+    "TMEM is allocated in powers of two, 32..512 columns",
+    lambda u: u.arg.attr("columns") in (32, 64, 128, 256, 512),
+)
+
+tmem_alloc = define(
+    Atom(
+        "tmem_alloc",
+        (("address", "smem"),),
+        Scope.WARP,
+        Lanes.ALL,
+        "tcgen05.alloc.cta_group::{cta_group}.sync.aligned.shared::cta.b32 [{address}], {columns};",
+        "9.7.16.7.1 tcgen05.alloc",
+        accesses=(Access("address", "w", GENERIC),),
+        effect="tmem_alloc",
+        archs=_BLACKWELL,
+        sass=("tcgen05.alloc",),
+        rules=(_COLUMNS,),
+    )
+)
+tmem_relinquish = define(
+    Atom(
+        "tmem_relinquish",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
+        "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
+        archs=_BLACKWELL,
+    )
+)
+tmem_address = define(
+    Atom(
+        "tmem_address",
+        (("address", "smem"),),
+        Scope.THREAD,
+        Lanes.ALL,
+        "ld.shared.b32 %tmem, [{address}];",
+        "9.7.9.8 ld",
+        accesses=(Access("address", "r", GENERIC),),
+        effect="tmem_address",
+        archs=_BLACKWELL,
+    )
+)
+tmem_dealloc = define(
+    Atom(
+        "tmem_dealloc",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "tcgen05.dealloc.cta_group::{cta_group}.sync.aligned.b32 %tmem, {columns};",
+        "9.7.16.7.1 tcgen05.dealloc",
+        effect="tmem_dealloc",
+        archs=_BLACKWELL,
+        rules=(_COLUMNS,),
+    )
+)
+
+
+def _mma_text(use: UOp, text: dict[str, str]) -> str:
+    return (
+        f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::f16 "
+        f"[{text['d_reg']}], {text['a']}, {text['b']}, {use.arg.attr('idesc')}, "
+        f"{text['accumulate']};"
+    )
+
+
+tcgen05_mma = define(
+    Atom(
+        "tcgen05_mma",
+        (("d", "tmem"), ("a", "desc"), ("b", "desc"), ("accumulate", "value")),
+        Scope.THREAD,
+        Lanes.ONE,
+        _mma_text,
+        "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
+        accesses=(
+            Access("a", "r", TENSOR, "tcgen05"),
+            Access("b", "r", TENSOR, "tcgen05"),
+            Access("d", "rw", TENSOR, "tcgen05"),
+        ),
+        effect="mma",
+        sass=lambda u: ("tcgen05.mma f16/bf16/tf32",)
+        + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ()),
+        archs=_BLACKWELL,
+        rules=(
+            Rule(
+                "N is 16..256 in steps of 16, of 32 for a CTA pair",
+                lambda u: 16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0,
+            ),
+        ),
+    )
+)
+
+
+def _commit_text(use: UOp, text: dict[str, str]) -> str:
+    group, mask = use.arg.attr("cta_group"), use.arg.attr("mask")
+    head = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
+    if not mask:
+        return f"{head}.b64 [{text['bar']}];"
+    return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster.b64 [{text['bar']}], %rh;"
+
+
+tcgen05_commit = define(
+    Atom(
+        "tcgen05_commit",
+        (("bar", "mbar"),),
+        Scope.THREAD,
+        Lanes.ONE,
+        _commit_text,
+        "9.7.16.12.1 tcgen05.commit; tracks the issuing thread's earlier tcgen05 operations",
+        effect="tcgen05_commit",
+        sass=("tcgen05.commit",),
+        defaults=(("cta_group", 1), ("mask", 0)),
+        archs=_BLACKWELL,
+        orders=True,
+    )
+)
+
+
+def _ld_text(use: UOp, text: dict[str, str]) -> str:
+    shape, count = use.arg.attr("shape"), use.src[0].arg
+    split = f", {use.arg.attr('split')}" if use.arg.attr("split") else ""
+    return (
+        f"add.u32 %ra, {text['src_reg']}, {text['lane']};\n"
+        f"tcgen05.ld.sync.aligned.{shape}.x{count}.b32 {{{text['dst']}}}, [%ra]{split};"
+    )
+
+
+tcgen05_ld = define(
+    Atom(
+        "tcgen05_ld",
+        (("dst", "frag"), ("src", "tmem"), ("lane", "value")),
+        Scope.WARP,
+        Lanes.ALL,
+        _ld_text,
+        "9.7.16.8.1 tcgen05.ld; `lane` is the warp's lane quarter, in bits 16 and up",
+        accesses=(Access("src", "r", TENSOR, "ld"), Access("dst", "w", GENERIC, "ld")),
+        sass=("tcgen05.ld",),
+        archs=_BLACKWELL,
+        rules=(
+            Rule("1..128 registers, a power of two", lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128)),
+        ),
+    )
+)
+tcgen05_wait_ld = define(
+    Atom(
+        "tcgen05_wait_ld",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "tcgen05.wait::ld.sync.aligned;",
+        "9.7.16.8.5 tcgen05.wait",
+        effect="wait_ld",
+        archs=_BLACKWELL,
+        orders=True,
+    )
+)
+tcgen05_fence_before = define(
+    Atom(
+        "tcgen05_fence_before",
+        (),
+        Scope.THREAD,
+        Lanes.ANY,
+        "tcgen05.fence::before_thread_sync;",
+        "9.7.16.11 tcgen05.fence",
+        effect="fence_before",
+        archs=_BLACKWELL,
+        orders=True,
+    )
+)
+tcgen05_fence_after = define(
+    Atom(
+        "tcgen05_fence_after",
+        (),
+        Scope.THREAD,
+        Lanes.ANY,
+        "tcgen05.fence::after_thread_sync;",
+        "9.7.16.11 tcgen05.fence",
+        effect="fence_after",
+        archs=_BLACKWELL,
+        orders=True,
+    )
+)
+tma_load_pair = define(
+    Atom(
+        "tma_load_pair",
+        _TMA_LOAD,
+        Scope.THREAD,
+        Lanes.ONE,
+        "and.b32 %ra, {bar_reg}, 0xFEFFFFFF;\n"
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".cta_group::2 [{dst}], [{map}, {{{c0}, {c1}}}], [%ra];",
+        _ISA_TMA + ", cta_group::2: the barrier may be the even CTA's (clear rank bit 0)",
+        accesses=_LOADED,
+        effect="tma_load",
+        sass=("TMA load cta_group::2",),
+        archs=_BLACKWELL,
+        rules=_TMA_RULES,
+        defaults=(("leader", True),),
+    )
+)

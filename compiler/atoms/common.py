@@ -1,0 +1,340 @@
+"""Atoms of both targets: barriers, fences, TMA, bulk groups, registers, stores."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.table import ASYNC, GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.ir import Op, UOp
+
+
+def _box_bytes(use: UOp) -> bool:
+    columns, rows = use.arg.attr("box")
+    return bool(use.src[0].arg == columns * rows * use.arg.attr("element"))
+
+
+mbar_init = define(
+    Atom(
+        "mbar_init",
+        (("bar", "mbar"),),
+        Scope.THREAD,
+        Lanes.ONE,
+        lambda use, t: (
+            f"mbarrier.init.shared::cta.b64 [{t['bar']}], {use.src[0].src[0].arg.count};"
+        ),
+        "9.7.13.15.9 mbarrier.init",
+        accesses=(Access("bar", "w", GENERIC),),
+        sass=("mbarrier.init",),
+        rules=(Rule("the count is 1..2^20-1", lambda u: 1 <= u.src[0].src[0].arg.count < 2**20),),
+    )
+)
+fence_mbar_init = define(
+    Atom(
+        "fence_mbar_init",
+        (),
+        Scope.THREAD,
+        Lanes.ONE,
+        "fence.mbarrier_init.release.cluster;",
+        "9.7.13.4 fence.mbarrier_init",
+        effect="fence_mbar_init",
+        orders=True,
+    )
+)
+cta_sync = define(
+    Atom(
+        "cta_sync",
+        (),
+        Scope.CTA,
+        Lanes.ALL,
+        "bar.sync 0;",
+        "9.7.13.1 barrier.sync",
+        effect="cta_sync",
+        sass=("bar.sync",),
+        orders=True,
+    )
+)
+named_sync = define(
+    Atom(
+        "named_sync",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "bar.sync {id}, {threads};",
+        "9.7.13.1 barrier.sync",
+        effect="named_sync",
+        orders=True,
+        rules=(
+            Rule("a named barrier is 1..15", lambda u: 1 <= u.arg.attr("id") <= 15),
+            Rule("it counts whole warps", lambda u: u.arg.attr("threads") % 32 == 0),
+        ),
+    )
+)
+cluster_arrive = define(
+    Atom(
+        "cluster_arrive",
+        (),
+        Scope.CLUSTER,
+        Lanes.ALL,
+        "barrier.cluster.arrive.release.aligned;",
+        "9.7.13.3 barrier.cluster",
+        effect="cluster_arrive",
+        orders=True,
+    )
+)
+cluster_wait = define(
+    Atom(
+        "cluster_wait",
+        (),
+        Scope.CLUSTER,
+        Lanes.ALL,
+        "barrier.cluster.wait.acquire.aligned;",
+        "9.7.13.3 barrier.cluster",
+        effect="cluster_wait",
+        orders=True,
+    )
+)
+mbar_wait = define(
+    Atom(
+        "mbar_wait",
+        (("bar", "mbar"), ("parity", "value")),
+        Scope.THREAD,
+        Lanes.ANY,
+        "WAIT_{uid}:\nmbarrier.try_wait.parity.shared::cta.b64 %pw, [{bar}], {parity};\n"
+        "@!%pw bra WAIT_{uid};",
+        "9.7.13.15.16 mbarrier.try_wait (may return false: always loop)",
+        effect="mbar_wait",
+        sass=("mbarrier.try_wait",),
+        label=True,
+        orders=True,
+    )
+)
+mbar_arrive = define(
+    Atom(
+        "mbar_arrive",
+        (("bar", "mbar"),),
+        Scope.THREAD,
+        Lanes.ANY,
+        "mbarrier.arrive.shared::cta.b64 _, [{bar}];",
+        "9.7.13.15.13 mbarrier.arrive",
+        effect="mbar_arrive",
+        orders=True,
+    )
+)
+mbar_arrive_peer = define(
+    Atom(
+        "mbar_arrive_peer",
+        (("bar", "mbar"), ("rank", "value")),
+        Scope.THREAD,
+        Lanes.ANY,
+        "mapa.shared::cluster.u32 %ra, {bar_reg}, {rank};\n"
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%ra];",
+        "9.7.13.15.13 mbarrier.arrive; relaxed: hands back completed asynchronous reads, no data",
+        effect="mbar_arrive",
+        orders=True,
+    )
+)
+mbar_release_peer = define(
+    Atom(
+        "mbar_release_peer",
+        (("bar", "mbar"), ("rank", "value")),
+        Scope.THREAD,
+        Lanes.ANY,
+        "mapa.shared::cluster.u32 %ra, {bar_reg}, {rank};\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%ra];",
+        "9.7.13.15.13 mbarrier.arrive",
+        effect="mbar_arrive",
+        orders=True,
+        defaults=(("release", True),),
+    )
+)
+mbar_arrive_expect = define(
+    Atom(
+        "mbar_arrive_expect",
+        (("bar", "mbar"),),
+        Scope.THREAD,
+        Lanes.ONE,
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {bytes};",
+        "9.7.13.15.13 mbarrier.arrive.expect_tx",
+        effect="mbar_arrive",
+        sass=("mbarrier.arrive.expect_tx",),
+        orders=True,
+        rules=(Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20),),
+    )
+)
+
+_TMA_RULES = (
+    Rule("the box fills its shared-memory slot exactly", _box_bytes),
+    Rule("a box has 1..256 rows", lambda u: 1 <= u.arg.attr("box")[1] <= 256),
+    Rule("a shared-memory box starts at a swizzle repeat", lambda u: u.src[0].arg % 128 == 0),
+)
+_TMA_LOAD = (("dst", "smem"), ("map", "map"), ("c0", "value"), ("c1", "value"), ("bar", "mbar"))
+_LOADED = (Access("dst", "w", ASYNC, "mbar"),)
+_ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
+
+tma_load = define(
+    Atom(
+        "tma_load",
+        _TMA_LOAD,
+        Scope.THREAD,
+        Lanes.ONE,
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
+        _ISA_TMA,
+        accesses=_LOADED,
+        effect="tma_load",
+        sass=("TMA tensor load",),
+        rules=_TMA_RULES,
+    )
+)
+tma_load_multicast = define(
+    Atom(
+        "tma_load_multicast",
+        _TMA_LOAD,
+        Scope.THREAD,
+        Lanes.ONE,
+        "mov.b16 %rh, {mask};\n"
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh;",
+        _ISA_TMA + ", multicast: same offsets of data and barrier in every CTA of the mask",
+        accesses=_LOADED,
+        effect="tma_load",
+        sass=("TMA tensor load multicast",),
+        rules=_TMA_RULES,
+    )
+)
+tma_store = define(
+    Atom(
+        "tma_store",
+        (("src", "smem"), ("map", "map"), ("c0", "value"), ("c1", "value"), ("tile", "global")),
+        Scope.THREAD,
+        Lanes.ONE,
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
+        "[{map}, {{{c0}, {c1}}}], [{src}];",
+        _ISA_TMA,
+        accesses=(Access("src", "r", ASYNC, "bulk"), Access("tile", "w", ASYNC, "bulk")),
+        sass=("TMA tensor store",),
+        rules=_TMA_RULES,
+    )
+)
+bulk_commit = define(
+    Atom(
+        "bulk_commit",
+        (),
+        Scope.THREAD,
+        Lanes.ONE,
+        "cp.async.bulk.commit_group;",
+        "9.7.9.28.1 cp.async.bulk.commit_group",
+        effect="commit",
+        defaults=(("pipe", "bulk"),),
+        sass=("bulk commit_group",),
+        orders=True,
+    )
+)
+bulk_wait_read = define(
+    Atom(
+        "bulk_wait_read",
+        (),
+        Scope.THREAD,
+        Lanes.ONE,
+        "cp.async.bulk.wait_group.read {pending};",
+        "9.7.9.28.2 cp.async.bulk.wait_group: the sources have been read",
+        effect="wait_group",
+        defaults=(("pending", 0), ("pipe", "bulk")),
+        orders=True,
+    )
+)
+fence_proxy_async = define(
+    Atom(
+        "fence_proxy_async",
+        (),
+        Scope.THREAD,
+        Lanes.ANY,
+        "fence.proxy.async.shared::cta;",
+        "9.7.13.4 fence.proxy.async",
+        effect="fence_proxy_async",
+        sass=("fence.proxy.async smem",),
+        orders=True,
+    )
+)
+set_max_registers = define(
+    Atom(
+        "set_max_registers",
+        (),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        "setmaxnreg.{direction}.sync.aligned.u32 {registers};",
+        "9.7.19.5 setmaxnreg",
+        sass=lambda u: ("setmaxnreg." + u.arg.attr("direction"),),
+        rules=(
+            Rule(
+                "the count is 24..256 in steps of 8",
+                lambda u: 24 <= u.arg.attr("registers") <= 256 and u.arg.attr("registers") % 8 == 0,
+            ),
+        ),
+    )
+)
+
+
+def _pack_text(use: UOp, text: dict[str, str]) -> str:
+    dst, src = text["dst"].split(", "), text["src"].split(", ")
+    dtype = use.arg.attr("dtype")
+    return "\n".join(
+        f"cvt.rn.{dtype}x2.f32 {d}, {src[2 * i + 1]}, {src[2 * i]};" for i, d in enumerate(dst)
+    )
+
+
+pack = define(
+    Atom(
+        "pack",
+        (("dst", "frag"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _pack_text,
+        "9.7.9.22 cvt: the first source goes to the upper half",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("two values to a register", lambda u: u.src[1].arg == 2 * u.src[0].arg),),
+    )
+)
+st_shared_v4 = define(
+    Atom(
+        "st_shared_v4",
+        (("dst", "smem"), ("offset", "value"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {dst_reg}, {offset};\nst.shared.v4.b32 [%ra], {{{src}}};",
+        "9.7.9.11 st",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it stores four registers", lambda u: u.src[2].arg == 4),),
+    )
+)
+
+
+def _store_text(use: UOp, text: dict[str, str]) -> str:
+    count = use.src[-1].arg
+    kind = "b32" if count == 1 else f"v{count}.b32"
+    registers = text["src"] if count == 1 else f"{{{text['src']}}}"
+    return (
+        f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('element')}, {text['base']};\n"
+        f"@{text['inside']} st.global.{kind} [%rda], {registers};"
+    )
+
+
+st_global = define(
+    Atom(
+        "st_global",
+        (
+            ("base", "value"),
+            ("index", "value"),
+            ("inside", "value"),
+            ("tile", "global"),
+            ("src", "frag"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        _store_text,
+        "9.7.9.11 st; index counts elements, `inside` is the bounds predicate of the lane",
+        accesses=(Access("src", "r", GENERIC), Access("tile", "w", GENERIC)),
+        rules=(
+            Rule("it stores one, two or four registers", lambda u: u.src[-1].arg in (1, 2, 4)),
+            Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
+        ),
+    )
+)

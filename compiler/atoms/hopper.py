@@ -1,0 +1,95 @@
+"""Atoms of sm_90a: wgmma and its ordering, stmatrix."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.table import ASYNC, GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.ir import UOp
+
+_HOPPER = ("sm_90a",)
+
+
+def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
+    n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
+    return (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+        f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1, 0, 0;"
+    )
+
+
+wgmma = define(
+    Atom(
+        "wgmma",
+        (("acc", "frag"), ("a", "desc"), ("b", "desc"), ("accumulate", "value")),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        _wgmma_text,
+        "9.7.15.5 wgmma.mma_async; both operands K-major in shared memory",
+        accesses=(
+            Access("a", "r", ASYNC, "wgmma"),
+            Access("b", "r", ASYNC, "wgmma"),
+            Access("acc", "rw", ASYNC, "wgmma"),
+        ),
+        effect="mma",
+        sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
+        archs=_HOPPER,
+        rules=(
+            Rule("N is 8..256 in steps of 8", lambda u: u.arg.attr("n") in range(8, 257, 8)),
+            Rule("a thread holds N/2 accumulators", lambda u: u.src[0].arg == u.arg.attr("n") // 2),
+        ),
+    )
+)
+wgmma_fence = define(
+    Atom(
+        "wgmma_fence",
+        (),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        "wgmma.fence.sync.aligned;",
+        "9.7.15.7.1 wgmma.fence",
+        effect="fence_registers",
+        archs=_HOPPER,
+        orders=True,
+    )
+)
+wgmma_commit = define(
+    Atom(
+        "wgmma_commit",
+        (),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        "wgmma.commit_group.sync.aligned;",
+        "9.7.15.7.2 wgmma.commit_group",
+        effect="commit",
+        defaults=(("pipe", "wgmma"),),
+        archs=_HOPPER,
+        orders=True,
+    )
+)
+wgmma_wait = define(
+    Atom(
+        "wgmma_wait",
+        (),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        "wgmma.wait_group.sync.aligned {pending};",
+        "9.7.15.7.3 wgmma.wait_group",
+        effect="wait_group",
+        defaults=(("pipe", "wgmma"),),
+        archs=_HOPPER,
+        orders=True,
+    )
+)
+stmatrix_x4 = define(
+    Atom(
+        "stmatrix_x4",
+        (("dst", "smem"), ("offset", "value"), ("src", "frag")),
+        Scope.WARP,
+        Lanes.ALL,
+        "add.u32 %ra, {dst_reg}, {offset};\n"
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
+        "9.7.14.5.16 stmatrix",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        sass=("stmatrix",),
+        rules=(Rule("x4 stores four registers", lambda u: u.src[2].arg == 4),),
+    )
+)

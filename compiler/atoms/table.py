@@ -1,0 +1,139 @@
+"""The atom table: one row per instruction, read by the static rules, the abstract machine, the PTX
+writer, the SASS check, the tests and the docs.
+
+A row says who must be converged, who issues, what is accessed through which proxy and when that is
+complete, what it does to barriers, its text and the machine code that must come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
+
+
+class Scope(Enum):
+    """Who must execute the instruction together."""
+
+    THREAD = 1
+    WARP = 2
+    WARPGROUP = 3
+    CTA = 4
+    CLUSTER = 5
+
+
+class Lanes(Enum):
+    """Who issues: every lane of the warp, one lane, or either (the count follows)."""
+
+    ALL = 1
+    ONE = 2
+    ANY = 3
+
+
+GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
+BOTH = ("sm_90a", "sm_100a")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One memory effect. `done`: what completes it ("now", or an asynchronous pipe).
+
+    Pipes: `mbar` (complete_tx on the operand named `bar`), `bulk`, `wgmma`, `tcgen05`, `ld`.
+    """
+
+    operand: str
+    mode: str  # r, w, rw
+    proxy: str
+    done: str = "now"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A static rule on operands and attributes; the sentence is the error message."""
+
+    sentence: str
+    holds: Callable[[UOp], bool]
+
+
+@dataclass(frozen=True)
+class Atom:
+    """One instruction. `operands` maps names to kinds; `effect` names the machine's transition."""
+
+    name: str
+    operands: tuple[tuple[str, str], ...]
+    scope: Scope
+    lanes: Lanes
+    ptx: str | Callable[[UOp, dict[str, str]], str]
+    isa: str
+    accesses: tuple[Access, ...] = ()
+    effect: str = ""
+    rules: tuple[Rule, ...] = ()
+    #: techniques of sass_signatures.json that must appear in the machine code
+    sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = ()
+    archs: tuple[str, ...] = BOTH
+    label: bool = False  # the text holds a label: it cannot be predicated
+    orders: bool = False  # it exists only to order others: a wait, arrive, fence, commit, barrier
+    defaults: tuple[tuple[str, Any], ...] = field(default=())
+
+    def operand(self, use: UOp, name: str) -> UOp:
+        for (key, _), node in zip(self.operands, use.src, strict=True):
+            if key == name:
+                return node
+        raise KeyError(f"atom {self.name} has no operand {name!r}")
+
+
+_ATOMS: dict[str, Atom] = {}
+
+#: operand kind -> node kinds it accepts
+KINDS: dict[str, set[Op]] = {
+    "value": VALUES,
+    "map": {Op.PARAM},
+    "smem": {Op.SLOT},
+    "desc": {Op.SLOT},
+    "mbar": {Op.SLOT},
+    "tmem": {Op.SLOT},
+    "frag": {Op.SLOT},
+    "global": {Op.SLOT},
+}
+#: storage behind a SLOT operand of a kind
+STORAGE_OF = {
+    "smem": Op.SMEM,
+    "desc": Op.SMEM,
+    "mbar": Op.MBAR,
+    "tmem": Op.TMEM,
+    "frag": Op.FRAG,
+    "global": Op.GLOBAL,
+}
+assert set(STORAGE_OF.values()) <= STORAGE
+
+
+def atom(name: str) -> Atom:
+    """The row of that name; unknown names raise KeyError and list the known ones."""
+    try:
+        return _ATOMS[name]
+    except KeyError:
+        raise KeyError(f"unknown atom {name!r}; known: {', '.join(sorted(_ATOMS))}") from None
+
+
+def all_atoms() -> tuple[Atom, ...]:
+    return tuple(_ATOMS.values())
+
+
+def define(row: Atom) -> Callable[..., UOp]:
+    """Add a row and return its constructor: operands by position, attributes by keyword."""
+    if row.name in _ATOMS:
+        raise ValueError(f"atom {row.name!r} is defined twice")
+    _ATOMS[row.name] = row
+
+    def build(*operands: Value, **attrs: Any) -> UOp:
+        if len(operands) != len(row.operands):
+            names = ", ".join(n for n, _ in row.operands)
+            raise TypeError(f"{row.name} takes ({names}), got {len(operands)} operands")
+        use = Use(row.name, tuple(sorted({**dict(row.defaults), **attrs}.items())))
+        return UOp(Op.ATOM, tuple(map(value, operands)), use, call_site())
+
+    build.__name__ = row.name
+    return build

@@ -1,0 +1,33 @@
+"""The validator: a kernel that is not proven safe here never becomes PTX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxflow.compiler.check.machine import SCHEDULES, Machine, Program
+from ptxflow.compiler.check.spec import check_spec
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.strategy import Trip
+
+__all__ = ["check", "check_spec", "execute"]
+
+
+def check(kernel: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+    """Prove a lowered kernel: static rules, then abstract execution of every trip class.
+
+    Returns one line per proof. Raises SpecError or HazardError with who, where, which rule, which
+    facts, and what would fix it.
+    """
+    rules = check_spec(kernel, device)
+    program = Program(kernel)
+    proofs = [f"static: {rules} rules hold"]
+    for trip in trips:
+        steps = [execute(program, trip, schedule) for schedule in SCHEDULES]
+        proofs.append(f"abstract: {trip.name}: {steps[0]} steps, {len(steps)} schedules")
+    return proofs
+
+
+def execute(program: Program, trip: Trip, schedule: str) -> int:
+    """One abstract run; the number of statements executed. Raises HazardError."""
+    return Machine(program, trip, schedule).run()

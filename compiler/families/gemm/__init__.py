@@ -1,0 +1,54 @@
+"""GEMM: C[M,N] = A[M,K] B[N,K]^T in float16 or bfloat16, on sm_90a and sm_100a."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families import register
+from ptxflow.compiler.families.gemm import blackwell, hopper
+from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.gemm.load import features, load
+from ptxflow.compiler.families.gemm.problem import problem
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.strategy import Family, Problem, Strategy, Trip
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel: one builder per tensor-core generation."""
+    return (blackwell if device.has_tmem else hopper).build(p, s, device)
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: K shorter than the ring, equal, and past its second turn; the tiles of a
+    persistent block likewise against the accumulator buffers, and none at all."""
+    t = Tiling(p, s, device)
+    stages, (cluster_m, cluster_n) = s.num_stages, t.cluster
+    if not s.persistent:
+        plan = [(k, 1) for k in sorted({1, stages - 1, stages, 2 * stages + 1})]
+    else:
+        wrap = 2 * s.acc_buffers + 1
+        plan = [(1, 0), (1, wrap), (stages - 1 or 1, 2), (stages, wrap), (2 * stages + 1, 2)]
+    out = []
+    for k, tiles in plan:
+        rows, columns = tiles * s.tile_m * cluster_m, s.tile_n * cluster_n
+        values = {"k_trips": k, "tiles_n": 1, "M": rows, "C": 0}
+        output = ("C", rows, columns) if tiles else None
+        name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
+        out.append(Trip(name, tuple(values.items()), output))
+    return out
+
+
+GEMM = register(
+    Family(
+        name="gemm",
+        op_types=("gemm",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        build=build,
+        trips=trips,
+    )
+)

@@ -1,0 +1,247 @@
+"""GEMM on sm_100a: a TMA ring feeding tcgen05.mma, accumulators in tensor memory.
+
+Warps 0..4c-1 are c epilogue warpgroups. A specialised kernel adds one warpgroup: its first warp
+loads, its second issues MMAs. Without it one thread of warp 0 does both, before the epilogue. In a
+CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gemm.decisions import consumer_regs
+from ptxflow.compiler.families.gemm.output import Store, region
+from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    LANE,
+    WARP,
+    KernelInfo,
+    Role,
+    UOp,
+    const,
+    elect,
+    frag,
+    loop,
+    role,
+    slot,
+    tmem,
+    var,
+    when,
+)
+from ptxflow.compiler.lower import finish
+from ptxflow.compiler.strategy import Problem, Strategy
+
+MMA_K = 16
+COLUMNS = 32  # read from TMEM at a time
+TYPE_CODE = {"f16": 0, "bf16": 1}
+
+
+def build(problem: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel of a strategy."""
+    return _Kernel(Tiling(problem, s, device)).build()
+
+
+def instruction_descriptor(m: int, n: int, dtype: str) -> int:
+    """kind::f16 with float32 accumulators, both operands K-major (PTX ISA 9.7.16.4.2)."""
+    code = TYPE_CODE[dtype]
+    return 1 << 4 | code << 7 | code << 10 | n >> 3 << 17 | m >> 4 << 24
+
+
+class _Kernel:
+    def __init__(self, t: Tiling):
+        self.t, self.s = t, t.s
+        s = t.s
+        self.warps = 4 * s.consumers
+        self.rows = min(s.tile_m, 128)  # of one MMA, in this CTA
+        self.blocks_m, self.blocks_n = s.tile_m // self.rows, s.tile_n // s.mma_n
+        self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
+        held = COLUMNS if self.rows == 128 else COLUMNS // 2
+        self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
+        self.ring = Ring.of("ring", s.num_stages, 1, t.cluster_size if t.multicast else 1)
+        self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
+        self.store = Store(t, self.warps)
+
+    def build(self) -> UOp:
+        s, t = self.s, self.t
+        bars = [self.ring.full, self.ring.empty, self.done.full]
+        if s.persistent:
+            bars.append(self.done.empty)
+        info = KernelInfo(
+            name="gemm",
+            arch=t.device.arch,
+            warps=self.warps + 4 * s.warp_specialized,
+            cluster=t.cluster_size,
+            params=t.params,
+            storage=t.storage(*bars, self.acc, self.out, self.tmem),
+            cta_group=s.cta_group,
+        )
+        epilogue = [*t.each_tile("e", self.epilogue), *self.store.drain()]
+        regs = int(consumer_regs(s.fields()))
+        if not s.warp_specialized:
+            alone = elect(WARP.eq(0), *t.each_tile("i", self.load_and_issue))
+            return finish(info, role(Role("epilogue", 0, self.warps), alone, epilogue))
+        load = elect(WARP.eq(self.warps), *t.each_tile("p", self.produce))
+        issuer = WARP.eq(self.warps + 1)
+        issue = elect(
+            issuer & CTA_RANK.eq(0) if t.pair else issuer, *t.each_tile("m", self.issue)
+        )
+        return finish(
+            info,
+            role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
+            role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
+        )
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """A pair's bytes all count on the even CTA's barrier."""
+        bar = slot(self.ring.full, self.ring.stage(use))
+        expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
+        if self.t.pair:
+            expect = when(CTA_RANK.eq(0), expect)
+        return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
+
+    def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        m0, n0 = self.t.origin(tile)
+        k = var("k_load")
+        use = sequence * self.t.k_trips + k
+        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+
+    def load_and_issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        """Not specialised: fill the ring, then refill the stage of step k-1 after issuing k."""
+        m0, n0 = self.t.origin(tile)
+        fill, k = var("k_fill"), var("k")
+        use = k + (self.s.num_stages - 1)
+        refill = when(
+            (const(0) < k) & (use < self.t.k_trips),
+            self.ring.wait_empty(use),
+            self.load(use, use, m0, n0),
+        )
+        step = self.step(k, k, const(0))
+        finished = self.commit(slot(self.done.full, 0), pair_only=True)
+        if self.t.pair:
+            step, finished = [when(CTA_RANK.eq(0), step)], when(CTA_RANK.eq(0), finished)
+        first = self.t.k_trips.min(self.s.num_stages)
+        return [
+            loop(fill, first, self.load(fill, fill, m0, n0)),
+            loop(k, self.t.k_trips, step, refill),
+            finished,
+        ]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        k = var("k")
+        buffer = self.done.stage(sequence)
+        steps = loop(k, self.t.k_trips, self.step(sequence * self.t.k_trips + k, k, buffer))
+        # the fence after the first full stage also orders the MMA after the epilogue's reads
+        wait = [self.done.wait_empty(sequence)] if self.s.persistent else []
+        return [*wait, steps, self.commit(slot(self.done.full, buffer), pair_only=True)]
+
+    def step(self, use: UOp, k: UOp, buffer: UOp) -> list[UOp]:
+        stage = self.ring.stage(use)
+        return [
+            self.ring.wait_full(use),
+            at.tcgen05_fence_after(),
+            *self.mma(stage, k, buffer),
+            self.commit(slot(self.ring.empty, stage)),
+        ]
+
+    def commit(self, bar: UOp, pair_only: bool = False) -> UOp:
+        """Arrive when the MMAs so far are complete: in both CTAs that wait for them."""
+        both = self.t.pair or (self.t.multicast and not pair_only)
+        return at.tcgen05_commit(bar, cta_group=self.s.cta_group, mask=3 if both else 0)
+
+    def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
+        a, b, s = self.t.a, self.t.b, self.s
+        idesc = instruction_descriptor(self.rows * s.cta_group, s.mma_n, self.t.dtype)
+        out = []
+        for step in range(0, s.tile_k, MMA_K):
+            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
+            for i in range(self.blocks_m):
+                for j in range(self.blocks_n):
+                    rows_b = s.mma_n // s.cta_group
+                    a_at = block * a.block_bytes + a.row_offset(i * self.rows)
+                    b_at = block * b.block_bytes + b.row_offset(j * rows_b)
+                    out.append(
+                        at.tcgen05_mma(
+                            slot(self.tmem, buffer, i * s.tile_n + j * s.mma_n, s.mma_n),
+                            slot(self.t.a_smem, stage, a_at, self.rows * a.swizzle),
+                            slot(self.t.b_smem, stage, b_at, rows_b * b.swizzle),
+                            k.ne(0) if step == 0 else const(1),
+                            cta_group=s.cta_group,
+                            idesc=idesc,
+                            a_step=inner,
+                            b_step=inner,
+                            a_desc=a.descriptor_blackwell(),
+                            b_desc=b.descriptor_blackwell(),
+                        )
+                    )
+        return out
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def epilogue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
+        m0, n0 = self.t.origin(tile)
+        buffer = self.done.stage(sequence)
+        blocks, columns, block0, column0 = self._share()
+        read = [
+            self._chunk(buffer, block0 + i, column0 + c, m0, n0)
+            for i in range(blocks)
+            for c in range(0, columns, COLUMNS)
+        ]
+        return [
+            self.done.wait_full(sequence),
+            at.tcgen05_fence_after(),
+            *self.store.begin(),
+            *read,
+            at.tcgen05_fence_before(),
+            *self._release(buffer),
+            *self.store.end(m0, n0),
+        ]
+
+    def _release(self, buffer: UOp) -> list[UOp]:
+        if not self.s.persistent:
+            return []
+        bar = slot(self.done.empty, buffer)
+        return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
+
+    def _share(self) -> tuple[int, int, UOp, UOp]:
+        """Row blocks and columns of this warp's warpgroup: how many, and the first of each."""
+        group = WARP >> 2
+        if self.s.consumers == 1:
+            return self.blocks_m, self.s.tile_n, const(0), const(0)
+        if self.blocks_m == 2:
+            return 1, self.s.tile_n, group, const(0)
+        return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
+
+    def _chunk(self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """32 columns: TMEM to registers, rounded, and on to C."""
+        source = slot(self.tmem, buffer, block * self.s.tile_n + column, COLUMNS)
+        quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
+        wide = self.rows == 128
+        # M 64 leaves every second group of 16 lanes empty: the other 16 threads take 16 columns on
+        form = {"shape": "32x32b"} if wide else {"shape": "16x32bx2", "split": COLUMNS // 2}
+        warp_rows = 32 if wide else 16
+        row = block * 128 + (WARP & 3) * warp_rows
+        lane_row = LANE if wide else LANE & 15
+        lane_column = column if wide else column + (LANE >> 4) * (COLUMNS // 2)
+        out = [
+            at.tcgen05_ld(slot(self.acc), source, quarter, **form),
+            at.tcgen05_wait_ld(),
+            at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype),
+        ]
+        for first in range(0, self.out.arg.size, 4):
+            registers, at_column = slot(self.out, 0, first, 4), lane_column + 2 * first
+            if self.t.staged:
+                target = self.store.staged(warp_rows, row, column)
+                chunk = self.store.chunk(lane_row, at_column)
+                out.append(at.st_shared_v4(target, chunk, registers))
+            else:
+                writes = region(m0 + row, n0 + column, warp_rows, COLUMNS)
+                where = m0 + row + lane_row, n0 + at_column
+                out.append(self.store.direct(*where, registers, writes))
+        return out

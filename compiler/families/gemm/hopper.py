@@ -1,0 +1,216 @@
+"""GEMM on sm_90a: a TMA ring feeding wgmma warpgroups.
+
+Warps 0..4c-1 are c consumer warpgroups, each with its share of the tile's rows; a specialised
+kernel adds one producer warpgroup, of which one thread loads. Without it, one thread of warp 0
+refills a stage as soon as every warp has released it.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gemm.decisions import consumer_regs
+from ptxflow.compiler.families.gemm.output import Store, region, release_one
+from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    KernelInfo,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    frag,
+    loop,
+    role,
+    slot,
+    var,
+    when,
+)
+from ptxflow.compiler.lower import finish
+from ptxflow.compiler.strategy import Problem, Strategy
+
+MMA_M, MMA_K = 64, 16
+
+
+def build(problem: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel of a strategy."""
+    return _Kernel(Tiling(problem, s, device)).build()
+
+
+class _Kernel:
+    def __init__(self, t: Tiling):
+        self.t, self.s = t, t.s
+        self.warps = 4 * t.s.consumers
+        self.rows = t.s.tile_m // t.s.consumers  # of one warpgroup
+        self.blocks_m, self.blocks_n = self.rows // MMA_M, t.s.tile_n // t.s.mma_n
+        self.per_mma = t.s.mma_n // 2
+        self.acc = frag("acc", self.blocks_m * self.blocks_n * self.per_mma, "f32")
+        self.out = frag("out", 4, "b32")
+        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.cluster_size)
+        self.store = Store(t, self.warps)
+
+    def build(self) -> UOp:
+        s, t = self.s, self.t
+        info = KernelInfo(
+            name="gemm",
+            arch=t.device.arch,
+            warps=self.warps + 4 * s.warp_specialized,
+            cluster=t.cluster_size,
+            params=t.params,
+            storage=t.storage(self.ring.full, self.ring.empty, self.acc, self.out),
+        )
+        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
+        if s.warp_specialized:
+            producer = Role("producer", self.warps, 4, regs=s.producer_regs)
+            body = t.each_tile("p", self.produce)
+            roles.append(role(producer, elect(WARP.eq(self.warps), *body)))
+        return finish(info, *roles)
+
+    def _consumer_regs(self) -> int:
+        return int(consumer_regs(self.s.fields()))
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        bar = slot(self.ring.full, self.ring.stage(use))
+        expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
+        return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
+
+    def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        m0, n0 = self.t.origin(tile)
+        k = var("k_load")
+        use = sequence * self.t.k_trips + k
+        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+
+    def fill(self, m0: UOp, n0: UOp) -> list[UOp]:
+        """Not specialised: every stage once, before the first MMA."""
+        if self.s.warp_specialized:
+            return []
+        k = var("k_fill")
+        first = self.t.k_trips.min(self.s.num_stages)
+        return [elect(WARP.eq(0), loop(k, first, self.load(k, k, m0, n0)))]
+
+    def refill(self, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""
+        if self.s.warp_specialized:
+            return []
+        use = k + (self.s.num_stages - 1)
+        due = WARP.eq(0) & (use < self.t.k_trips)
+        return [elect(due, self.ring.wait_empty(use), self.load(use, use, m0, n0))]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def consume(self) -> list[UOp]:
+        return [*self.t.each_tile("c", self.multiply), *self.store.drain()]
+
+    def multiply(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        m0, n0 = self.t.origin(tile)
+        k = var("k")
+        use = sequence * self.t.k_trips + k
+        last = sequence * self.t.k_trips + (self.t.k_trips - 1)
+        step = [
+            self.ring.wait_full(use),
+            at.wgmma_fence(),
+            self.mma(self.ring.stage(use), k),
+            at.wgmma_commit(),
+            at.wgmma_wait(pending=1),
+            when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
+        ]
+        tail = [self.release(last)] if self.s.persistent else []
+        return [
+            *self.fill(m0, n0),
+            loop(k, self.t.k_trips, step),
+            at.wgmma_wait(pending=0),
+            *tail,
+            *self.store.begin(),
+            *self.epilogue(m0, n0),
+            *self.store.end(m0, n0),
+        ]
+
+    def release(self, use: UOp) -> UOp:
+        return release_one(self.ring.empty, self.ring.stage(use), self.t.cluster_size)
+
+    def first_row(self, block: int) -> Value:
+        """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
+        mine = (WARP >> 2) * self.rows if self.s.consumers > 1 else const(0)
+        return mine + block * MMA_M
+
+    def mma(self, stage: UOp, k: UOp) -> list[UOp]:
+        a, b, out = self.t.a, self.t.b, []
+        for step in range(0, self.s.tile_k, MMA_K):
+            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
+            for i in range(self.blocks_m):
+                for j in range(self.blocks_n):
+                    row = self.first_row(i) * a.swizzle
+                    a_slot = slot(
+                        self.t.a_smem, stage, row + block * a.block_bytes, MMA_M * a.swizzle
+                    )
+                    b_slot = slot(
+                        self.t.b_smem,
+                        stage,
+                        block * b.block_bytes + b.row_offset(j * self.s.mma_n),
+                        self.s.mma_n * b.swizzle,
+                    )
+                    out.append(
+                        at.wgmma(
+                            self.accumulators(i, j, 0, self.per_mma),
+                            a_slot,
+                            b_slot,
+                            k.ne(0) if step == 0 else const(1),
+                            n=self.s.mma_n,
+                            dtype=self.t.dtype,
+                            a_step=inner,
+                            b_step=inner,
+                            a_desc=a.descriptor_hopper(),
+                            b_desc=b.descriptor_hopper(),
+                        )
+                    )
+        return out
+
+    def accumulators(self, i: int, j: int, first: int, count: int) -> UOp:
+        start = (i * self.blocks_n + j) * self.per_mma + first
+        return slot(self.acc, 0, start, count)
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def epilogue(self, m0: UOp, n0: UOp) -> list[UOp]:
+        """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
+        emit = self._stage_block if self.t.staged else self._store_block
+        return [
+            emit(i, j, m0, n0)  # type: ignore[misc]
+            for i in range(self.blocks_m)
+            for j in range(self.blocks_n)
+        ]
+
+    def _warp_row(self, block: int) -> UOp:
+        """First of the 16 rows that this warp holds of a 64-row block."""
+        return (WARP & 3) * 16 + self.first_row(block)
+
+    def _stage_block(self, i: int, j: int, m0: UOp, n0: UOp) -> list[UOp]:
+        lane_row, half = LANE & 15, (LANE >> 4) << 3
+        out = []
+        for first in range(0, self.per_mma, 8):  # 8 accumulators: 16 columns
+            column = j * self.s.mma_n + 2 * first
+            target = self.store.staged(16, self._warp_row(i), column)
+            out += [
+                at.pack(slot(self.out), self.accumulators(i, j, first, 8), dtype=self.t.dtype),
+                at.stmatrix_x4(target, self.store.chunk(lane_row, half + column), slot(self.out)),
+            ]
+        return out
+
+    def _store_block(self, i: int, j: int, m0: UOp, n0: UOp) -> list[UOp]:
+        corner_row = m0 + self._warp_row(i)
+        out = []
+        for first in range(0, self.per_mma, 4):  # 4 accumulators: 8 columns, rows r and r + 8
+            corner_column = n0 + (j * self.s.mma_n + 2 * first)
+            pair = slot(self.out, 0, 0, 2)
+            out.append(at.pack(pair, self.accumulators(i, j, first, 4), dtype=self.t.dtype))
+            for half in range(2):
+                row = corner_row + 8 * half
+                writes = region(row, corner_column, 8, 8)
+                lane = row + (LANE >> 2), corner_column + ((LANE & 3) << 1)
+                out.append(self.store.direct(*lane, slot(self.out, 0, half, 1), writes))
+        return out

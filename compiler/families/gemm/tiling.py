@@ -1,0 +1,241 @@
+"""Where a GEMM block works and what it loads: tile order, operand boxes, storage, tensor maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gemm.decisions import ELEMENT, TMA
+from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    CTAID,
+    UOp,
+    Value,
+    const,
+    global_tensor,
+    loop,
+    param,
+    slot,
+    smem,
+    special,
+    value,
+    var,
+)
+from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.strategy import Problem, Strategy
+
+C_SWIZZLE = 128
+PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+C = global_tensor("C")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The geometry of one GEMM kernel: a strategy applied to a problem."""
+
+    problem: Problem
+    s: Strategy
+    device: Device
+
+    # -- the cluster and the grid -------------------------------------------------------------
+
+    @cached_property
+    def cluster(self) -> tuple[int, int]:
+        """CTAs along M and N."""
+        m, n = self.s.cluster.split("x")
+        return int(m), int(n)
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def pair(self) -> bool:
+        return bool(self.s.cta_group == 2)
+
+    @property
+    def multicast(self) -> bool:
+        return self.cluster_size > 1 and not self.pair
+
+    @property
+    def dtype(self) -> str:
+        return PTX_TYPE[self.problem.dtype]
+
+    @property
+    def k_trips(self) -> UOp:
+        return const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
+
+    @cached_property
+    def tiles_n(self) -> UOp:
+        """Tiles of a cluster along N."""
+        return const(ceil_div(self.problem["N"], self.s.tile_n * self.cluster[1]), "tiles_n")
+
+    @cached_property
+    def tiles_m(self) -> UOp:
+        """Tiles of a cluster along M, from the run-time M."""
+        rows = self.s.tile_m * self.cluster[0]
+        return (param("M") + (rows - 1)) // rows
+
+    @property
+    def my_cluster(self) -> UOp:
+        return CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
+
+    def each_tile(self, name: str, body: object) -> list[UOp]:
+        """`body(tile, sequence number)` for every tile of this block, in order."""
+        if not self.s.persistent:
+            return body(self.my_cluster, const(0))  # type: ignore[operator, no-any-return]
+        clusters = special("ctas") // self.cluster_size
+        mine = (self.tiles_m * self.tiles_n + clusters - 1 - self.my_cluster) // clusters
+        j = var(f"tile_{name}")
+        return [loop(j, mine, body(self.my_cluster + j * clusters, j))]  # type: ignore[operator]
+
+    def origin(self, tile: UOp) -> tuple[UOp, UOp]:
+        """First row and column of C that this CTA computes in a tile."""
+        if self.s.raster_group == 1:
+            row, column = tile // self.tiles_n, tile % self.tiles_n
+        else:
+            group = self.s.raster_group
+            per_group = self.tiles_n * group
+            first = tile // per_group * group
+            rows = (self.tiles_m - first).min(group)
+            inside = tile % per_group
+            row, column = first + inside % rows, inside // rows
+        rank_m = CTA_RANK if self.cluster[0] > 1 else const(0)
+        rank_n = CTA_RANK if self.cluster[1] > 1 else const(0)
+        m = (row * self.cluster[0] + rank_m) * self.s.tile_m
+        n = (column * self.cluster[1] + rank_n) * self.s.tile_n
+        return m, n
+
+    # -- shared memory ------------------------------------------------------------------------
+
+    @cached_property
+    def a(self) -> SmemTile:
+        return SmemTile(self.s.tile_m, self.s.tile_k, ELEMENT, self.s.swizzle)
+
+    @cached_property
+    def b(self) -> SmemTile:
+        rows = self.s.tile_n // self.s.cta_group
+        return SmemTile(rows, self.s.tile_k, ELEMENT, self.s.swizzle)
+
+    @cached_property
+    def c(self) -> SmemTile:
+        return SmemTile(self.s.tile_m, self.s.tile_n, ELEMENT, C_SWIZZLE)
+
+    @cached_property
+    def a_smem(self) -> UOp:
+        return smem("a", self.a.bytes, self.s.num_stages)
+
+    @cached_property
+    def b_smem(self) -> UOp:
+        return smem("b", self.b.bytes, self.s.num_stages)
+
+    @cached_property
+    def c_smem(self) -> UOp:
+        return smem("c", self.c.bytes)
+
+    @property
+    def staged(self) -> bool:
+        return bool(self.s.epilogue == TMA)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that land on one full barrier in a turn: both CTAs' halves for a pair."""
+        return (self.a.bytes + self.b.bytes) * self.s.cta_group
+
+    def storage(self, *more: UOp) -> tuple[UOp, ...]:
+        staging = (self.c_smem,) if self.staged else ()
+        return (*more, self.a_smem, self.b_smem, *staging)
+
+    # -- loads --------------------------------------------------------------------------------
+
+    def shared_rows(self, operand: str) -> int:
+        """How many CTAs of the cluster load a share of the operand's rows, and multicast it."""
+        along = 1 if operand == "A" else 0  # CTAs along N share A, along M share B
+        return self.cluster[along] if self.multicast else 1
+
+    def box(self, operand: str) -> tuple[int, int]:
+        """Columns and rows of the operand's TMA box."""
+        tile = self.a if operand == "A" else self.b
+        return self.s.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
+
+    def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """The TMA loads of one stage of A and B."""
+        b0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
+        return [
+            *self._load("A", self.a, self.a_smem, ring, use, k, m0),
+            *self._load("B", self.b, self.b_smem, ring, use, k, b0),
+        ]
+
+    def _load(
+        self, name: str, tile: SmemTile, storage: UOp, ring: Ring, use: UOp, k: UOp, row: Value
+    ) -> list[UOp]:
+        shares = self.shared_rows(name)
+        box = self.box(name)
+        stage = ring.stage(use)
+        bar = slot(ring.full, stage)
+        extent = box[1] * tile.swizzle
+        mine = CTA_RANK * box[1] if shares > 1 else const(0)
+        out = []
+        for column in range(0, tile.cols, box[0]):
+            offset = tile.k_block_offset(column) + mine * tile.swizzle
+            operands = (
+                slot(storage, stage, offset, extent),
+                param(f"{name}_map"),
+                k * self.s.tile_k + column,
+                value(row) + mine,
+                bar,
+            )
+            attrs = {"box": box, "element": ELEMENT}
+            if shares > 1:
+                out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
+            elif self.pair:
+                out.append(at.tma_load_pair(*operands, **attrs))
+            else:
+                out.append(at.tma_load(*operands, **attrs))
+        return out
+
+    # -- launch -------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        output = ("C_map", "map") if self.staged else ("C", "ptr")
+        return (("A_map", "map"), ("B_map", "map"), output, ("M", "u32"))
+
+    def launch(self, entry: str, smem_bytes: int, threads: int) -> Launch:
+        """Grid, parameters and tensor maps as expressions over M."""
+        n, k, dtype = self.problem["N"], self.problem["K"], self.problem.dtype
+        size = self.cluster_size
+        tiles_n = self.tiles_n.arg[0]
+        tiles = f"-(-M // {self.s.tile_m * self.cluster[0]}) * {tiles_n}"
+        clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
+        row_bytes = (str(k * ELEMENT),)
+        a = TensorMapParam(
+            "A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.s.swizzle
+        )
+        b = TensorMapParam(
+            "B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.s.swizzle
+        )
+        c = (
+            TensorMapParam(
+                "C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, C_SWIZZLE
+            )
+            if self.staged
+            else PointerParam("C")
+        )
+        grid = clusters if size == 1 else f"({clusters}) * {size}"
+        return Launch(
+            entry=entry,
+            grid=(grid, "1", "1"),
+            block=threads,
+            cluster=(size, 1, 1),
+            smem_bytes=smem_bytes,
+            params=(a, b, c, ScalarParam("M", "M")),
+        )

@@ -1,0 +1,129 @@
+"""From roles to a whole kernel: prologue, register splits and teardown follow from declarations.
+
+mbarrier.init and its fence, the barriers around it, TMEM allocation and release, setmaxnreg and
+the layout of shared memory are derived here, as ordinary statements that the validator checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import (
+    WARP,
+    KernelInfo,
+    Op,
+    Role,
+    UOp,
+    const,
+    elect,
+    flatten,
+    kernel,
+    role,
+    slot,
+    smem,
+    when,
+)
+
+TILE_ALIGN = 1024
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where storage lies: byte offsets in shared memory, columns in TMEM; totals of both."""
+
+    smem: dict[UOp, int]
+    smem_bytes: int
+    tmem: dict[UOp, int]
+    tmem_columns: int
+
+
+def layout(info: KernelInfo) -> Layout:
+    """Barriers and small buffers share the first KiB; tiles follow, each on its alignment."""
+    offsets: dict[UOp, int] = {}
+    at_byte = 0
+    shared = [s for s in info.storage if s.op in (Op.SMEM, Op.MBAR)]
+    for storage in sorted(shared, key=lambda s: s.arg.align >= TILE_ALIGN):
+        align = storage.arg.align
+        at_byte = -(-at_byte // align) * align
+        offsets[storage] = at_byte
+        at_byte += storage.arg.size * storage.arg.stages
+    columns: dict[UOp, int] = {}
+    at_column = 0
+    for storage in info.storage:
+        if storage.op is Op.TMEM:
+            columns[storage] = at_column
+            at_column += storage.arg.size * storage.arg.stages
+    allocated = 1 << max(5, (at_column - 1).bit_length()) if at_column else 0
+    return Layout(offsets, at_byte, columns, allocated)
+
+
+def launch_registers(threads: int) -> int:
+    """Registers a thread starts with when one block may take the whole file."""
+    return 65536 // threads // 8 * 8
+
+
+def finish(info: KernelInfo, *roles: UOp) -> UOp:
+    """The kernel with its derived prologue and teardown."""
+    plan = layout(info)
+    if plan.tmem_columns:
+        address = smem("tmem_slot", 16, align=16)
+        info = KernelInfo(**{**info.__dict__, "storage": (*info.storage, address)})
+        before = _prologue(info, _allocate(info, address, plan.tmem_columns))
+        before.append(at.tmem_address(slot(address)))
+        after = _release(info, plan.tmem_columns)
+    else:
+        before = _prologue(info, [])
+        after = _cluster_sync() if info.cluster > 1 else []
+    threads = 32 * info.warps
+    return kernel(info, before, [_with_registers(r, threads) for r in roles], after)
+
+
+def _cluster_sync() -> list[UOp]:
+    return [at.cluster_arrive(), at.cluster_wait()]
+
+
+def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
+    bars = [slot(b, i) for b in info.storage if b.op is Op.MBAR for i in range(b.arg.stages)]
+    init = elect(WARP.eq(0), [at.mbar_init(b) for b in bars], at.fence_mbar_init())
+    if info.cluster == 1:
+        return [init, *allocate, at.cta_sync()]
+    if info.cta_group == 1:
+        return [init, *allocate, *_cluster_sync()]
+    # a pair allocates together: both CTAs must run before, and both have allocated after
+    return [init, *_cluster_sync(), *allocate, *_cluster_sync()]
+
+
+def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
+    group = info.cta_group
+    return [
+        when(
+            WARP.eq(0),
+            at.tmem_alloc(slot(address), columns=columns, cta_group=group),
+            at.tmem_relinquish(cta_group=group),
+        )
+    ]
+
+
+def _release(info: KernelInfo, columns: int) -> list[UOp]:
+    sync = [at.cta_sync()] if info.cluster == 1 else _cluster_sync()
+    free = when(
+        WARP.eq(0),
+        at.tcgen05_fence_after(),
+        at.tmem_dealloc(columns=columns, cta_group=info.cta_group),
+    )
+    return [*sync, free]
+
+
+def _with_registers(node: UOp, threads: int) -> UOp:
+    spec: Role = node.arg
+    if not spec.regs:
+        return node
+    direction = "dec" if spec.regs < launch_registers(threads) else "inc"
+    change = at.set_max_registers(direction=direction, registers=spec.regs)
+    return role(spec, change, *node.src)
+
+
+def single(*statements: UOp) -> UOp:
+    """The statements, run by one elected lane of each warp."""
+    return elect(const(1), *flatten(list(statements)))

@@ -1,0 +1,372 @@
+"""The PTX writer: a lowered kernel to PTX text, and nothing decided here.
+
+Values are common-subexpression-eliminated by node identity within their scope; addresses come from
+the storage layout; instructions come from the atom table.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.table import STORAGE_OF, Atom, atom
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.ir import PREDICATES, Op, UOp, alu, body_of, const, show, special
+from ptxflow.compiler.lower import layout
+
+ISA_VERSION = "8.8"  # driver 580 takes at most 9.0
+_SMEM, _TMEM = special("smem"), special("tmem")
+_INSTRUCTION = {
+    "add": "add.u32",
+    "sub": "sub.u32",
+    "mul": "mul.lo.u32",
+    "div": "div.u32",
+    "rem": "rem.u32",
+    "xor": "xor.b32",
+    "and": "and.b32",
+    "or": "or.b32",
+    "shl": "shl.b32",
+    "shr": "shr.u32",
+    "min": "min.u32",
+    "lt": "setp.lt.u32",
+    "ge": "setp.ge.u32",
+    "eq": "setp.eq.u32",
+    "ne": "setp.ne.u32",
+}
+_PARAM_TYPES = {"map": ".param .align 64 .b8 {}[128]", "ptr": ".param .u64 {}", "u32": ".param .u32 {}"}
+
+
+def write(kernel: UOp, device: Device) -> str:
+    """The PTX text of a lowered kernel for the device's architecture."""
+    return _Writer(kernel, device).text()
+
+
+def is_predicate(node: UOp) -> bool:
+    if node.op is not Op.ALU:
+        return False
+    return node.arg in PREDICATES or (
+        node.arg in ("and", "or") and is_predicate(node.src[0]) and is_predicate(node.src[1])
+    )
+
+
+class _Writer:
+    def __init__(self, kernel: UOp, device: Device):
+        self.kernel, self.info, self.device = kernel, kernel.arg, device
+        self.plan = layout(kernel.arg)
+        self.lines: list[str] = []
+        self.counts = {"r": 0, "rd": 0, "p": 0}
+        self.labels = 0
+        self.scopes: list[dict[object, str]] = [{}]
+
+    # -- text ---------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        self._entry()
+        for statement in self.kernel.src:
+            self._statement(statement)
+        self._line("ret;")
+        return "\n".join([*self._header(), *self._registers(), *self.lines, "}", ""])
+
+    def _header(self) -> list[str]:
+        info = self.info
+        params = ",\n".join("\t" + _PARAM_TYPES[kind].format(name) for name, kind in info.params)
+        out = [
+            f".version {ISA_VERSION}",
+            f".target {self.device.arch}",
+            ".address_size 64",
+            "",
+            ".extern .shared .align 1024 .b8 dynamic_smem[];",
+            "",
+            f".visible .entry {info.name}(",
+            params,
+            ")",
+        ]
+        if info.cluster > 1:
+            out += [".explicitcluster", f".reqnctapercluster {info.cluster}, 1, 1"]
+        # setmaxnreg is ignored without both bounds
+        return [*out, f".reqntid {32 * info.warps}, 1, 1", ".minnctapersm 1", "{"]
+
+    def _registers(self) -> list[str]:
+        out = [
+            f"\t.reg .b32 %r<{self.counts['r'] + 1}>;",
+            f"\t.reg .b64 %rd<{self.counts['rd'] + 1}>;",
+            f"\t.reg .pred %p<{self.counts['p'] + 1}>;",
+            "\t.reg .pred %pw, %pe;",
+            "\t.reg .b32 %ra, %thread, %warp, %lane, %tmem, %smem;",
+            "\t.reg .b64 %rda;",
+            "\t.reg .b16 %rh;",
+        ]
+        for storage in self.info.storage:
+            if storage.op is Op.FRAG:
+                buffer = storage.arg
+                out.append(f"\t.reg .{buffer.dtype} %{buffer.name}<{buffer.size}>;")
+        return out
+
+    def _line(self, text: str) -> None:
+        for line in text.split("\n"):
+            self.lines.append(line if line.endswith(":") else "\t" + line)
+
+    def _label(self, stem: str) -> str:
+        self.labels += 1
+        return f"{stem}_{self.labels}"
+
+    def _new(self, kind: str) -> str:
+        self.counts[kind] += 1
+        return f"%{kind}{self.counts[kind]}"
+
+    # -- values -------------------------------------------------------------------------------
+
+    def _entry(self) -> None:
+        self._line("mov.u32 %thread, %tid.x;")
+        self._line("and.b32 %lane, %thread, 31;")
+        self._line("shr.u32 %ra, %thread, 5;")
+        # the shuffle tells ptxas that the warp index is uniform
+        self._line("shfl.sync.idx.b32 %warp, %ra, 0, 31, 0xFFFFFFFF;")
+        self._line("mov.u32 %smem, dynamic_smem;")
+        for name, kind in self.info.params:
+            self._load_param(name, kind)
+        self._bind(special("warp"), "%warp")
+        self._bind(special("lane"), "%lane")
+        self._bind(_SMEM, "%smem")
+        self._bind(_TMEM, "%tmem")
+        for name, register in (
+            ("ctaid", "%ctaid.x"),
+            ("ctas", "%nctaid.x"),
+            ("cta_rank", "%cluster_ctarank"),
+        ):
+            held = self._new("r")
+            self._line(f"mov.u32 {held}, {register};")
+            self._bind(special(name), held)
+
+    def _load_param(self, name: str, kind: str) -> None:
+        node = UOp(Op.PARAM, (), name)
+        if kind == "u32":
+            held = self._new("r")
+            self._line(f"ld.param.u32 {held}, [{name}];")
+        else:
+            held = self._new("rd")
+            if kind == "ptr":
+                self._line(f"ld.param.u64 {held}, [{name}];")
+                self._line(f"cvta.to.global.u64 {held}, {held};")
+            else:
+                self._line(f"mov.b64 {held}, {name};")
+                self._line(f"cvta.param.u64 {held}, {held};")
+        self._bind(node, held)
+
+    def _bind(self, key: object, register: str) -> None:
+        self.scopes[-1][key] = register
+
+    def _find(self, key: object) -> str | None:
+        for scope in reversed(self.scopes):
+            if key in scope:
+                return scope[key]
+        return None
+
+    def _value(self, node: UOp) -> str:
+        """The operand text of a value: a literal or the register that holds it."""
+        if node.op is Op.CONST:
+            return str(node.arg[0])
+        found = self._find(node)
+        if found is not None:
+            return found
+        if node.op is not Op.ALU:
+            raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")
+        predicate = is_predicate(node)
+        a, b = (self._value(s) for s in node.src)
+        if node.src[0].op is Op.CONST and node.arg not in ("add", "mul", "and", "or", "xor", "min"):
+            a = self._register(a)
+        held = self._new("p" if predicate else "r")
+        name = _INSTRUCTION[node.arg]
+        if predicate and node.arg in ("and", "or"):
+            name = f"{node.arg}.pred"
+        if node.src[0].op is Op.CONST and node.src[1].op is not Op.CONST:
+            a, b = (b, a) if node.arg in ("add", "mul", "and", "or", "xor", "min") else (a, b)
+        elif node.src[0].op is Op.CONST:
+            a = self._register(a)
+        self._line(f"{name} {held}, {a}, {b};")
+        self._bind(node, held)
+        return held
+
+    def _register(self, operand: str) -> str:
+        if operand.startswith("%"):
+            return operand
+        held = self._new("r")
+        self._line(f"mov.u32 {held}, {operand};")
+        return held
+
+    def _predicate(self, node: UOp) -> str:
+        if is_predicate(node):
+            return self._value(node)
+        key = ("predicate", node)
+        found = self._find(key)
+        if found is None:
+            found = self._new("p")
+            self._line(f"setp.ne.u32 {found}, {self._register(self._value(node))}, 0;")
+            self._bind(key, found)
+        return found
+
+    # -- addresses ----------------------------------------------------------------------------
+
+    def _split(self, node: UOp) -> tuple[UOp, int]:
+        """A value as (dynamic part, constant part)."""
+        if node.op is Op.CONST:
+            return const(0), node.arg[0]
+        if node.op is Op.ALU and node.arg == "add":
+            left, plus = self._split(node.src[0])
+            right, more = self._split(node.src[1])
+            return alu("add", left, right), plus + more
+        return node, 0
+
+    def _address(self, node: UOp) -> tuple[UOp, int]:
+        """A slot's address: a value to be in a register, and a constant to add."""
+        storage, stage, offset = node.src
+        buffer = storage.arg
+        if storage.op is Op.TMEM:
+            base, start = _TMEM, self.plan.tmem[storage]
+        else:
+            base, start = _SMEM, self.plan.smem[storage]
+        dynamic, constant = self._split(alu("add", alu("mul", stage, buffer.size), offset))
+        return alu("add", base, dynamic), start + constant
+
+    def _plus(self, node: UOp) -> str:
+        dynamic, constant = self._address(node)
+        register = self._value(dynamic)
+        return f"{register}+{constant}" if constant else register
+
+    def _in_register(self, node: UOp) -> str:
+        dynamic, constant = self._address(node)
+        return self._value(alu("add", dynamic, constant))
+
+    def _descriptor(self, node: UOp, step: int, constant_part: int) -> str:
+        """A 64-bit matrix descriptor: address field of the slot, plus a K step, plus constants."""
+        dynamic, constant = self._address(node)
+        key = ("descriptor", dynamic, constant_part)
+        base = self._find(key)
+        if base is None:
+            low, base = self._new("r"), self._new("rd")
+            self._line(f"bfe.u32 {low}, {self._value(dynamic)}, 4, 14;")
+            self._line(f"cvt.u64.u32 {base}, {low};")
+            self._line(f"or.b64 {base}, {base}, 0x{constant_part:X};")
+            self._bind(key, base)
+        if not constant + step:
+            return base
+        held = self._new("rd")
+        self._line(f"add.s64 {held}, {base}, {(constant + step) >> 4};")
+        return held
+
+    # -- statements ---------------------------------------------------------------------------
+
+    def _statement(self, node: UOp) -> None:
+        match node.op:
+            case Op.ATOM:
+                self._line(self._atom_text(node))
+            case Op.LOOP:
+                self._loop(node)
+            case Op.IF:
+                self._if(node)
+            case Op.ROLE:
+                self._role(node)
+            case _:
+                raise ValueError(f"{node.op} is not a statement")
+
+    def _block(self, body: tuple[UOp, ...]) -> None:
+        self.scopes.append({})
+        for statement in body:
+            self._statement(statement)
+        self.scopes.pop()
+
+    def _loop(self, node: UOp) -> None:
+        index, start, stop, step = node.src[:4]
+        held, done = self._new("r"), self._label("DONE")
+        again = self._label("LOOP")
+        limit = self._value(stop)
+        by = self._value(step)
+        self._line(f"mov.u32 {held}, {self._value(start)};")
+        leave = self._new("p")
+        self._line(f"setp.ge.u32 {leave}, {held}, {limit};")
+        self._line(f"@{leave} bra {done};")
+        self._line(f"{again}:")
+        self.scopes.append({index: held})
+        self._block(body_of(node))
+        self.scopes.pop()
+        self._line(f"add.u32 {held}, {held}, {by};")
+        stay = self._new("p")
+        self._line(f"setp.lt.u32 {stay}, {held}, {limit};")
+        self._line(f"@{stay} bra {again};")
+        self._line(f"{done}:")
+
+    def _if(self, node: UOp) -> None:
+        condition, body, elected = node.src[0], body_of(node), node.arg
+        always = condition.op is Op.CONST and condition.arg[0] == 1
+        if elected and always and all(self._one_line(s) for s in body):
+            self._line("elect.sync _|%pe, 0xFFFFFFFF;")
+            self.scopes.append({})
+            for statement in body:
+                for line in self._atom_text(statement).split("\n"):
+                    self._line(f"@%pe {line}")
+            self.scopes.pop()
+            return
+        skip = self._label("SKIP")
+        if not always:
+            self._line(f"@!{self._predicate(condition)} bra {skip};")
+        if elected:
+            self._line("elect.sync _|%pe, 0xFFFFFFFF;")
+            self._line(f"@!%pe bra {skip};")
+        self._block(body)
+        self._line(f"{skip}:")
+        if elected:
+            self._line("bar.warp.sync 0xFFFFFFFF;")
+
+    def _one_line(self, node: UOp) -> bool:
+        return node.op is Op.ATOM and not atom(node.arg.atom).label
+
+    def _role(self, node: UOp) -> None:
+        spec, skip = node.arg, self._label("ROLE")
+        out = self._new("p")
+        self._line(f"// role {spec.name}: warps {spec.first}..{spec.first + spec.warps - 1}")
+        if spec.first:
+            below = self._new("r")
+            self._line(f"sub.u32 {below}, %warp, {spec.first};")
+            self._line(f"setp.ge.u32 {out}, {below}, {spec.warps};")
+        else:
+            self._line(f"setp.ge.u32 {out}, %warp, {spec.warps};")
+        self._line(f"@{out} bra {skip};")
+        if spec.elected:
+            self._line("elect.sync _|%pe, 0xFFFFFFFF;")
+            self._line(f"@!%pe bra {skip};")
+        self._block(node.src)
+        self._line(f"{skip}:")
+        if spec.elected:
+            self._line("bar.warp.sync 0xFFFFFFFF;")
+
+    # -- atoms --------------------------------------------------------------------------------
+
+    def _atom_text(self, node: UOp) -> str:
+        row = atom(node.arg.atom)
+        text = self._operands(row, node)
+        if callable(row.ptx):
+            return row.ptx(node, text)
+        self.labels += 1
+        return row.ptx.format(**text, **dict(node.arg.attrs), uid=self.labels)
+
+    def _operands(self, row: Atom, node: UOp) -> dict[str, str]:
+        text: dict[str, str] = {}
+        for (name, kind), operand in zip(row.operands, node.src, strict=True):
+            if kind == "frag":
+                first = operand.src[2].arg[0]
+                stem = operand.src[0].arg.name
+                text[name] = ", ".join(f"%{stem}{first + i}" for i in range(operand.arg))
+            elif kind == "desc":
+                step = node.arg.attr(f"{name}_step", 0)
+                text[name] = self._descriptor(operand, step, node.arg.attr(f"{name}_desc"))
+            elif kind == "value" and name in ("accumulate", "inside"):
+                text[name] = self._condition(operand)
+            elif kind in ("value", "map"):
+                text[name] = self._value(operand)
+            elif kind in STORAGE_OF and kind != "global":
+                wanted = str(row.ptx) if not callable(row.ptx) else "_reg"
+                if f"{name}_reg" in wanted or callable(row.ptx):
+                    text[f"{name}_reg"] = self._in_register(operand)
+                text[name] = self._plus(operand)
+        return text
+
+    def _condition(self, node: UOp) -> str:
+        """A predicate operand: an MMA takes the immediates 0 and 1 as well."""
+        return str(node.arg[0]) if node.op is Op.CONST else self._predicate(node)
