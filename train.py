@@ -87,7 +87,7 @@ PRESETS = {
         unseen=(),
         minutes=1.2,
         measurements=8,
-        train={"stages": 2, "batch": 512},
+        train={"stages": 2, "batch": 256},
     ),
 }
 
@@ -146,7 +146,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--preset", choices=PRESETS, help="full (default): all 8 GEMMs; demo: a short run")
     add("--steps", type=positive(int), help="train this many steps; repeatable bit for bit")
     add("--minutes", type=positive(float), help="or this long (default: 12; demo 1.2)")
-    add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 512)")
+    add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
     add("--threads", type=positive(int), help="CPU threads (default: all cores)")
@@ -236,7 +236,7 @@ class Run:
     measured: int = 0  # measurements of distances so far
     session_steps: int = 0
     session_seconds: float = 0.0  # of steps alone, this session
-    mark: tuple[int, float] = (0, 0.0)  # step and elapsed when the length was planned last
+    measure_seconds: float = 0.0  # what the last measurement took
 
     def log(self, event: str, **values: Any) -> None:
         row = {"event": event, "step": self.trainer.step, "elapsed_s": round(self.elapsed, 3)}
@@ -259,14 +259,13 @@ class Run:
         return batches / self.session_seconds if self.session_seconds else 0.0
 
     def plan(self) -> None:
-        """Fit the number of steps to the minutes, from the speed since the last plan."""
+        """Fit the number of steps to the minutes, from the speed of this session's steps."""
         if self.settings.minutes is None:
             return
-        step, elapsed = self.mark
-        pace = (self.elapsed - elapsed) / max(1, self.trainer.step - step)
-        left = max(0.0, 60 * self.settings.minutes - self.elapsed)
-        self.trainer.total = max(self.trainer.step + round(left / pace), 1)
-        self.mark = (self.trainer.step, self.elapsed)
+        pace = self.session_seconds / self.session_steps
+        ahead = (self.settings.measurements - self.measured) * self.measure_seconds
+        left = max(0.0, 60 * self.settings.minutes - self.elapsed - ahead)
+        self.trainer.total = self.trainer.step + round(left / pace)
 
     @property
     def finished(self) -> bool:
@@ -276,6 +275,7 @@ class Run:
 
     def measure(self) -> dict[str, float | None]:
         """Log exact distances of the watched workloads; promote the stage if it is time."""
+        start = time.monotonic()
         stage, last = self.trainer.curriculum.stage, self.trainer.curriculum.last
         if last:
             trained = mean(self.trainer.distances(spread(range(len(self.trainer.spaces)))))
@@ -287,7 +287,9 @@ class Run:
         self.log("measure", stage=stage, **distances)
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
-        self.measured += 1
+        self.measured = int(self.trainer.progress * self.settings.measurements)
+        self.measure_seconds = time.monotonic() - start
+        self.elapsed += self.measure_seconds
         return distances
 
 
@@ -311,7 +313,6 @@ def train(run: Run) -> int | None:
     caught: list[int] = []
     handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
     trainer, pending = run.trainer, list["StepReport"]()
-    run.mark = (trainer.step, run.elapsed)
     session, shown = trainer.step, dict[str, str]()
     bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
     try:
@@ -330,9 +331,7 @@ def train(run: Run) -> int | None:
                 run.plan()
             planned = run.settings.steps or trainer.step >= PLAN_AFTER
             if planned and trainer.progress * run.settings.measurements >= run.measured + 1:
-                start = time.monotonic()
                 shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
-                run.elapsed += time.monotonic() - start
                 run.plan()
                 run.save()
                 if bar.disable:

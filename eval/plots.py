@@ -75,7 +75,10 @@ def _smooth(values: np.ndarray[Any, Any], window: int) -> np.ndarray[Any, Any]:
     """Centred running median, so that single bad batches do not hide the course."""
     half = window // 2
     padded = np.pad(values, half, mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
+    smooth: np.ndarray[Any, Any] = np.median(
+        np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1
+    )
+    return smooth
 
 
 def _curve(axes: Axes, rows: Sequence[Row], key: str, colour: int) -> None:

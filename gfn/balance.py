@@ -7,7 +7,7 @@ and gradients while walking whole batches level by level (`Forest.walk`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gfn.actions import Actions
@@ -77,18 +77,18 @@ class KernelEnv(DiscreteEnv):
         batch = states.batch_shape
         return mask.reshape(*batch, -1), node.reshape(batch)
 
-    def step(self, states: DiscreteStates, actions: Actions) -> DiscreteStates:
+    def step(self, states: Any, actions: Actions) -> DiscreteStates:
         depth = (states.tensor >= 0).sum(-1, keepdim=True)
         return self._with(states, states.tensor.scatter(-1, depth, actions.tensor))
 
-    def backward_step(self, states: DiscreteStates, actions: Actions) -> DiscreteStates:
+    def backward_step(self, states: Any, actions: Actions) -> DiscreteStates:
         depth = (states.tensor >= 0).sum(-1, keepdim=True)
         return self._with(states, states.tensor.scatter(-1, depth - 1, -1))
 
     def _with(self, states: DiscreteStates, tensor: Tensor) -> DiscreteStates:
         return self.states_from_tensor(tensor, conditions=states.conditions)
 
-    def log_reward(self, states: DiscreteStates) -> Tensor:
+    def log_reward(self, states: Any) -> Tensor:
         return self.log_rewards[self.legal(states)[1]]
 
     def sample_conditions(self, batch_shape: int | tuple[int, ...]) -> Tensor:
@@ -122,9 +122,9 @@ class KernelPolicy(DiscretePolicyEstimator):
         self.network = network
         self.env = env
 
-    def forward(self, states: DiscreteStates, conditions: Tensor | None = None) -> Tensor:
+    def forward(self, input: Any, conditions: Tensor | None = None) -> Tensor:
         """[N] states at any mixture of depths -> [N, n_actions]."""
-        forest = self.env.forest
+        states, forest = input, self.env.forest
         which = workloads(states.conditions if conditions is None else conditions)
         encoded = forest.conditions(self.network)
         family = self.network.config.family(forest.family)
@@ -149,7 +149,7 @@ class WorkloadLogZ(nn.Module):
         self.forest = forest
 
     def forward(self, conditions: Tensor) -> Tensor:
-        table = self.network(self.forest.features, self.forest.log_leaves)
+        table: Tensor = self.network(self.forest.features, self.forest.log_leaves)
         return table.index_select(0, workloads(conditions)).unsqueeze(-1)
 
 
@@ -166,10 +166,15 @@ class KernelTB(TBGFlowNet):
             logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env.forest)),
             **options,
         )
+        self.env = env
+
+    @property
+    def policy(self) -> PolicyNetwork:
+        return cast(PolicyNetwork, self.pf.network)
 
     def sample_trajectories(
         self,
-        env: KernelEnv,
+        env: Any,
         n: int,
         conditions: Tensor | None = None,
         save_logprobs: bool = True,
@@ -181,8 +186,8 @@ class KernelTB(TBGFlowNet):
         The log-probabilities kept are the policy's own, with gradient, whatever epsilon is.
         """
         workload = workloads(env.sample_conditions(n) if conditions is None else conditions)
-        walk = env.forest.walk(self.pf.network, workload, **walk_options)
-        return env.trajectories(walk, workload)
+        walk = env.forest.walk(self.policy, workload, **walk_options)
+        return cast(Trajectories, env.trajectories(walk, workload))
 
     def get_pfs_and_pbs(
         self, trajectories: Trajectories, recalculate_all_logprobs: bool = True
@@ -191,9 +196,8 @@ class KernelTB(TBGFlowNet):
         log_pf = trajectories.log_probs
         if recalculate_all_logprobs or log_pf is None:
             states = trajectories.terminating_states
-            walk = trajectories.env.forest.walk(
-                self.pf.network, workloads(states.conditions), given=states.tensor
-            )
+            forest: Forest = self.env.forest
+            walk = forest.walk(self.policy, workloads(states.conditions), given=states.tensor)
             log_pf = torch.cat([walk.log_probs, torch.zeros(1, len(walk.leaf))])
         return log_pf, torch.zeros_like(log_pf)
 

@@ -142,13 +142,13 @@ class Forest:
         choices = torch.zeros(1, 0, dtype=torch.int64)
         for depth in range(self.depth):
             start, stop = self.trees[depth][workload : workload + 2]
+            parts = zip(
+                torch.split(torch.arange(start, stop), chunk),
+                torch.split(choices, chunk),
+                strict=True,
+            )
             table = torch.cat(
-                [
-                    self.step_log_probs(network, depth, node, prefix, conditions)
-                    for node, prefix in zip(
-                        torch.arange(start, stop).split(chunk), choices.split(chunk), strict=True
-                    )
-                ]
+                [self.step_log_probs(network, depth, n, p, conditions) for n, p in parts]
             )
             below = slice(*self.trees[depth + 1][workload : workload + 2])
             parent = self.parent[depth + 1][below].long() - start

@@ -55,4 +55,5 @@ def sample_distinct(policy: Policy, space: Space, k: int, seed: int) -> NDArray[
         raise ValueError(f"the number of samples must be positive, not {k}")
     noise = np.random.default_rng(seed).gumbel(size=len(space))
     keys = log_probs(policy, space) + noise
-    return space.codes[np.argsort(-keys, kind="stable")[:k]]
+    codes: NDArray[np.int64] = space.codes[np.argsort(-keys, kind="stable")[:k]]
+    return codes

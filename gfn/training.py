@@ -150,7 +150,7 @@ class Trainer:
         for part, rate in zip(self.optimiser.param_groups, rates, strict=True):
             part["lr"] = rate * self.rate
         self.optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         parameters = [*self.network.parameters(), *self.log_z.parameters()]
         torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
         self.optimiser.step()

@@ -1,0 +1,137 @@
+"""Trajectories a second of training steps: ours beside a plain loop and beside stock torchgfn.
+
+    python -m ptxflow.gfn.speed [--batch 1024] [--threads 1] [--rounds 5] [--device b200]
+
+All three train the same network on the same workloads and masks with the same loss and optimiser.
+The plain loop is what one writes by hand: each step evaluates the network for the whole batch.
+Rounds alternate between the variants, so that load on the machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from gfn.gflownet import TBGFlowNet
+from torch import Tensor
+
+from ptxflow.compiler.device import device
+from ptxflow.compiler.families import family
+from ptxflow.compiler.strategy import Problem
+from ptxflow.env.reward import TAU
+from ptxflow.env.space import Space, enumerate_space
+from ptxflow.gfn.training import Group, TrainConfig, Trainer
+
+SHAPES = ((4096, 4096), (2048, 4096), (6144, 4096), (5120, 2048))  # N, K
+ROWS = (1, 64, 256, 1024, 4096)  # M
+STEPS = 4  # of each variant in a round
+Step = Callable[[Tensor], Tensor]
+
+
+def gemm_spaces(device_name: str) -> list[Space]:
+    """Twenty GEMM workloads of the public definitions' shapes."""
+    return [
+        enumerate_space(family("gemm"), _gemm(m, n, k), device(device_name))
+        for n, k in SHAPES
+        for m in ROWS
+    ]
+
+
+def _gemm(m: int, n: int, k: int) -> Problem:
+    axes = (("M", m), ("N", n), ("K", k))
+    traffic = 2.0 * (m * k + n * k + m * n)
+    return Problem("gemm", f"gemm_n{n}_k{k}", axes, "float16", 2.0 * m * n * k, traffic)
+
+
+def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float) -> Tensor:
+    """The trajectory-balance loss of sampled strategies, by a vectorised loop without a library."""
+    forest, network = group.forest, trainer.network
+    number = network.config.family(forest.family)
+    conditions = network.conditions(forest.features, number).index_select(0, workload)
+    node, log_pf = workload, torch.zeros(len(workload))
+    choices = torch.zeros(len(workload), forest.depth, dtype=torch.int64)
+    for depth in range(forest.depth):
+        legal = forest.child[depth][node] >= 0
+        logits = network.logits(number, depth, conditions, choices)
+        table = torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
+        with torch.no_grad():
+            uniform = legal / legal.sum(1, keepdim=True)
+            probs = (1 - epsilon) * table.exp() + epsilon * uniform
+            chosen = torch.multinomial(probs, 1, generator=trainer.generator)
+        log_pf = log_pf + table.gather(1, chosen).squeeze(1)
+        choices[:, depth : depth + 1] = chosen
+        node = forest.child[depth][node, chosen.squeeze(1)].long()
+    log_z = trainer.log_z(forest.features, forest.log_leaves).index_select(0, workload)
+    return (log_z + log_pf - group.env.log_rewards[node]).square().mean()
+
+
+def variants(trainer: Trainer, epsilon: float) -> dict[str, Step]:
+    """A loss of a batch of workload ids, by name."""
+    group = trainer.groups[0]
+    ours = group.balance
+    stock = TBGFlowNet(pf=ours.pf, pb=None, constant_pb=True, logZ=ours.logZ)
+
+    def fast(workload: Tensor) -> Tensor:
+        walk = group.forest.walk(
+            trainer.network, workload, epsilon=epsilon, generator=trainer.generator
+        )
+        kept = group.env.trajectories(walk, workload)
+        return ours.loss(group.env, kept, recalculate_all_logprobs=False)
+
+    def library(workload: Tensor) -> Tensor:
+        sampled = stock.sample_trajectories(
+            group.env, len(workload), conditions=workload.float()[:, None],
+            save_estimator_outputs=True, epsilon=epsilon,
+        )  # fmt: skip
+        return stock.loss(group.env, sampled, recalculate_all_logprobs=False)
+
+    return {
+        "forest walk (ours)": fast,
+        "plain loop": lambda workload: plain_loss(group, trainer, workload, epsilon),
+        "stock torchgfn": library,
+    }
+
+
+def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
+    """Median trajectories a second of each variant's training step (sample, loss, update)."""
+    group = trainer.groups[0]
+    steps = variants(trainer, epsilon=0.02)
+    rates: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(rounds + 1):
+        for name, loss_of in steps.items():
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                workload = torch.randint(len(group.forest), (batch,), generator=trainer.generator)
+                trainer.optimiser.zero_grad()
+                torch.autograd.backward(loss_of(workload))
+                trainer.optimiser.step()
+            if round_:  # the first warms up
+                rates[name].append(STEPS * batch / (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="b200")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    logging.getLogger("gfn.states").setLevel(logging.ERROR)  # noise on every stock step
+    trainer = Trainer(gemm_spaces(args.device), TrainConfig(tau=TAU), total=1)
+    rates = measure(trainer, args.batch, args.rounds)
+    base = rates["plain loop"]
+    print(f"batch {args.batch}, {args.threads} threads, {len(trainer.spaces)} GEMM workloads on "
+          f"{args.device}: trajectories/s of training steps (median of {args.rounds})")  # fmt: skip
+    for name, rate in rates.items():
+        print(f"{name:20} {rate:9.0f}   {rate / base:.2f} x the plain loop")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
