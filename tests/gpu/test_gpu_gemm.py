@@ -1,0 +1,59 @@
+"""Sampled GEMM kernels on the GPU: right at every tail, as cubins and as Solutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler.device import H200
+from ptxflow.eval.bench import Candidate, Settings, run_one, sample_uniform
+from ptxflow.eval.build import Built, Request, build
+from ptxflow.eval.definition import load
+from ptxflow.eval.solution import solution
+from ptxflow.eval.worker import Worker
+
+pytestmark = pytest.mark.gpu
+SETTINGS = Settings(seeds=(1, 2), rounds=5, settle=0.1)
+
+
+def built(candidate: Candidate) -> Built:
+    outcome = build(Request(candidate.problem, candidate.strategy, H200.name))
+    assert isinstance(outcome, Built), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("m", [1, 17, 64, 127, 129, 1000])
+@pytest.mark.parametrize("name", ["gemm_n128_k2048", "gemm_n256_k7168"])
+def test_sampled_kernels_are_right(worker: Worker, tmp_path: Path, name: str, m: int) -> None:
+    for candidate in sample_uniform(load(name), {"M": m}, H200, 2, seed=m):
+        outcome = run_one(candidate, built(candidate), worker, SETTINGS, tmp_path)
+        assert outcome["status"] == "ok", (candidate.strategy, outcome)
+
+
+def test_one_kernel_serves_other_values_of_the_variable_axis(
+    worker: Worker, tmp_path: Path
+) -> None:
+    definition = load("gemm_n128_k2048")
+    (candidate,) = sample_uniform(definition, {"M": 1000}, H200, 1, seed=3)
+    kernel = built(candidate)
+    for m in (1, 300, 4096):
+        (other,) = sample_uniform(definition, {"M": m}, H200, 1, seed=3)
+        outcome = run_one(other, kernel, worker, SETTINGS, tmp_path)
+        assert outcome["status"] == "ok", (m, outcome)
+
+
+def test_a_solution_runs_by_itself(worker: Worker) -> None:
+    definition = load("gemm_n256_k7168")
+    (candidate,) = sample_uniform(definition, {"M": 1000}, H200, 1, seed=5)
+    kernel = built(candidate)
+    data = solution(definition, H200, kernel.launch, kernel.ptx, candidate.strategy.key, "test")
+    for m in (1000, 17):
+        outcome = worker.run(
+            {
+                "definition": definition.to_json(), "axes": {"M": m}, "solution": data,
+                "seeds": [1, 2], "rounds": 5, "settle": 0.1,
+            },
+            timeout=60,
+        )  # fmt: skip
+        assert outcome["status"] == "ok", (m, outcome)
