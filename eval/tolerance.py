@@ -41,12 +41,19 @@ def tolerance(definition: Definition, output: str | None = None) -> Tolerance:
 
 
 def _gemm(definition: Definition, output: str) -> Tolerance:
-    k = definition.const_axes.get("K", 1 << 14)
+    dtype = definition.outputs[output].dtype
+    depth = (definition.inputs["A"].shape or ("K",))[-1]
+    if dtype not in ULP or depth not in definition.const_axes:
+        raise DefinitionError(
+            f"{definition.name}: the tolerance of a matrix product needs a constant K "
+            f"and an output of {', '.join(ULP)}, not {dtype} with {depth} variable"
+        )
+    k = definition.const_axes[depth]
     # Partial sums of K products of standard normals stay under 6 sqrt(K); a tensor core adds 8
     # or more products at a time and truncates, so K/8 steps lose at most an ulp of the sum each.
     atol = k / 8 * ULP["float32"] * 6 * math.sqrt(k)
     return Tolerance(
-        ULP[definition.outputs[output].dtype],
+        ULP[dtype],
         atol,
         ELEMENTWISE,
         "both sides round once to the output type (half an ulp each) after K/8 truncated float32 "

@@ -26,7 +26,7 @@ def filtered(
         p = top_p.unsqueeze(-1)
         before = torch.cumsum(row, -1).roll(1, -1)
         before[:, 0] = 0.0
-        kept = row.masked_fill((rank > 0) & (before > p), 0.0)
+        kept = row.masked_fill(before > p, 0.0)
         row = torch.where((p > 0) & (p < 1), kept / kept.sum(-1, keepdim=True), row)
         row = torch.where(p <= 0, (rank == 0).to(row.dtype), row)
     return torch.zeros_like(probs).scatter(-1, order, row)

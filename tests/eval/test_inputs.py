@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import DefinitionError, load, names
+from ptxflow.eval.definition import DefinitionError, load, names, parse
 from ptxflow.eval.inputs import CHUNK, Draw, _page_table, _split, make_inputs
 from ptxflow.eval.references import moe
 from ptxflow.eval.tolerance import tolerance
@@ -309,3 +309,7 @@ def test_attention_tolerance():
 def test_tolerance_refuses_what_it_does_not_know():
     with pytest.raises(DefinitionError, match="no output 'D'; there are C"):
         tolerance(load("gemm_n128_k2048"), "D")
+    data = load("gemm_n128_k2048").to_json()
+    data["axes"]["K"] = {"type": "var"}
+    with pytest.raises(DefinitionError, match="needs a constant K"):
+        tolerance(parse(data))

@@ -383,6 +383,11 @@ def test_filters_in_their_order_and_their_bounds():
     assert kept(p=0.6).count_nonzero() == 2
     assert torch.equal(kept(k=0), probs[0])
     assert torch.equal(kept(k=6), probs[0])
+    probs *= 0.5  # a filter that does not apply does not normalise either
+    assert torch.equal(kept(k=6, p=1.0), probs[0])
+    assert torch.equal(kept(k=0, p=1.5), probs[0])
+    assert kept(k=5).sum() == 1.0
+    assert kept(p=0.4).sum() == 1.0
     assert kept(p=-1.0).tolist() == [0, 0, 0, 1.0, 0, 0]
 
 
