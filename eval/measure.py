@@ -66,7 +66,7 @@ class Session:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.backends.cuda.matmul.allow_tf32 = False  # the reference is float32
         self._driver = Driver()
         self._flush = L2Flush()

@@ -187,7 +187,7 @@ def unpack(data: Mapping[str, Any], folder: Path) -> Path:
         place = folder / source["path"]
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(source["content"], encoding="utf-8")
-    return folder / data["spec"]["entry_point"].partition("::")[0]
+    return folder / str(data["spec"]["entry_point"]).partition("::")[0]
 
 
 def check_file(args: argparse.Namespace) -> int:

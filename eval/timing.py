@@ -78,6 +78,10 @@ class ClockReader:
             return None
 
 
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 def settle(calls: Mapping[str, Call], seconds: float) -> None:
     """Run the calls for a while, so that clocks and power are those of sustained work."""
     end = time.monotonic() + seconds
@@ -102,8 +106,7 @@ def time_interleaved(
         order = names[i % len(names) :] + names[: i % len(names)]
         events = []
         for name in order:
-            start = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
+            start, end = _event(), _event()
             flush()
             start.record()
             calls[name]()

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ptxflow
+
 Json = dict[str, Any]
 KERNEL_STAGES = ("check", "time")  # a timeout in one of these is the kernel's doing
 START_TIMEOUT = 240.0
@@ -49,7 +51,7 @@ class Worker:
         """Start the child if none runs; returns what it says of its GPU."""
         if self._process is not None and self._process.poll() is None:
             return self.gpu
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(Path(ptxflow.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._log.seek(0)
         self._log.truncate()
@@ -190,14 +192,14 @@ def serve(measure: Callable[[Json, Callable[[str], None]], Json], ready: Json) -
 
 
 def main() -> None:
-    from ptxflow.compiler.runtime import LaunchError, RuntimeUnavailable, gpu_info
+    from ptxflow.compiler.runtime import gpu_info
 
     try:
         info = gpu_info()
         from ptxflow.eval.measure import Session
 
         session = Session()
-    except (RuntimeUnavailable, LaunchError, ImportError) as error:
+    except (RuntimeError, ImportError) as error:  # no driver, no GPU, a torch without CUDA
         print(json.dumps({"type": "failed", "error": str(error).splitlines()[0]}), flush=True)
         return
     serve(session.measure, info.to_json())

@@ -53,7 +53,7 @@ def fake_build(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcom
         if r.problem["M"] == REFUSED_M:
             yield Refused(r, "HazardError", "a race")
             continue
-        sass = {"counts": {}, "missing": (), "forbidden": ()}
+        sass: dict[str, Any] = {"counts": {}, "missing": (), "forbidden": ()}
         yield Built(r, LAUNCH, "// ptx", b"cubin", {"registers": 168}, sass, ())
 
 

@@ -252,5 +252,7 @@ def test_help_and_usage_need_no_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
     for argv in (["--definition", NAME, "-k", "0"], ["--definition", NAME, "-k", "x"], []):
-        done = subprocess.run([sys.executable, "sample.py", *argv], cwd=root, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "sample.py", *argv], cwd=root, capture_output=True, text=True
+        )
         assert done.returncode == 2

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ class Recorder:
         return getattr(value, "value", value)
 
 
-def imported(folder: Path, data: dict[str, Any]) -> ModuleType:
+def imported(folder: Path, data: dict[str, Any]) -> Any:
     spec = importlib.util.spec_from_file_location("solution_main", unpack(data, folder))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
