@@ -133,8 +133,9 @@ class KernelPolicy(DiscretePolicyEstimator):
         for t, size in enumerate(forest.sizes):
             rows = torch.nonzero(depth == t).squeeze(1)
             if len(rows):
-                logits = self.network.logits(family, t, encoded[which[rows]], states.tensor[rows])
-                out[rows, :size] = logits
+                state = encoded[which[rows]]
+                state = state + self.network.decided(family, t, states.tensor[rows])
+                out[rows, :size] = self.network.logits(family, t, state)
         return out
 
 

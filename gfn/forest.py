@@ -85,9 +85,9 @@ class Forest:
             return out
         which = self.tree[depth][node[live]].long()
         family = network.config.family(self.family)
-        logits = network.logits(
-            family, depth, conditions.index_select(0, which), prefix.index_select(0, live)
-        )
+        state = conditions.index_select(0, which)
+        state = state + network.decided(family, depth, prefix.index_select(0, live))
+        logits = network.logits(family, depth, state)
         logits = logits.masked_fill(~legal[live], -torch.inf)
         return out.index_copy(0, live, torch.log_softmax(logits, 1))
 

@@ -105,14 +105,17 @@ class PolicyNetwork(nn.Module):
         sizes = torch.tensor(self.config.families[family].sizes)
         return self._slot_start[family] + torch.cumsum(sizes, 0) - sizes
 
-    def logits(self, family: int, depth: int, conditions: Tensor, choices: Tensor) -> Tensor:
-        """[n, hidden] conditions, [n, >= depth] choice indices -> [n, sizes[depth]] logits."""
+    def decided(self, family: int, depth: int, choices: Tensor) -> Tensor:
+        """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided."""
+        if not depth:
+            return choices.new_zeros(len(choices), self.config.hidden, dtype=torch.float32)
+        rows = choices[:, :depth] + self.offsets(family)[:depth]
+        return functional.embedding_bag(rows, self.tokens, mode="sum")
+
+    def logits(self, family: int, depth: int, state: Tensor) -> Tensor:
+        """[n, hidden] states (conditions + decided) -> [n, sizes[depth]] logits."""
         position = self._positions + self._position_start[family] + depth
-        x = conditions + self.tokens[position]
-        if depth:
-            rows = choices[:, :depth] + self.offsets(family)[:depth]
-            x = x + functional.embedding_bag(rows, self.tokens, mode="sum")
-        x = functional.silu(x)
+        x = functional.silu(state + self.tokens[position])
         for layer in self.trunk:
             x = x + functional.silu(layer(x))
         start = int(self.offsets(family)[depth])

@@ -51,21 +51,21 @@ def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float)
     """The trajectory-balance loss of sampled strategies, by a vectorised loop without a library."""
     forest, network = group.forest, trainer.network
     number = network.config.family(forest.family)
-    conditions = network.conditions(forest.features, number).index_select(0, workload)
+    offsets = network.offsets(number)
+    state = network.conditions(forest.features, number).index_select(0, workload)
     node, log_pf = workload, torch.zeros(len(workload))
-    choices = torch.zeros(len(workload), forest.depth, dtype=torch.int64)
     for depth in range(forest.depth):
         legal = forest.child[depth][node] >= 0
-        logits = network.logits(number, depth, conditions, choices)
+        logits = network.logits(number, depth, state)
         table = torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
         with torch.no_grad():
             uniform = legal / legal.sum(1, keepdim=True)
             probs = (1 - epsilon) * table.exp() + epsilon * uniform
-            chosen = torch.multinomial(probs, 1, generator=trainer.generator)
-        log_pf = log_pf + table.gather(1, chosen).squeeze(1)
-        choices[:, depth : depth + 1] = chosen
-        node = forest.child[depth][node, chosen.squeeze(1)].long()
-    log_z = trainer.log_z(forest.features, forest.log_leaves).index_select(0, workload)
+            chosen = torch.multinomial(probs, 1, generator=trainer.generator).squeeze(1)
+        log_pf = log_pf + table.gather(1, chosen[:, None]).squeeze(1)
+        state = state + network.tokens.index_select(0, offsets[depth] + chosen)
+        node = forest.child[depth][node, chosen].long()
+    log_z: Tensor = trainer.log_z(forest.features, forest.log_leaves).index_select(0, workload)
     return (log_z + log_pf - group.env.log_rewards[node]).square().mean()
 
 
