@@ -1,0 +1,147 @@
+"""The worker's session with the GPU replaced: what each kind of kernel comes back as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.runtime import LaunchError
+from ptxflow.eval import measure, timing
+from ptxflow.eval.definition import load
+from ptxflow.eval.worker import job
+
+DEFINITION = load("gemm_n128_k2048")
+LAUNCH = Launch("k", ("1", "1", "1"), 32, (1, 1, 1), 0, (PointerParam("C"),))
+Tensors = dict[str, torch.Tensor]
+
+
+class FakeEvent:
+    def record(self) -> None: ...
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 0.012  # milliseconds
+
+
+class FakeKernel:
+    """Stands for a loaded cubin: `body` computes on the bench's tensors instead."""
+
+    body: Callable[[Tensors], None]
+    tensors: Tensors
+    unloaded = 0
+
+    def __init__(self, launch: Launch, image: bytes, driver: Any):
+        assert image == b"cubin" and launch == LAUNCH
+
+    def bind(self, addresses: dict[str, int], axes: dict[str, int]) -> Callable[[int], None]:
+        assert axes == {"M": 5, "N": 128, "K": 2048}
+        assert addresses == {n: t.data_ptr() for n, t in FakeKernel.tensors.items()}
+        return lambda stream: FakeKernel.body(FakeKernel.tensors)
+
+    def unload(self) -> None:
+        FakeKernel.unloaded += 1
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> measure.Session:
+    class Stream:
+        cuda_stream = 0
+
+    class Bench(measure.Bench):
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            FakeKernel.tensors = self.tensors
+
+    for name in ("init", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: type("P", (), {"uuid": 0}))
+    monkeypatch.setattr(timing, "_event", FakeEvent)
+    monkeypatch.setattr(measure, "Driver", lambda: type("D", (), {"synchronize": None}))
+    monkeypatch.setattr(measure, "L2Flush", lambda: lambda: None)
+    monkeypatch.setattr(measure, "ClockReader", lambda uuid: lambda: 1700)
+    monkeypatch.setattr(measure, "LoadedKernel", FakeKernel)
+    monkeypatch.setattr(measure, "Bench", Bench)
+    made = measure.Session()
+    made.device = torch.device("cpu")
+    return made
+
+
+def run(session: measure.Session, folder: Path, body: Callable[[Tensors], None]) -> dict[str, Any]:
+    FakeKernel.body = staticmethod(body)  # type: ignore[assignment]
+    image = folder / "k.cubin"
+    image.write_bytes(b"cubin")
+    todo = job(
+        DEFINITION.to_json(), {"M": 5}, LAUNCH.to_json(), image, seeds=(1, 2), rounds=4, settle=0
+    )
+    stages: list[str] = []
+    outcome = session.measure(todo, stages.append)
+    assert stages[:3] == ["inputs", "load", "check"]
+    return outcome
+
+
+def honest(t: Tensors) -> None:
+    t["C"].copy_((t["A"].float() @ t["B"].float().T).half())
+
+
+def test_a_right_kernel_is_timed_beside_its_peer(session: measure.Session, tmp_path: Path) -> None:
+    outcome = run(session, tmp_path, honest)
+    assert outcome["status"] == "ok" and outcome["check"]["correct"]
+    assert outcome["latency_us"] == {"median": 12.0, "q1": 12.0, "q3": 12.0, "samples": 4}
+    assert outcome["peers"] == {"torch.mm": 12.0}
+    assert outcome["timing"]["sm_clock_mhz"] == [1700, 1700]
+    before = FakeKernel.unloaded
+    run(session, tmp_path, honest)
+    assert FakeKernel.unloaded == before + 1  # one kernel is loaded at a time
+
+
+def test_a_wrong_kernel_is_not_timed(session: measure.Session, tmp_path: Path) -> None:
+    outcome = run(session, tmp_path, lambda t: None)
+    assert outcome["status"] == "wrong" and "latency_us" not in outcome
+
+
+def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Path) -> None:
+    calls = 0
+
+    def late(t: Tensors) -> None:
+        nonlocal calls
+        calls += 1
+        honest(t)
+        if calls > 10:  # the checks make 4 calls, warm-ups and rounds 7
+            t["C"][0, 0] += 9
+
+    outcome = run(session, tmp_path, late)
+    assert outcome["status"] == "wrong" and outcome["detail"].startswith("after timing, seed 2: C:")
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (LaunchError("cuLaunchKernelEx", "CUDA_ERROR_INVALID_VALUE"), "CUDA_ERROR_INVALID_VALUE"),
+        (RuntimeError("CUDA error: an illegal memory access\nmore"), "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ],
+)
+def test_cuda_errors_are_faults_that_end_the_process(
+    session: measure.Session, tmp_path: Path, error: Exception, detail: str
+) -> None:
+    def fail(t: Tensors) -> None:
+        raise error
+
+    def sticky() -> None:
+        raise LaunchError("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    session._driver.synchronize = sticky  # type: ignore[method-assign]
+    outcome = run(session, tmp_path, fail)
+    assert outcome["status"] == "fault" and outcome["last"] and detail in outcome["detail"]
+
+
+def test_other_errors_are_ours_and_are_raised(session: measure.Session, tmp_path: Path) -> None:
+    def bug(t: Tensors) -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run(session, tmp_path, bug)
