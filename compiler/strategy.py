@@ -20,6 +20,7 @@ from ptxflow.compiler.device import Device
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import UOp
+    from ptxflow.compiler.launch import Launch
 
 Choice = int | str
 
@@ -198,6 +199,7 @@ class Family:
     load: Callable[[Fields, Problem, Device], Load]
     build: Callable[[Problem, Strategy, Device], UOp]
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
+    launch: Callable[[Problem, Strategy, Device], Launch]
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:

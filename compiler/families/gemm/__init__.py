@@ -5,11 +5,18 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gemm import blackwell, hopper
-from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.gemm.decisions import (
+    DECISIONS,
+    RULES,
+    resources,
+    smem_bytes,
+    warps,
+)
 from ptxflow.compiler.families.gemm.load import features, load
 from ptxflow.compiler.families.gemm.problem import problem
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trip
 
 
@@ -38,6 +45,12 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     return out
 
 
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over M."""
+    f = s.fields()
+    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f)), 32 * int(warps(f, device)))
+
+
 GEMM = register(
     Family(
         name="gemm",
@@ -50,5 +63,6 @@ GEMM = register(
         features=features,
         build=build,
         trips=trips,
+        launch=launch,
     )
 )

@@ -11,7 +11,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import consumer_regs
 from ptxflow.compiler.families.gemm.output import Store, region
-from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     CTA_RANK,
@@ -69,7 +69,7 @@ class _Kernel:
         if s.persistent:
             bars.append(self.done.empty)
         info = KernelInfo(
-            name="gemm",
+            name=ENTRY,
             arch=t.device.arch,
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,

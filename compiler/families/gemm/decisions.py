@@ -220,6 +220,20 @@ RULES = (
         lambda f, p, d: (not d.has_tmem) | (tmem_columns(f, d) <= d.tmem_columns),
     ),
     _rule(
+        "two epilogue warpgroups that stage C share its 64-column blocks evenly",
+        "tile_m tile_n consumers epilogue",
+        lambda f, p, d: (not d.has_tmem)
+        | (f.consumers == 1)
+        | (f.epilogue == DIRECT)
+        | (f.tile_m == 256)
+        | (f.tile_n % 128 == 0),
+    ),
+    _rule(
+        "C has at most 2^32 elements, which a direct epilogue counts in 32 bits",
+        "epilogue",
+        lambda f, p, d: (f.epilogue == TMA) | (p["M"] * p["N"] < 2**32),
+    ),
+    _rule(
         "a register split needs a producer warpgroup",
         "warp_specialized producer_regs",
         lambda f, p, d: (f.producer_regs == 0) | (f.warp_specialized == 1),

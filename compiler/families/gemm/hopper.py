@@ -11,7 +11,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import consumer_regs
 from ptxflow.compiler.families.gemm.output import Store, region, release_one
-from ptxflow.compiler.families.gemm.tiling import Tiling
+from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     LANE,
@@ -55,7 +55,7 @@ class _Kernel:
     def build(self) -> UOp:
         s, t = self.s, self.t
         info = KernelInfo(
-            name="gemm",
+            name=ENTRY,
             arch=t.device.arch,
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,

@@ -29,6 +29,7 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.strategy import Problem, Strategy
 
 C_SWIZZLE = 128
+ENTRY = "gemm"
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 C = global_tensor("C")
 
