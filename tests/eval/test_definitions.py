@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,43 +17,43 @@ from ptxflow.eval.references import source
 GEMM = "gemm_n4096_k4096"
 
 
-def test_there_are_46_and_their_references_are_generated():
+def test_there_are_46_and_their_references_are_generated() -> None:
     assert len(names()) == 46
     assert stale() == {}
 
 
 @pytest.mark.parametrize("name", names())
-def test_definition_is_whole(name):
+def test_definition_is_whole(name: str) -> None:
     definition = load(name)
     assert definition.name == name
     data = definition.to_json()
     assert parse(json.loads(json.dumps(data))) == definition
     imported = set(re.findall(r"^(?:import|from) (\S+)", definition.source, re.MULTILINE))
     assert imported <= {"torch", "math", "itertools", "collections.abc", "torch.nn.functional"}
-    run = definition.reference()
+    run: Any = definition.reference()
     code = run.__wrapped__.__code__
     assert code.co_varnames[: code.co_argcount] == tuple(definition.inputs)
 
 
-def test_upstream_schema_takes_every_definition():
+def test_upstream_schema_takes_every_definition() -> None:
     data = pytest.importorskip("flashinfer_bench.data")
     for name in names():
         ours = load(name).to_json()
         assert data.Definition.model_validate(ours).name == name
 
 
-def test_constants_are_those_of_the_description():
+def test_constants_are_those_of_the_description() -> None:
     """Facts that no tensor shape carries: eps, and top-k of the indexer."""
     for name in names():
         definition = load(name)
         if definition.op_type == "rmsnorm":
             said = re.search(r"eps = (1e-\d)", definition.description)
             used = re.search(r"^EPS = (\S+)$", definition.source, re.MULTILINE)
-            assert float(used[1]) == float(said[1])
+            assert used and said and float(used[1]) == float(said[1])
     assert "TOPK = 256\n" in load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64").source
 
 
-def test_bind_gives_every_axis():
+def test_bind_gives_every_axis() -> None:
     assert load(GEMM).bind({"M": 17}) == {"M": 17, "N": 4096, "K": 4096}
     assert load(GEMM).bind({"M": 1, "N": 4096})["M"] == 1
     assert load(GEMM).var_axes == ("M",)
@@ -70,13 +72,13 @@ def test_bind_gives_every_axis():
         ({"M": 1, "L": 1}, "unknown axis 'L'; the axes are M, N, K"),
     ],
 )
-def test_bind_refuses(axes, message):
+def test_bind_refuses(axes: Any, message: str) -> None:
     with pytest.raises(DefinitionError, match=re.escape(message)) as error:
         load(GEMM).bind(axes)
     assert "\n" not in str(error.value)
 
 
-def test_bind_checks_equalities_between_axes_only():
+def test_bind_checks_equalities_between_axes_only() -> None:
     decode = load("gqa_paged_decode_h32_kv8_d128_ps64")
     axes = {"batch_size": 2, "num_pages": 9, "len_indptr": 4, "num_kv_indices": 8}
     with pytest.raises(DefinitionError, match=r"break len_indptr == batch_size \+ 1"):
@@ -86,14 +88,14 @@ def test_bind_checks_equalities_between_axes_only():
     indexer.bind({"batch_size": 1, "max_num_pages": 1, "num_pages": 1})
 
 
-def test_unknown_name_lists_near_ones():
+def test_unknown_name_lists_near_ones() -> None:
     with pytest.raises(DefinitionError, match=r"near names: gemm_n4096_k4096\b"):
         load("gemm_n4096_k4069")
     with pytest.raises(DefinitionError, match="no name is near"):
         load("@@@")
 
 
-def _broken(change):
+def _broken(change: Any) -> Any:
     data = load(GEMM).to_json()
     change(data)
     return data
@@ -121,7 +123,7 @@ def _broken(change):
         (lambda d: d.update(reference="x = 1"), "with a top-level function run"),
     ],
 )
-def test_malformed_definition_names_the_key(tmp_path, change, message):
+def test_malformed_definition_names_the_key(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(json.dumps(_broken(change)))
     with pytest.raises(DefinitionError, match=re.escape(message)) as error:
@@ -131,14 +133,14 @@ def test_malformed_definition_names_the_key(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2", "[]", "3", "\ufeff{}"])
-def test_file_that_is_no_definition(tmp_path, text):
+def test_file_that_is_no_definition(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(DefinitionError, match=re.escape(str(path))):
         load(str(path))
 
 
-def test_file_that_cannot_be_read(tmp_path):
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="No such file"):
         load(str(tmp_path / "none.json"))
     with pytest.raises(DefinitionError, match="directory"):
@@ -148,7 +150,7 @@ def test_file_that_cannot_be_read(tmp_path):
         load(tmp_path / "binary.json")
 
 
-def _file(tmp_path, **changes):
+def _file(tmp_path: Path, **changes: Any) -> Any:
     data = load(GEMM).to_json() | {"name": "mine"}
     del data["reference"]
     path = tmp_path / "mine.json"
@@ -156,7 +158,7 @@ def _file(tmp_path, **changes):
     return path
 
 
-def test_file_without_reference_gets_ours(tmp_path):
+def test_file_without_reference_gets_ours(tmp_path: Path) -> None:
     import torch
 
     axes = {"rows": {"type": "var"}, "N": {"type": "const", "value": 3}}
@@ -176,7 +178,7 @@ def test_file_without_reference_gets_ours(tmp_path):
     assert definition.reference()(a, b).tolist() == [[1.0, 2.0, 11.0]]
 
 
-def test_our_reference_is_not_given_to_another_layout(tmp_path):
+def test_our_reference_is_not_given_to_another_layout(tmp_path: Path) -> None:
     other = {
         "A": {"shape": ["K", "M"], "dtype": "float16"},
         "B": load(GEMM).to_json()["inputs"]["B"],
@@ -187,7 +189,7 @@ def test_our_reference_is_not_given_to_another_layout(tmp_path):
         load(_file(tmp_path, op_type="conv")).reference()
 
 
-def test_reference_of_a_file_is_the_definition_of_it(tmp_path):
+def test_reference_of_a_file_is_the_definition_of_it(tmp_path: Path) -> None:
     definition = load(_file(tmp_path, reference="def run(A, B):\n    return 7\n"))
     assert definition.reference()(None, None) == 7
     with pytest.raises(DefinitionError, match="its reference does not load: boom"):
@@ -196,13 +198,13 @@ def test_reference_of_a_file_is_the_definition_of_it(tmp_path):
         ).reference()
 
 
-def test_resized_takes_constants_along():
+def test_resized_takes_constants_along() -> None:
     small = load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64").resized(topk=6)
     assert "TOPK = 6\n" in small.source
     assert source(small) == small.source
 
 
-def test_loading_needs_no_torch():
+def test_loading_needs_no_torch() -> None:
     code = (
         "import sys; from ptxflow.eval.definition import load; "
         f"load({GEMM!r}).bind({{'M': 1}}); sys.exit('torch' in sys.modules)"
@@ -210,7 +212,7 @@ def test_loading_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_definition_folder_holds_nothing_else():
+def test_definition_folder_holds_nothing_else() -> None:
     files = {path.suffix for path in module.FOLDER.rglob("*") if path.is_file()}
     assert files == {".json"}
     for path in module.FOLDER.glob("*/*.json"):

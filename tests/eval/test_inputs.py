@@ -2,13 +2,14 @@
 
 import collections
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import DefinitionError, load, names, parse
+from ptxflow.eval.definition import Definition, DefinitionError, load, names, parse
 from ptxflow.eval.inputs import CHUNK, Draw, _page_table, _split, make_inputs
 from ptxflow.eval.references import moe
 from ptxflow.eval.tolerance import tolerance
@@ -31,7 +32,7 @@ SMALL_MOE = {
 }  # fmt: skip
 
 
-def small(name):
+def small(name: str) -> Any:
     definition = load(name)
     sizes = SMALL_MOE if definition.op_type == "moe" else SMALL
     definition = definition.resized(
@@ -40,14 +41,14 @@ def small(name):
     return definition, {axis: AXES[axis] for axis in definition.var_axes}
 
 
-def same(a, b):
+def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    return a == b
+    return bool(a == b)
 
 
 @pytest.mark.parametrize("name", names())
-def test_inputs_are_reproducible_and_fit_the_definition(name):
+def test_inputs_are_reproducible_and_fit_the_definition(name: str) -> None:
     definition, axes = small(name)
     first, again, other = (make_inputs(definition, axes, seed) for seed in (0, 0, 1))
     assert list(first) == list(definition.inputs)
@@ -70,7 +71,7 @@ def test_inputs_are_reproducible_and_fit_the_definition(name):
         assert tolerance(definition, key).reason
 
 
-def test_values_do_not_depend_on_the_number_of_threads(monkeypatch):
+def test_values_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = load("gemm_n128_k2048")
     m = CHUNK // 2048 * 3 - 5  # three chunks, the last one short
     many = make_inputs(definition, {"M": m}, 7)["A"]
@@ -82,19 +83,19 @@ def test_values_do_not_depend_on_the_number_of_threads(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_values_are_the_same_on_a_gpu():
+def test_values_are_the_same_on_a_gpu() -> None:
     host, device = (make_inputs(load("gemm_n128_k2048"), {"M": 9}, 7, d) for d in ("cpu", "cuda"))
     assert all(torch.equal(host[k], device[k].cpu()) for k in host)
 
 
-def test_scalars_of_a_workload_are_taken():
+def test_scalars_of_a_workload_are_taken() -> None:
     definition, axes = small("gqa_ragged_prefill_causal_h32_kv4_d128")
     assert make_inputs(definition, axes, 0, scalars={"sm_scale": 0.5})["sm_scale"] == 0.5
     with pytest.raises(DefinitionError, match="no scalar input 'q'"):
         make_inputs(definition, axes, 0, scalars={"q": 0.5})
 
 
-def test_refusals():
+def test_refusals() -> None:
     definition, axes = small("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1")
     with pytest.raises(DefinitionError, match="more queries than cached tokens"):
         make_inputs(definition, axes | {"total_q": 51}, 0)
@@ -112,7 +113,7 @@ def test_refusals():
 @pytest.mark.parametrize(
     ("total", "parts"), [(1, 1), (5, 1), (3, 7), (7, 7), (64, 16), (10**6, 64)]
 )
-def test_split(total, parts):
+def test_split(total: int, parts: int) -> None:
     for seed in range(20):
         sizes = _split(total, parts, np.random.default_rng(seed))
         assert sizes.sum() == total
@@ -122,7 +123,7 @@ def test_split(total, parts):
         assert live.max() <= 3 * live.min() + 3
 
 
-def page_table_is_valid(definition, axes, inputs):
+def page_table_is_valid(definition: Definition, axes: Any, inputs: Any) -> None:
     page_size = axes["page_size"]
     indptr = inputs["kv_indptr"].tolist()
     counts = np.diff(indptr)
@@ -152,7 +153,7 @@ def page_table_is_valid(definition, axes, inputs):
 
 
 @pytest.mark.parametrize("name", [n for n in names() if "paged" in n])
-def test_page_tables_of_every_workload(name):
+def test_page_tables_of_every_workload(name: str) -> None:
     definition = load(name)
     for row in workloads(name):
         if row.refusal:
@@ -162,7 +163,7 @@ def test_page_tables_of_every_workload(name):
         page_table_is_valid(definition, axes, table)
 
 
-def test_special_rows_are_drawn():
+def test_special_rows_are_drawn() -> None:
     """The cases that the definitions single out come up in batches of some size."""
     decode, axes = small("gqa_paged_decode_h32_kv4_d128_ps1")
     assert 0 in np.diff(make_inputs(decode, axes, 0)["kv_indptr"].numpy())
@@ -181,7 +182,7 @@ def test_special_rows_are_drawn():
         assert (real < axes["num_pages"]).all()
 
 
-def test_indexer_inputs():
+def test_indexer_inputs() -> None:
     definition, axes = small("dsa_topk_indexer_fp8_h64_d128_topk256_ps64")
     definition = load(definition.name).resized(num_index_heads=3)
     inputs = make_inputs(definition, axes, 0)
@@ -197,7 +198,7 @@ def test_indexer_inputs():
     assert ((scales > 0) & (scales < 0.1)).all()
 
 
-def test_softmax_probabilities_and_unit_keys():
+def test_softmax_probabilities_and_unit_keys() -> None:
     sampler, axes = small("top_k_sampling_from_probs_v128256")
     probs = make_inputs(sampler, axes, 0)["probs"]
     torch.testing.assert_close(probs.sum(-1), torch.ones(20))
@@ -209,7 +210,7 @@ def test_softmax_probabilities_and_unit_keys():
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=5e-3)
 
 
-def test_moe_inputs_are_of_the_size_the_tolerance_assumes():
+def test_moe_inputs_are_of_the_size_the_tolerance_assumes() -> None:
     definition, axes = small("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
     sizes = {"hidden_size": 256, "intermediate_size": 128, "gemm1_out_size": 256}
     definition = definition.resized(**sizes)
@@ -226,7 +227,7 @@ def test_moe_inputs_are_of_the_size_the_tolerance_assumes():
 # workloads
 
 
-def test_all_public_rows_are_there_and_every_definition_has_rows():
+def test_all_public_rows_are_there_and_every_definition_has_rows() -> None:
     rows = {name: workloads(name) for name in names()}
     assert sum(row.public for name in rows for row in rows[name]) == 663
     assert all(rows.values())
@@ -241,7 +242,7 @@ def test_all_public_rows_are_there_and_every_definition_has_rows():
     assert [row.axes["num_pages"] for row in refused] == [0, 0]
 
 
-def test_workload_round_trip():
+def test_workload_round_trip() -> None:
     for row in workloads("gqa_paged_prefill_causal_h32_kv4_d128_ps1"):
         assert type(row).from_json(row.to_json()) == row
     assert row.scalars == {"sm_scale": 0.08838834764831843}
@@ -252,7 +253,7 @@ def test_workload_round_trip():
 # tolerances
 
 
-def truncated_matmul(a, b, step=8):
+def truncated_matmul(a: torch.Tensor, b: torch.Tensor, step: int = 8) -> torch.Tensor:
     """float32 accumulation as tensor cores do it: a few products at a time, towards zero."""
     total = np.zeros((a.shape[0], b.shape[0]), np.float32)
     for k in range(0, a.shape[1], step):
@@ -264,7 +265,7 @@ def truncated_matmul(a, b, step=8):
 
 
 @pytest.mark.parametrize("name", [n for n in names() if load(n).op_type == "gemm"])
-def test_gemm_tolerance(name):
+def test_gemm_tolerance(name: str) -> None:
     """Takes truncating accumulation, refuses one product, one K step, one row or swapped columns
     that are wrong; at M = 1 too."""
     definition = load(name).resized(N=64)
@@ -274,7 +275,7 @@ def test_gemm_tolerance(name):
         c, bound = definition.reference()(a, b), tolerance(definition)
         assert compare(truncated_matmul(a, b), c, bound).wrong == 0
 
-        def without(columns, a=a, b=b):
+        def without(columns: Any, a: Any = a, b: Any = b) -> Any:
             kept = a.clone()
             kept[:, columns] = 0
             return definition.reference()(kept, b)
@@ -288,7 +289,7 @@ def test_gemm_tolerance(name):
         assert compare(c.roll(1, 1), c, bound).wrong > m * 60
 
 
-def test_attention_tolerance():
+def test_attention_tolerance() -> None:
     """Takes bfloat16 probabilities, refuses one missing token of 4096."""
     definition = load("gqa_paged_decode_h32_kv8_d128_ps1").resized(num_qo_heads=8)
     axes = {"batch_size": 1, "num_pages": 4096, "len_indptr": 2, "num_kv_indices": 4096}
@@ -306,7 +307,7 @@ def test_attention_tolerance():
     assert compare(short, lse, tolerance(definition, "lse")).wrong > 4
 
 
-def test_tolerance_refuses_what_it_does_not_know():
+def test_tolerance_refuses_what_it_does_not_know() -> None:
     with pytest.raises(DefinitionError, match="no output 'D'; there are C"):
         tolerance(load("gemm_n128_k2048"), "D")
     data = load("gemm_n128_k2048").to_json()

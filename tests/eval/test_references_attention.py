@@ -1,12 +1,13 @@
 """Attention references against loops in float64, on small axes with every case the texts name."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval.definition import load, names
+from ptxflow.eval.definition import Definition, load, names
 
 NAN = float("nan")
 GQA_PAGED = [n for n in names() if load(n).op_type == "gqa_paged"]
@@ -15,15 +16,15 @@ MLA_PAGED = [n for n in names() if load(n).op_type == "mla_paged"]
 SPARSE = [n for n in names() if n.startswith("dsa_sparse")]
 
 
-def bf16(rng, *shape):
+def bf16(rng: np.random.Generator, *shape: int) -> Any:
     return torch.from_numpy(rng.standard_normal(shape)).to(torch.bfloat16)
 
 
-def f64(tensor):
+def f64(tensor: torch.Tensor) -> Any:
     return tensor.double().numpy()
 
 
-def one_row(query, keys, values, scale):
+def one_row(query: Any, keys: Any, values: Any, scale: float) -> Any:
     """One query and head against a list of visible keys: output and base-2 lse, by loops."""
     if not keys:
         return np.full(len(values[0]), NAN) if values else None, -math.inf
@@ -35,7 +36,7 @@ def one_row(query, keys, values, scale):
     return out, (top + math.log(total)) / math.log(2)
 
 
-def check(actual, expected_output, expected_lse):
+def check(actual: Any, expected_output: Any, expected_lse: Any) -> None:
     output, lse = actual
     assert output.dtype == torch.bfloat16
     assert lse.dtype == torch.float32
@@ -48,7 +49,9 @@ def check(actual, expected_output, expected_lse):
 class Paged:
     """A page table with scattered pages, a cache whose unused places are NaN, and its tokens."""
 
-    def __init__(self, rng, page_size, lengths, empty_pages=()):
+    def __init__(
+        self, rng: np.random.Generator, page_size: int, lengths: Any, empty_pages: Any = ()
+    ) -> None:
         self.page_size = page_size
         counts = [-(-n // page_size) for n in lengths]
         for b in empty_pages:
@@ -61,14 +64,14 @@ class Paged:
         ]
         self.lengths = lengths
 
-    def slots(self, b):
+    def slots(self, b: int) -> Any:
         """(page, slot) of each token of sequence b."""
         return [
             (self.indices[self.indptr[b] + t // self.page_size], t % self.page_size)
             for t in range(self.lengths[b])
         ]
 
-    def cache(self, rng, *inner):
+    def cache(self, rng: np.random.Generator, *inner: int) -> Any:
         """NaN but for the tokens of the sequences."""
         cache = torch.full((self.num_pages, self.page_size, *inner), NAN, dtype=torch.bfloat16)
         for b in range(len(self.lengths)):
@@ -76,7 +79,7 @@ class Paged:
                 cache[page, slot] = bf16(rng, *inner)
         return cache
 
-    def inputs(self, definition):
+    def inputs(self, definition: Definition) -> Any:
         made = {
             "kv_indptr": torch.tensor(self.indptr, dtype=torch.int32),
             "kv_indices": torch.tensor(self.indices, dtype=torch.int32),
@@ -85,7 +88,7 @@ class Paged:
         return {name: value for name, value in made.items() if name in definition.inputs}
 
 
-def unchanged(definition, inputs):
+def unchanged(definition: Definition, inputs: Any) -> Any:
     """The reference's result, having checked that it left its inputs alone."""
     before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
     result = definition.reference()(**inputs)
@@ -97,7 +100,7 @@ def unchanged(definition, inputs):
     return result
 
 
-def lengths_for(definition, page_size):
+def lengths_for(definition: Definition, page_size: int) -> Any:
     """Cached tokens and queries of each sequence: empty ones, one token, partial and full pages,
     more queries than tokens (rows that see nothing), queries without keys and the reverse."""
     if "qo_indptr" in definition.inputs:
@@ -106,7 +109,7 @@ def lengths_for(definition, page_size):
     return lengths, [1] * len(lengths)
 
 
-def expect(queries, seen, heads, dim, attend_row, blind):
+def expect(queries: Any, seen: Any, heads: int, dim: int, attend_row: Any, blind: Any) -> Any:
     """Expected output and lse; seen(b, i) is how many keys query i of b sees, None: no sequence."""
     total = sum(queries)
     output, lse = np.zeros((total, heads, dim)), np.full((total, heads), -math.inf)
@@ -125,7 +128,7 @@ def expect(queries, seen, heads, dim, attend_row, blind):
 
 @pytest.mark.parametrize("name", GQA_PAGED)
 @pytest.mark.parametrize("seed", range(2))
-def test_gqa_paged(name, seed):
+def test_gqa_paged(name: str, seed: int) -> None:
     page_size = 4 if name.endswith("ps64") else 1
     heads, kv_heads, dim = (6, 2, 8) if "kv8" in name else (8, 1, 8)
     definition = load(name).resized(
@@ -142,20 +145,20 @@ def test_gqa_paged(name, seed):
         bounds = np.concatenate([[0], np.cumsum(queries)])
         inputs["qo_indptr"] = torch.tensor(bounds, dtype=torch.int32)
 
-    def attend_row(b, row, h, n):
+    def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         g = h // (heads // kv_heads)
         where = table.slots(b)[:n]
         keys, values = ([f64(c)[p, s, g] for p, s in where] for c in (k, v))
         return one_row(f64(q)[row, h], keys, values, 0.4)
 
-    def seen(b, i):
+    def seen(b: int, i: int) -> Any:
         return min(lengths[b], i + 1 + lengths[b] - queries[b])
 
     check(unchanged(definition, inputs), *expect(queries, seen, heads, dim, attend_row, 0.0))
 
 
 @pytest.mark.parametrize("name", GQA_RAGGED)
-def test_gqa_ragged(name):
+def test_gqa_ragged(name: str) -> None:
     heads, kv_heads, dim = 4, 2, 8
     definition = load(name).resized(num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     rng = np.random.default_rng(3)
@@ -172,12 +175,12 @@ def test_gqa_ragged(name):
         "sm_scale": 0.3,
     }
 
-    def attend_row(b, row, h, n):
+    def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         g, rows = h // 2, range(starts[b], starts[b] + n)
-        picked = ([f64(x)[t, g] for t in rows] for x in (k, v))
-        return one_row(f64(q)[row, h], *picked, 0.3)
+        keys_of, values_of = ([f64(x)[t, g] for t in rows] for x in (k, v))
+        return one_row(f64(q)[row, h], keys_of, values_of, 0.3)
 
-    def seen(b, i):
+    def seen(b: int, i: int) -> Any:
         return None if keys[b] == 0 else i + 1 + keys[b] - queries[b]
 
     # Rows that see none of the keys of a sequence that has some: lse -inf, output NaN.
@@ -187,7 +190,7 @@ def test_gqa_ragged(name):
 
 
 @pytest.mark.parametrize("name", MLA_PAGED)
-def test_mla_paged(name):
+def test_mla_paged(name: str) -> None:
     page_size = 4 if name.endswith("ps64") else 1
     heads, dim, rope = 3, 8, 4
     definition = load(name).resized(
@@ -204,14 +207,14 @@ def test_mla_paged(name):
         bounds = np.concatenate([[0], np.cumsum(queries)])
         inputs["qo_indptr"] = torch.tensor(bounds, dtype=torch.int32)
 
-    def attend_row(b, row, h, n):
+    def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         where = table.slots(b)[:n]
         values = [f64(ckv)[p, s] for p, s in where]
         keys = [np.concatenate([f64(ckv)[p, s], f64(kpe)[p, s]]) for p, s in where]
         query = np.concatenate([f64(q_nope)[row, h], f64(q_pe)[row, h]])
         return one_row(query, keys, values, 0.3)
 
-    def seen(b, i):
+    def seen(b: int, i: int) -> Any:
         return None if lengths[b] == 0 else i + 1 + lengths[b] - queries[b]
 
     expected = expect(queries, seen, heads, dim, attend_row, NAN)
@@ -219,7 +222,7 @@ def test_mla_paged(name):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_sparse_attention(name):
+def test_sparse_attention(name: str) -> None:
     page_size = 4 if name.endswith("ps64") else 1
     heads, dim, rope, topk, pages = 3, 8, 4, 6, 8
     definition = load(name).resized(
@@ -230,7 +233,7 @@ def test_sparse_attention(name):
     used = rng.permutation(slots)[: slots - 2]
     # all valid; padding in places; a slot twice counts twice; nothing at all; one alone at the end
     a, b, c = used[:3]
-    rows = [used[:topk], [-1, a, -1, b, c, -1], [a, a, b, -1, -1, -1], [-1] * topk]
+    rows: list[Any] = [used[:topk], [-1, a, -1, b, c, -1], [a, a, b, -1, -1, -1], [-1] * topk]
     rows.append([-1] * (topk - 1) + [c])
     ckv = torch.full((pages, page_size, dim), NAN, dtype=torch.bfloat16)
     kpe = torch.full((pages, page_size, rope), NAN, dtype=torch.bfloat16)
@@ -260,7 +263,7 @@ def test_sparse_attention(name):
     check(result, output, lse)
 
 
-def test_long_prefills_go_in_slices():
+def test_long_prefills_go_in_slices() -> None:
     """Slices of queries (to bound memory) do not change the mask."""
     definition = load("gqa_ragged_prefill_causal_h32_kv8_d128").resized(
         num_qo_heads=2, num_kv_heads=1, head_dim=4
@@ -268,8 +271,8 @@ def test_long_prefills_go_in_slices():
     rng = np.random.default_rng(6)
     q, k, v = bf16(rng, 9, 2, 4), bf16(rng, 11, 1, 4), bf16(rng, 11, 1, 4)
     bounds = [torch.tensor([0, n], dtype=torch.int32) for n in (9, 11)]
-    whole = definition.reference()
-    sliced = definition.reference()
+    whole: Any = definition.reference()
+    sliced: Any = definition.reference()
     sliced.__wrapped__.__globals__["MAX_SCORES"] = 2 * 11 * 2  # two queries at a time
     for a, b in zip(whole(q, k, v, *bounds, 0.5), sliced(q, k, v, *bounds, 0.5), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

@@ -3,12 +3,13 @@
 import itertools
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval.definition import load, names
+from ptxflow.eval.definition import Definition, load, names
 from ptxflow.eval.references import dsa, moe, sampling
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
@@ -16,15 +17,17 @@ MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 DECODE, PREFILL = "gdn_decode_qk16_v32_d128_k_last", "gdn_prefill_qk16_v32_d128_k_last"
 
 
-def f64(tensor):
+def f64(tensor: torch.Tensor) -> Any:
     return tensor.double().numpy()
 
 
-def normal(rng, *shape, dtype=torch.bfloat16, scale=1.0):
+def normal(
+    rng: np.random.Generator, *shape: int, dtype: Any = torch.bfloat16, scale: float = 1.0
+) -> Any:
     return torch.from_numpy(rng.standard_normal(shape) * scale).to(dtype)
 
 
-def unchanged(definition, *inputs):
+def unchanged(definition: Definition, *inputs: Any) -> Any:
     """The reference's result, having checked that it left its inputs alone."""
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     result = definition.reference()(*inputs)
@@ -38,7 +41,7 @@ def unchanged(definition, *inputs):
 
 
 @pytest.mark.parametrize("name", [n for n in names() if load(n).op_type == "gemm"])
-def test_gemm(name):
+def test_gemm(name: str) -> None:
     rng = np.random.default_rng(1)
     a, b = (normal(rng, n, 37, dtype=torch.float16) for n in (3, 5))
     c = unchanged(load(name).resized(N=5, K=37), a, b)
@@ -47,7 +50,7 @@ def test_gemm(name):
     np.testing.assert_allclose(f64(c), np.array(wide), rtol=2.0**-11, atol=2.0**-20)
 
 
-def test_gemm_accumulates_in_float32():
+def test_gemm_accumulates_in_float32() -> None:
     """2048 is where float16 stops counting ones."""
     ones = torch.ones(1, 4096, dtype=torch.float16)
     assert load("gemm_n4096_k4096").resized(N=1).reference()(ones, ones).item() == 4096.0
@@ -58,7 +61,7 @@ def test_gemm_accumulates_in_float32():
 
 @pytest.mark.parametrize("name", [n for n in names() if load(n).op_type == "rmsnorm"])
 @pytest.mark.parametrize("size", [1.0, 2e-3])  # small rows are where eps counts
-def test_rmsnorm(name, size):
+def test_rmsnorm(name: str, size: float) -> None:
     definition = load(name)
     hidden = 48
     eps = 1e-5 if "h4096" in name else 1e-6
@@ -84,7 +87,7 @@ def test_rmsnorm(name, size):
 # gated delta rule
 
 
-def slow_step(state, q, k, v, decay, beta, scale):
+def slow_step(state: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any, scale: Any) -> Any:
     """One head, one token: state [V][K] as lists."""
     size = len(v)
     out = []
@@ -97,13 +100,15 @@ def slow_step(state, q, k, v, decay, beta, scale):
     return out
 
 
-def slow_gate(log, a, bias, b):
+def slow_gate(log: Any, a: Any, bias: Any, b: Any) -> Any:
     x = a + bias
     soft = x if x > 20 else math.log1p(math.exp(x))
     return math.exp(-math.exp(log) * soft), 1 / (1 + math.exp(-b))
 
 
-def delta_inputs(rng, lead, heads=2, value_heads=4, size=6):
+def delta_inputs(
+    rng: np.random.Generator, lead: Any, heads: int = 2, value_heads: int = 4, size: int = 6
+) -> Any:
     """q, k, v, A_log, a, dt_bias, b with `lead` leading sizes; one gate is past softplus's bend."""
     q, k = (normal(rng, *lead, heads, size, scale=0.4) for _ in range(2))
     a = normal(rng, *lead, value_heads)
@@ -115,8 +120,9 @@ def delta_inputs(rng, lead, heads=2, value_heads=4, size=6):
     )  # fmt: skip
 
 
-def slow_tokens(state, q, k, v, A_log, a, dt_bias, b, scale):
+def slow_tokens(state: Any, tokens: list[Any], gate: list[Any], scale: float) -> Any:
     """The recurrence over the first axis, all value heads; state [HV, V, K] is updated."""
+    (q, k, v), (A_log, a, dt_bias, b) = tokens, gate
     out = np.zeros(v.shape)
     group = v.shape[1] // q.shape[1]
     for t in range(len(q)):
@@ -132,7 +138,7 @@ def slow_tokens(state, q, k, v, A_log, a, dt_bias, b, scale):
 
 @pytest.mark.parametrize(("given", "used"), [(0.25, 0.25), (0.0, 6**-0.5), (None, 6**-0.5)])
 @pytest.mark.parametrize("with_state", [True, False])
-def test_gdn_decode(given, used, with_state):
+def test_gdn_decode(given: Any, used: Any, with_state: bool) -> None:
     rng = np.random.default_rng(7)
     batch, heads, size = 3, 4, 6
     q, k, v, A_log, a, dt_bias, b = delta_inputs(rng, (batch, 1))
@@ -141,16 +147,16 @@ def test_gdn_decode(given, used, with_state):
     out, new = unchanged(definition, q, k, v, state, A_log, a, dt_bias, b, given)
     assert (out.dtype, new.dtype) == (torch.bfloat16, torch.float32)
     for row in range(batch):
-        now = f64(state)[row] if with_state else np.zeros((heads, size, size))
+        now = f64(state)[row] if state is not None else np.zeros((heads, size, size))
         tokens = [f64(x)[row] for x in (q, k, v)]
         gate = [f64(A_log), f64(a)[row], f64(dt_bias), f64(b)[row]]
-        expected = slow_tokens(now, *tokens, *gate, used)
+        expected = slow_tokens(now, tokens, gate, used)
         np.testing.assert_allclose(f64(out)[row], expected, rtol=2.0**-8, atol=1e-6)
         np.testing.assert_allclose(f64(new)[row], now, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("with_state", [True, False])
-def test_gdn_prefill(with_state):
+def test_gdn_prefill(with_state: bool) -> None:
     rng = np.random.default_rng(8)
     heads, size, total = 4, 6, 12
     bounds = [1, 6, 6, 7, 11]  # a sequence without tokens; rows 0 and 11 belong to none
@@ -163,10 +169,10 @@ def test_gdn_prefill(with_state):
     for s, (first, end) in enumerate(itertools.pairwise(bounds)):
         if first == end:
             continue  # its state is dropped: zeros
-        now = f64(state)[s] if with_state else np.zeros((heads, size, size))
+        now = f64(state)[s] if state is not None else np.zeros((heads, size, size))
         tokens = [f64(x)[first:end] for x in (q, k, v)]
         gate = [f64(A_log), f64(a)[first:end], f64(dt_bias), f64(b)[first:end]]
-        expected[first:end] = slow_tokens(now, *tokens, *gate, 0.3)
+        expected[first:end] = slow_tokens(now, tokens, gate, 0.3)
         expected_state[s] = now
     np.testing.assert_allclose(f64(out), expected, rtol=2.0**-8, atol=1e-6)
     np.testing.assert_allclose(f64(new), expected_state, rtol=1e-4, atol=1e-6)
@@ -175,7 +181,7 @@ def test_gdn_prefill(with_state):
 # top-k indexer
 
 
-def test_topk_indexer():
+def test_topk_indexer() -> None:
     heads, dim, page_size, topk, pages = 3, 8, 4, 6, 9
     definition = load(INDEXER).resized(
         num_index_heads=heads,
@@ -205,18 +211,18 @@ def test_topk_indexer():
     assert (chosen.dtype, tuple(chosen.shape)) == (torch.int32, (len(lengths), topk))
     wide = f64(keys) * scales.astype(np.float64)[..., None]
     for b, length in enumerate(lengths):
-        scores = {}
+        scores: dict[int, float] = {}
         for j in range(length):
             page, slot = int(table[b, j // page_size]), j % page_size
             dots = (sum(x * y for x, y in zip(f64(q)[b, h], wide[page, slot], strict=True))
                     for h in range(heads))  # fmt: skip
             total = sum(float(w) * max(0.0, d) for w, d in zip(weights[b], dots, strict=True))
             scores[page * page_size + slot] = total
-        best = sorted(scores, key=scores.get, reverse=True)[:topk]
+        best = sorted(scores, key=lambda slot: scores[slot], reverse=True)[:topk]
         assert chosen[b].tolist() == best + [-1] * (topk - len(best))
 
 
-def test_index_keys_read_scales_behind_the_rows():
+def test_index_keys_read_scales_behind_the_rows() -> None:
     cache = torch.zeros(1, 64, 1, 132, dtype=torch.int8)
     flat = cache.view(torch.uint8).view(-1)
     flat[5 * 128 + 7] = 0x38  # 1.0 in float8_e4m3fn
@@ -229,7 +235,7 @@ def test_index_keys_read_scales_behind_the_rows():
 # mixture of experts
 
 
-def slow_route(logits, bias, groups, kept, top_k):
+def slow_route(logits: Any, bias: Any, groups: Any, kept: Any, top_k: Any) -> Any:
     """Chosen experts of one token and their shares."""
     s = [1 / (1 + math.exp(-x)) for x in logits]
     c = [x + y for x, y in zip(s, bias, strict=True)]
@@ -242,12 +248,12 @@ def slow_route(logits, bias, groups, kept, top_k):
     return {e: s[e] / total for e in chosen}
 
 
-def fp8(rng, *shape):
+def fp8(rng: np.random.Generator, *shape: int) -> Any:
     return normal(rng, *shape).to(torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("offset", [0, 8, 36, -2])  # the last two reach past the experts
-def test_moe(offset):
+def test_moe(offset: int) -> None:
     tokens, experts, local, hidden, inner, block = 9, 40, 8, 8, 6, 2
     definition = load(MOE).resized(
         num_experts=experts, num_local_experts=local, hidden_size=hidden, intermediate_size=inner,
@@ -296,7 +302,7 @@ def test_moe(offset):
     np.testing.assert_allclose(f64(out), expected, rtol=2.0**-8 + 1e-5, atol=1e-4)
 
 
-def test_moe_without_a_local_expert_is_zero():
+def test_moe_without_a_local_expert_is_zero() -> None:
     definition = load(MOE).resized(
         num_experts=16, num_local_experts=2, hidden_size=4, intermediate_size=2, gemm1_out_size=4,
         num_hidden_blocks=2, num_intermediate_blocks=1, num_gemm1_out_blocks=2,
@@ -309,7 +315,7 @@ def test_moe_without_a_local_expert_is_zero():
     assert (definition.reference()(*inputs, 0, 2.5) != 0).any()
 
 
-def test_routing_shares_use_scores_without_bias():
+def test_routing_shares_use_scores_without_bias() -> None:
     logits, bias = torch.zeros(1, 16), torch.zeros(16)
     logits[0, 3] = 2.0
     bias[:8] = 1.0  # the first four groups win, whatever the scores
@@ -322,7 +328,7 @@ def test_routing_shares_use_scores_without_bias():
 # sampling
 
 
-def slow_filter(row, k, p):
+def slow_filter(row: Any, k: Any, p: Any) -> Any:
     """The filtered row, by lists; which of several equal probabilities stay is left open."""
     order = sorted(range(len(row)), key=lambda i: -row[i])
     row = list(row)
@@ -332,7 +338,8 @@ def slow_filter(row, k, p):
     if p is not None and p <= 0:
         return [1.0 if i == order[0] else 0.0 for i in range(len(row))]
     if p is not None and p < 1:
-        keep, total = [], 0.0
+        keep: list[int] = []
+        total = 0.0
         for i in order:
             if keep and total > p:
                 break
@@ -350,7 +357,7 @@ PS = [-1.0, 0.0, 0.3, 0.5, 0.75, 0.8751, 0.999, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_filtered_distribution(row):
+def test_filtered_distribution(row: Any) -> None:
     cases = [(k, p) for k in [None, *KS] for p in [None, *PS]]
     for k, p in cases:
         args = {
@@ -369,10 +376,10 @@ def test_filtered_distribution(row):
             assert got[0, i] >= got[0, j], (k, p)
 
 
-def test_filters_in_their_order_and_their_bounds():
+def test_filters_in_their_order_and_their_bounds() -> None:
     probs = torch.tensor([DYADIC])
 
-    def kept(k=None, p=None):
+    def kept(k: Any = None, p: Any = None) -> Any:
         top_k = None if k is None else torch.tensor([k])
         top_p = None if p is None else torch.tensor([p])
         return sampling.filtered(probs, top_k, top_p)[0]
@@ -392,7 +399,7 @@ def test_filters_in_their_order_and_their_bounds():
 
 
 @pytest.mark.parametrize("name", [n for n in names() if load(n).op_type == "sampling"])
-def test_samples_follow_the_filtered_distribution(name):
+def test_samples_follow_the_filtered_distribution(name: str) -> None:
     definition = load(name).resized(vocab_size=6)
     draws = 4000
     probs = torch.tensor(ROWS[2]).repeat(draws, 1)
