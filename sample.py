@@ -168,9 +168,8 @@ def report(result: Run, out: Path) -> None:
     print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")
     if result.samples:
         print(sample_table(result))
-    for refused in result.refused:
-        print(f"refused {refused.request.strategy.key}: {refused.error}: {refused.message}",
-              file=sys.stderr)  # fmt: skip
+    for strategy, error in result.refused:
+        print(f"refused {strategy.key}: {type(error).__name__}: {error}", file=sys.stderr)
     print(f"written to {out}: PTX, cubin, strategy and report of each; report.md, solution.json")
 
 

@@ -8,11 +8,13 @@ torch.mm. Every outcome is one appended record; a run that was cut short goes on
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tqdm import tqdm
 
 from ptxflow import __version__
 from ptxflow.compiler import ptxas
+from ptxflow.compiler.compile import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.runtime import RuntimeUnavailable, require_gpu
 from ptxflow.compiler.strategy import Family, Problem, Strategy
@@ -35,7 +38,6 @@ from ptxflow.eval.arguments import (
     product,
     read_strategies,
 )
-from ptxflow.eval.build import Built, Refused, Request, build_all
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.records import Identity, Record, RecordError, RecordFile, identity
 from ptxflow.eval.report import PEER, bench_table, totals
@@ -43,6 +45,7 @@ from ptxflow.eval.worker import Worker, WorkerError, job
 
 FAILURES = (
     UsageError, DefinitionError, RecordError, RuntimeUnavailable, WorkerError, ptxas.ToolMissing,
+    BrokenProcessPool,
 )  # fmt: skip
 
 
@@ -119,26 +122,35 @@ def measure_all(
     gpu: dict[str, Any],
 ) -> None:
     """Compile and measure every candidate; each outcome is appended as soon as it is known."""
-    requests = [Request(c.problem, c.strategy, c.device.name) for c in candidates]
+    if not candidates:
+        return
     compiler = ptxas.version()
-    built: list[tuple[Candidate, Built]] = []
-    outcomes = tqdm(
-        build_all(requests, settings.jobs), total=len(requests), desc="compile", unit="kernel"
-    )
+    jobs = [(c.problem, c.strategy) for c in candidates]
+    outcomes = compile_all(jobs, candidates[0].device, settings.jobs)
+    built: list[tuple[Candidate, CompiledKernel]] = []
     for candidate, outcome in zip(candidates, outcomes, strict=True):
-        if isinstance(outcome, Refused):
-            result = {"status": "compile_error", "detail": f"{outcome.error}: {outcome.message}"}
-            _append(records, make_record(candidate, result, gpu, compiler))
-        else:
+        if isinstance(outcome, CompiledKernel):
             built.append((candidate, outcome))
+        else:
+            result = {"status": "compile_error", "detail": f"{type(outcome).__name__}: {outcome}"}
+            _append(records, make_record(candidate, result, gpu, compiler))
     with tempfile.TemporaryDirectory(prefix="ptxflow-bench-") as folder:
         for candidate, kernel in tqdm(built, desc="measure", unit="kernel"):
             result = run_one(candidate, kernel, worker, settings, Path(folder))
             _append(records, make_record(candidate, result, gpu, compiler, kernel))
 
 
+def compile_all(
+    jobs: Sequence[Job], device: Device, workers: int | None
+) -> list[CompiledKernel | Exception]:
+    """Compile on all cores (or `workers` of them) behind a progress bar; see `compile_many`."""
+    with tqdm(total=len(jobs), desc="compile", unit="kernel") as bar:
+        count = workers or os.cpu_count() or 1
+        return compile_many(jobs, device, workers=count, progress=bar.update)
+
+
 def run_one(
-    candidate: Candidate, kernel: Built, worker: Worker, settings: Settings, folder: Path
+    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
 ) -> dict[str, Any]:
     """Check and time one compiled kernel in the worker; see `Worker.run`."""
     image = folder / "kernel.cubin"
@@ -162,7 +174,7 @@ def make_record(
     result: dict[str, Any],
     gpu: dict[str, Any],
     ptxas_version: str,
-    kernel: Built | None = None,
+    kernel: CompiledKernel | None = None,
 ) -> Record:
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
@@ -180,8 +192,8 @@ def make_record(
         detail=result.get("detail", ""),
         gpu=gpu,
         ptxas=ptxas_version,
-        usage=kernel.usage if kernel else {},
-        sass_ok=not (kernel.sass["missing"] or kernel.sass["forbidden"]) if kernel else None,
+        usage=asdict(kernel.usage) if kernel else {},
+        sass_ok=kernel.sass.ok if kernel else None,
         correct=checked.get("correct"),
         check=checked,
         latency_us=latency,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow import __version__
+from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.strategy import Family, Problem
-from ptxflow.eval.build import Built, Refused
+from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import PEER, align
 
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 class Sample:
     """One sampled strategy, compiled. `model_rank` is its place in the whole space, 1 the best."""
 
-    kernel: Built
+    kernel: CompiledKernel
     log_prob: float  # of the policy
     derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
     model_rank: int
@@ -37,7 +37,7 @@ class Sample:
 
     @property
     def key(self) -> str:
-        return self.kernel.request.strategy.key
+        return self.kernel.strategy.key
 
     @property
     def latency_us(self) -> float | None:
@@ -61,7 +61,7 @@ class Run:
     checkpoint: str
     modelled: NDArray[np.float64]  # TFLOP/s of the whole space
     samples: Sequence[Sample]
-    refused: Sequence[Refused]
+    refused: Sequence[tuple[Strategy, Exception]]
     ranked_by: str  # "measurement on NVIDIA H200" or "model"
 
     @property
@@ -97,7 +97,7 @@ def strategy_json(run: Run, sample: Sample) -> Json:
     return {
         "definition": run.problem.definition if run.known else run.definition,
         "axes": dict(run.axes),
-        **sample.kernel.request.strategy.to_json(),
+        **sample.kernel.strategy.to_json(),
         "key": sample.key,
     }
 
@@ -114,8 +114,8 @@ def summary_json(run: Run) -> Json:
                 "log_prob": sample.log_prob,
                 "model_rank": sample.model_rank,
                 **sample.derived,
-                "ptxas": sample.kernel.usage,
-                "sass": sample.kernel.sass["counts"],
+                "ptxas": asdict(sample.kernel.usage),
+                "sass": sample.kernel.sass.counts,
                 "measured": _measured_json(sample.record),
             }
         )
@@ -131,8 +131,8 @@ def summary_json(run: Run) -> Json:
         "ranked_by": run.ranked_by,
         "kernels": kernels,
         "refused": [
-            {"key": r.request.strategy.key, "error": r.error, "message": r.message}
-            for r in run.refused
+            {"key": strategy.key, "error": type(error).__name__, "message": str(error)}
+            for strategy, error in run.refused
         ],
     }
 
@@ -172,7 +172,7 @@ def _measured_cells(record: Record | None) -> list[str]:
 
 
 def _choice(sample: Sample, name: str) -> Any:
-    return getattr(sample.kernel.request.strategy, name)
+    return getattr(sample.kernel.strategy, name)
 
 
 def summary_markdown(run: Run) -> str:
@@ -201,7 +201,7 @@ def summary_markdown(run: Run) -> str:
         ]
     if not run.measured:
         lines.append("- nothing was measured: these figures are the model's, not a GPU's")
-    lines += [f"- refused: {r.request.strategy.key}: {r.error}: {r.message}" for r in run.refused]
+    lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
     lines += ["", "![modelled TFLOP/s of the samples in the space](samples.png)", ""]
     return "\n".join(lines)
 
@@ -214,8 +214,8 @@ def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
         "## Derived\n\n" + _derived_rows(run, sample),
         "## Performance\n\n" + _performance(run, sample),
         "## Launch\n\n" + _launch_rows(sample),
-        "## ptxas\n\n" + _pairs(sample.kernel.usage, ("report", "value")),
-        "## Machine code\n\n" + _pairs(sample.kernel.sass["counts"], ("technique", "count")),
+        "## ptxas\n\n" + _pairs(asdict(sample.kernel.usage), ("report", "value")),
+        "## Machine code\n\n" + _pairs(sample.kernel.sass.counts, ("technique", "count")),
         "## Proven\n\n" + "\n".join(f"- {check}" for check in sample.kernel.checks),
     ]
     return "\n\n".join(sections) + "\n"

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler import ptxas
+from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.env.cost import derived, model_tflops
 from ptxflow.env.space import Space
-from ptxflow.eval.bench import Candidate, Settings, make_record, run_one
-from ptxflow.eval.build import Built, Refused, Request, build_all
+from ptxflow.eval.bench import Candidate, Settings, compile_all, make_record, run_one
 from ptxflow.eval.definition import Definition, names
 from ptxflow.eval.definition import load as load_definition
 from ptxflow.eval.records import Record
@@ -37,11 +37,12 @@ def compile_and_rank(
 ) -> Run:
     """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities."""
     problem, device = space.problem, space.device
-    requests = [Request(problem, space.strategy(int(code)), device.name) for code in codes]
-    outcomes = list(
-        tqdm(build_all(requests, jobs), total=len(requests), desc="compile", unit="kernel")
-    )
-    built = [o for o in outcomes if isinstance(o, Built)]
+    strategies = [space.strategy(int(code)) for code in codes]
+    outcomes = compile_all([(problem, s) for s in strategies], device, jobs)
+    built = [o for o in outcomes if isinstance(o, CompiledKernel)]
+    refused = [
+        (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)
+    ]
     records = measure(definition, space, built, gpu) if gpu else {}
     modelled = model_tflops(space.family, space.fields(), problem, device)
     return Run(
@@ -55,19 +56,19 @@ def compile_and_rank(
         checkpoint=checkpoint,
         modelled=modelled,
         samples=rank([_sample(b, space, scores, modelled, records) for b in built]),
-        refused=[o for o in outcomes if isinstance(o, Refused)],
+        refused=refused,
         ranked_by=f"measurement on {gpu.name}" if gpu else "model",
     )
 
 
 def _sample(
-    kernel: Built,
+    kernel: CompiledKernel,
     space: Space,
     scores: NDArray[np.float64],
     modelled: NDArray[np.float64],
     records: Mapping[str, Record],
 ) -> Sample:
-    strategy = kernel.request.strategy
+    strategy = kernel.strategy
     index = int(np.searchsorted(space.codes, space.code(strategy)))
     return Sample(
         kernel=kernel,
@@ -79,7 +80,7 @@ def _sample(
 
 
 def measure(
-    definition: Definition, space: Space, kernels: Sequence[Built], gpu: GpuInfo
+    definition: Definition, space: Space, kernels: Sequence[CompiledKernel], gpu: GpuInfo
 ) -> dict[str, Record]:
     """Check and time each kernel in a child process; records by strategy key."""
     worker, settings, version = Worker(), Settings(), ptxas.version()
@@ -87,7 +88,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
         try:
             for kernel in tqdm(kernels, desc="measure", unit="kernel"):
-                strategy = kernel.request.strategy
+                strategy = kernel.strategy
                 candidate = Candidate(
                     definition, space.family, space.problem, strategy, space.device
                 )

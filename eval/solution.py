@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import keyword
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,6 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
     tensors = ", ".join([*definition.inputs, *definition.outputs])
     inputs = ", ".join(definition.inputs)
     outputs = ", ".join(definition.outputs)
-    sizes = "\n".join(_axis_lines(definition))
     expected = "\n".join(
         f"    expect({n!r}, {n}, torch.{t.dtype}, {_shape(t.shape or ())})"
         for n, t in definition.inputs.items()
@@ -91,7 +91,7 @@ CAPABILITY = {CAPABILITY[device.arch]!r}
 
 def geometry({tensors}):
     """Grid and parameters of the kernel for these tensors."""
-{sizes}
+{_axis_lines(definition, f"{launch.grid} {parameters}")}
     grid = ({", ".join(launch.grid)})
     return grid, [
 {parameters}
@@ -100,7 +100,7 @@ def geometry({tensors}):
 
 def run({inputs}):
     """Returns {outputs}; see {definition.name} for shapes and types."""
-{sizes}
+{_axis_lines(definition, f"{expected} {made}")}
 {expected}
 {made}
     launch(geometry, ({tensors}))
@@ -112,10 +112,11 @@ def _shape(axes: Sequence[str]) -> str:
     return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
 
-def _axis_lines(definition: Definition) -> list[str]:
-    """Assignments of every axis: the variable ones come from the first input that has them."""
+def _axis_lines(definition: Definition, used_in: str) -> str:
+    """Assignments of the axes used in a text; variable ones come from an input that has them."""
     lines = []
-    for name in definition.var_axes:
+    used = set(re.findall(r"\w+", used_in))
+    for name in filter(used.__contains__, definition.var_axes):
         for tensor, spec in definition.inputs.items():
             if spec.shape and name in spec.shape:
                 rank, at = len(spec.shape), spec.shape.index(name)
@@ -123,11 +124,11 @@ def _axis_lines(definition: Definition) -> list[str]:
                 break
         else:
             raise SolutionError(f"{definition.name}: no input has the axis {name}")
-    constants = definition.const_axes
+    constants = {n: v for n, v in definition.const_axes.items() if n in used}
     if constants:
         left = ", ".join(constants)
         lines.append(f"    {left} = {', '.join(map(str, constants.values()))}")
-    return lines
+    return "\n".join(lines)
 
 
 def _parameter(param: Param) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ptxflow.compiler import ptxas
-from ptxflow.compiler.device import H200
+from ptxflow.compiler.compile import CompiledKernel, Job
+from ptxflow.compiler.device import H200, Device
+from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.runtime import GpuInfo
+from ptxflow.compiler.sass import SassReport
 from ptxflow.eval import bench
-from ptxflow.eval.build import Built, Outcome, Refused, Request, build, build_all
 from ptxflow.eval.definition import load
 from ptxflow.eval.records import read_records
 from ptxflow.eval.worker import Worker
@@ -48,13 +51,16 @@ serve(measure, {})
 """
 
 
-def fake_build(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
-    for r in requests:
-        if r.problem["M"] == REFUSED_M:
-            yield Refused(r, "HazardError", "a race")
-            continue
-        sass: dict[str, Any] = {"counts": {}, "missing": (), "forbidden": ()}
-        yield Built(r, LAUNCH, "// ptx", b"cubin", {"registers": 168}, sass, ())
+def fake_compile(
+    jobs: Sequence[Job], device: Device, workers: int | None
+) -> list[CompiledKernel | Exception]:
+    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
+    return [
+        HazardError("a race")
+        if problem["M"] == REFUSED_M
+        else CompiledKernel(problem, s, device, LAUNCH, "// ptx", b"cubin", usage, sass, ())
+        for problem, s in jobs
+    ]
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Worker]:
 
     monkeypatch.setattr(bench, "Worker", worker)
     monkeypatch.setattr(bench, "require_gpu", lambda device: GPU)
-    monkeypatch.setattr(bench, "build_all", fake_build)
+    monkeypatch.setattr(bench, "compile_all", fake_compile)
     monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
     monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
     return workers
@@ -175,10 +181,3 @@ def test_no_gpu_is_one_line(tmp_path: Path, capsys: Any) -> None:
         )
     else:
         pytest.skip("this machine has a driver")
-
-
-def test_builds_in_processes_are_those_of_one_process() -> None:
-    pytest.importorskip("ptxflow.compiler.compile")
-    candidates = bench.sample_uniform(load(NAME), {"M": 128}, H200, 2, 0)
-    requests = [Request(c.problem, c.strategy, "h200") for c in candidates]
-    assert list(build_all(requests, 2)) == [build(r) for r in requests]

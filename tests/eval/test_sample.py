@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,21 @@ import pytest
 
 import sample
 from ptxflow.compiler import ptxas
-from ptxflow.compiler.device import DEVICES, H200
+from ptxflow.compiler.compile import CompiledKernel, Job
+from ptxflow.compiler.device import DEVICES, H200, Device
+from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.ptxas import Usage
+from ptxflow.compiler.sass import SassReport
 from ptxflow.eval import sampling
 from ptxflow.eval.arguments import find_problem, find_space, read_strategies
-from ptxflow.eval.build import Built, Outcome, Refused, Request
 from ptxflow.eval.definition import load
 from ptxflow.gfn.checkpoint import Checkpoint, write
 from ptxflow.gfn.forest import family_shape, feature_names
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 
 NAME = "gemm_n128_k2048"
+Outcomes = list[CompiledKernel | Exception]
 LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
 
@@ -44,12 +48,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fake_build(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
-    for r in requests:
-        yield Built(
-            r, LAUNCH, f"// {r.strategy.key}\n", b"cubin", {"registers": 168, "spill_stores": 0},
-            {"counts": {"HGMMA": 4}, "missing": (), "forbidden": ()}, ("no hazard for trips 0, 1",),
-        )  # fmt: skip
+def fake_compile(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
+    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({"HGMMA": 4}, (), ())
+    checks = ("no hazard for trips 0, 1",)
+    return [
+        CompiledKernel(p, s, device, LAUNCH, f"// {s.key}\n", b"cubin", usage, sass, checks)
+        for p, s in jobs
+    ]
 
 
 def call(checkpoint: Path, out: Path, *extra: str) -> int:
@@ -74,7 +79,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "build_all", fake_build)
+    monkeypatch.setattr(sampling, "compile_all", fake_compile)
 
 
 @pytest.mark.usefixtures("built")
@@ -112,11 +117,10 @@ def test_what_is_written_agrees_with_itself(checkpoint: Path, tmp_path: Path) ->
 def test_a_refused_strategy_is_told_and_fails_the_run(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def first_refused(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
-        yield Refused(requests[0], "HazardError", "a race")
-        yield from fake_build(requests[1:], jobs)
+    def first_refused(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
+        return [HazardError("a race"), *fake_compile(jobs[1:], device, workers)]
 
-    monkeypatch.setattr(sampling, "build_all", first_refused)
+    monkeypatch.setattr(sampling, "compile_all", first_refused)
     assert call(checkpoint, tmp_path / "a") == 1
     assert "HazardError: a race" in capsys.readouterr().err
     assert "HazardError: a race" in (tmp_path / "a" / "report.md").read_text()
@@ -222,11 +226,10 @@ def test_foreign_output_folders_are_left_alone(
 def test_a_crash_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(requests: Sequence[Request], jobs: int | None) -> Iterator[Outcome]:
-        yield next(fake_build(requests, jobs))
+    def crash(*args: Any) -> Outcomes:
         raise MemoryError
 
-    monkeypatch.setattr(sampling, "build_all", crash)
+    monkeypatch.setattr(sampling, "compile_all", crash)
     with pytest.raises(MemoryError):
         call(checkpoint, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

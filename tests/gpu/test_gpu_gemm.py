@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ptxflow.compiler.compile import CompiledKernel, compile_kernel
 from ptxflow.compiler.device import H200
 from ptxflow.eval.bench import Candidate, Settings, run_one, sample_uniform
-from ptxflow.eval.build import Built, Request, build
 from ptxflow.eval.definition import load
 from ptxflow.eval.solution import solution
 from ptxflow.eval.worker import Worker
@@ -17,10 +17,8 @@ pytestmark = pytest.mark.gpu
 SETTINGS = Settings(seeds=(1, 2), rounds=5, settle=0.1)
 
 
-def built(candidate: Candidate) -> Built:
-    outcome = build(Request(candidate.problem, candidate.strategy, H200.name))
-    assert isinstance(outcome, Built), outcome
-    return outcome
+def built(candidate: Candidate) -> CompiledKernel:
+    return compile_kernel(candidate.problem, candidate.strategy, H200)
 
 
 @pytest.mark.parametrize("m", [1, 17, 64, 127, 129, 1000])
