@@ -1,4 +1,4 @@
-"""The compiler, one line a stage: rules, build, validate, write, assemble, check the machine code."""
+"""The compiler, one line a stage: rules, build, validate, write, assemble, check the SASS."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Union
 
 
 class Op(Enum):
@@ -94,7 +94,9 @@ class UOp:
     """One node. Build through the constructors below: equal nodes are the same object."""
 
     __slots__ = ("__weakref__", "arg", "op", "site", "src")
-    _interned: weakref.WeakValueDictionary[tuple[Any, ...], UOp] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], UOp]] = (
+        weakref.WeakValueDictionary()
+    )
 
     op: Op
     src: tuple[UOp, ...]
@@ -172,7 +174,7 @@ Value = UOp | int
 
 _M32 = 0xFFFFFFFF
 #: unsigned 32-bit arithmetic; comparisons give 0 or 1
-FOLD = {
+FOLD: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: (a + b) & _M32,
     "sub": lambda a, b: (a - b) & _M32,
     "mul": lambda a, b: (a * b) & _M32,
@@ -264,7 +266,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _INSIDE = {"compiler/ir.py", "compiler/lower.py"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _where(filename: str) -> str | None:
     """The file relative to the root, or None for the IR and the atom table themselves."""
     path = Path(filename).resolve()
@@ -283,7 +285,7 @@ def call_site() -> str:
     return "?"
 
 
-Body = UOp | list["Body"] | tuple["Body", ...] | None
+Body = Union[UOp, Sequence["Body"], None]  # noqa: UP007  a string cannot be |-ed
 
 
 def flatten(body: Body) -> Iterator[UOp]:

@@ -89,6 +89,11 @@ _KINDS: dict[str, type[Param]] = {
 }
 
 
+def _param(data: Mapping[str, Any]) -> Param:
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return _KINDS[data["kind"]](**fields)
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch; `params` in the order of the kernel's parameters."""
@@ -105,10 +110,7 @@ class Launch:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Launch:
-        params = tuple(
-            _KINDS[p["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in p.items()})
-            for p in data["params"]
-        )
+        params = tuple(_param(p) for p in data["params"])
         return Launch(
             entry=data["entry"],
             grid=tuple(data["grid"]),

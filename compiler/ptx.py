@@ -30,7 +30,11 @@ _INSTRUCTION = {
     "eq": "setp.eq.u32",
     "ne": "setp.ne.u32",
 }
-_PARAM_TYPES = {"map": ".param .align 64 .b8 {}[128]", "ptr": ".param .u64 {}", "u32": ".param .u32 {}"}
+_PARAM_TYPES = {
+    "map": ".param .align 64 .b8 {}[128]",
+    "ptr": ".param .u64 {}",
+    "u32": ".param .u32 {}",
+}
 
 
 def write(kernel: UOp, device: Device) -> str:

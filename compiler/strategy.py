@@ -27,7 +27,7 @@ Choice = int | str
 
 @dataclass(frozen=True)
 class Problem:
-    """A definition with every axis bound. `flops` and `bytes` are the work that cannot be avoided."""
+    """A definition with every axis bound; `flops` and `bytes` are the unavoidable work."""
 
     family: str
     definition: str
@@ -211,4 +211,6 @@ class Family:
                 out.append(f"{decision.name} must be one of {decision.choices}")
         if out:
             return out
-        return [r.sentence for r in self.rules if not bool(np.all(r.legal(fields, problem, device)))]
+        return [
+            r.sentence for r in self.rules if not bool(np.all(r.legal(fields, problem, device)))
+        ]

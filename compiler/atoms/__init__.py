@@ -1,16 +1,34 @@
-"""Atoms: every instruction the compiler can emit. Import them as `from ...atoms import at`."""
+"""Atoms: every instruction the compiler can emit, written `at.mbar_wait(bar, parity)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 from ptxflow.compiler.atoms import blackwell, common, hopper
-from ptxflow.compiler.atoms.table import Access, Atom, Lanes, Rule, Scope, all_atoms, atom
+from ptxflow.compiler.atoms.table import (
+    CONSTRUCTORS,
+    Access,
+    Atom,
+    Lanes,
+    Rule,
+    Scope,
+    all_atoms,
+    atom,
+)
+from ptxflow.compiler.ir import UOp
 
 __all__ = ["Access", "Atom", "Lanes", "Rule", "Scope", "all_atoms", "at", "atom"]
+_ROWS = (common, hopper, blackwell)  # importing them fills the table
 
 
-class at:  # noqa: N801  reads as a namespace: at.mbar_wait(...)
-    """The constructors of all atoms."""
+class _Constructors:
+    """The constructors of all atoms by name: operands by position, attributes by keyword."""
+
+    def __getattr__(self, name: str) -> Callable[..., UOp]:
+        try:
+            return CONSTRUCTORS[name]
+        except KeyError:
+            raise AttributeError(f"no atom {name!r}; known: {', '.join(CONSTRUCTORS)}") from None
 
 
-for _module in (common, hopper, blackwell):
-    for _row in all_atoms():
-        if hasattr(_module, _row.name):
-            setattr(at, _row.name, staticmethod(getattr(_module, _row.name)))
+at = _Constructors()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _LOADED, _TMA_LOAD, _TMA_RULES
 from ptxflow.compiler.atoms.table import (
-    ASYNC,
     GENERIC,
     TENSOR,
     Access,
@@ -98,13 +97,17 @@ tcgen05_mma = define(
             Access("d", "rw", TENSOR, "tcgen05"),
         ),
         effect="mma",
-        sass=lambda u: ("tcgen05.mma f16/bf16/tf32",)
-        + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ()),
+        sass=lambda u: (
+            ("tcgen05.mma f16/bf16/tf32",)
+            + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
+        ),
         archs=_BLACKWELL,
         rules=(
             Rule(
                 "N is 16..256 in steps of 16, of 32 for a CTA pair",
-                lambda u: 16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0,
+                lambda u: (
+                    16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0
+                ),
             ),
         ),
     )
@@ -157,7 +160,10 @@ tcgen05_ld = define(
         sass=("tcgen05.ld",),
         archs=_BLACKWELL,
         rules=(
-            Rule("1..128 registers, a power of two", lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128)),
+            Rule(
+                "1..128 registers, a power of two",
+                lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128),
+            ),
         ),
     )
 )

@@ -86,6 +86,7 @@ class Atom:
 
 
 _ATOMS: dict[str, Atom] = {}
+CONSTRUCTORS: dict[str, Callable[..., UOp]] = {}
 
 #: operand kind -> node kinds it accepts
 KINDS: dict[str, set[Op]] = {
@@ -136,4 +137,5 @@ def define(row: Atom) -> Callable[..., UOp]:
         return UOp(Op.ATOM, tuple(map(value, operands)), use, call_site())
 
     build.__name__ = row.name
+    CONSTRUCTORS[row.name] = build
     return build

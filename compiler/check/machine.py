@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms.table import Access, Atom, atom
@@ -187,9 +188,7 @@ class Machine:
                 bit = self._event(agent, self.program.kernel)
                 history = self._history(("frag", storage.arg.name, agent.index), storage.arg.name)
                 whole = (0, storage.arg.size, 0, 1)
-                history.past.append(
-                    Past(bit.bit_length() - 1, bit, "w", whole, agent.index, "")
-                )
+                history.past.append(Past(bit.bit_length() - 1, bit, "w", whole, agent.index, ""))
                 agent.own[Op.FRAG] = agent.own.get(Op.FRAG, 0) | bit
                 agent.knows.generic |= bit
         for statement in self.program.kernel.src:
@@ -297,9 +296,11 @@ class Machine:
         state = self.tmem.get(cta, "not allocated")
         if state != "allocated":
             self._refuse(
-                agent, node, f"tensor memory of CTA {cta} is {state}",
+                agent,
+                node,
+                f"tensor memory of CTA {cta} is {state}",
                 "access TMEM between tcgen05.alloc and tcgen05.dealloc",
-            )  # fmt: skip
+            )
         if not agent.has_address and agent.cta == cta:
             self._refuse(agent, node, "does not know the TMEM address", "read the slot first")
         if not any(n == "lane" for n, _ in row.operands):
@@ -307,9 +308,11 @@ class Machine:
         first = self.program.value(row.operand(node, "lane"))(agent.env) >> 16
         if first != 32 * (agent.warp % 4):
             self._refuse(
-                agent, node, f"lanes {first}.. are out of reach of warp {agent.warp}",
+                agent,
+                node,
+                f"lanes {first}.. are out of reach of warp {agent.warp}",
                 "a warp reaches lanes 32*(warp % 4) and up",
-            )  # fmt: skip
+            )
         return first, first + 32
 
     def _bounds(self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int) -> None:
@@ -320,9 +323,11 @@ class Machine:
             )
         if offset + operand.arg > buffer.size:
             self._refuse(
-                agent, node, f"{buffer.name}[{stage}] ends at {buffer.size}, not at "
-                f"{offset + operand.arg}", "keep the access inside its stage",
-            )  # fmt: skip
+                agent,
+                node,
+                f"{buffer.name}[{stage}] ends at {buffer.size}, not at {offset + operand.arg}",
+                "keep the access inside its stage",
+            )
 
     def _ctas(self, agent: Agent, node: UOp, access: Access) -> list[int]:
         """The CTAs in which an access takes place."""
@@ -370,18 +375,23 @@ class Machine:
                 region, history.written
             ):
                 self._refuse(
-                    agent, node, f"reads {history.name}, of which part was never written",
+                    agent,
+                    node,
+                    f"reads {history.name}, of which part was never written",
                     "wait for the data, or write it first",
-                )  # fmt: skip
+                )
             history.read(region)
         if access.mode != "r" and history.unread:
             for event, waiting in history.unread.items():
                 if overlap(waiting, region):
                     other = self.events[event]
                     self._refuse(
-                        agent, node, f"overwrites {history.name} before anyone read what "
-                        f"{self._say(other)} put there", "consume every stage that is produced",
-                    )  # fmt: skip
+                        agent,
+                        node,
+                        f"overwrites {history.name} before anyone read what "
+                        f"{self._say(other)} put there",
+                        "consume every stage that is produced",
+                    )
 
     def _accumulates(self, agent: Agent, node: UOp) -> bool:
         row = atom(node.arg.atom)
@@ -412,21 +422,25 @@ class Machine:
 
     # -- mbarriers ----------------------------------------------------------------------------
 
-    def _barrier(
-        self, agent: Agent, node: UOp, operand: UOp, cta: int
-    ) -> Barrier:
+    def _barrier(self, agent: Agent, node: UOp, operand: UOp, cta: int) -> Barrier:
         stage = self.program.value(operand.src[1])(agent.env)
         name = operand.src[0].arg.name
         found = self.barriers.get((name, cta, stage))
         if found is None or not agent.knows.async_ >> found.init & 1:
-            why = "was never initialised" if found is None else (
-                f"was initialised by {self._say(self.events[found.init])}, "
-                "which is not ordered before"
+            why = (
+                "was never initialised"
+                if found is None
+                else (
+                    f"was initialised by {self._say(self.events[found.init])}, "
+                    "which is not ordered before"
+                )
             )
             self._refuse(
-                agent, node, f"{name}[{stage}] of CTA {cta} {why}",
+                agent,
+                node,
+                f"{name}[{stage}] of CTA {cta} {why}",
                 "mbarrier.init, fence.mbarrier_init, then a barrier of all its users",
-            )  # fmt: skip
+            )
         assert found is not None
         return found
 
@@ -456,9 +470,12 @@ class Machine:
         last = agent.seen.get(id(bar), -1)
         if phase - last > 1:
             self._refuse(
-                agent, node, f"{bar.name} is at phase {phase}, but this warp last saw {last}: the "
-                "parity bit cannot tell them apart", "wait for every phase, with its own parity",
-            )  # fmt: skip
+                agent,
+                node,
+                f"{bar.name} is at phase {phase}, but this warp last saw {last}: the "
+                "parity bit cannot tell them apart",
+                "wait for every phase, with its own parity",
+            )
         agent.seen[id(bar)] = phase
         bar.observed = max(bar.observed, phase)
         if phase >= 0:
@@ -484,14 +501,18 @@ class Machine:
     ) -> None:
         if bar.pending < lanes:
             self._refuse(
-                agent, node, f"{bar.name} gets more arrivals than its count: {bar.state()}",
+                agent,
+                node,
+                f"{bar.name} gets more arrivals than its count: {bar.state()}",
                 "make the count of the declaration the number of arrivals of a phase",
-            )  # fmt: skip
+            )
         if bar.phase - 1 > bar.observed:
             self._refuse(
-                agent, node, f"{bar.name} enters phase {bar.phase}, but nobody waited for phase "
-                f"{bar.phase - 1}", "wait for each phase before arriving for the next",
-            )  # fmt: skip
+                agent,
+                node,
+                f"{bar.name} enters phase {bar.phase}, but nobody waited for phase {bar.phase - 1}",
+                "wait for each phase before arriving for the next",
+            )
         bar.arrivers[node] = bar.arrivers.get(node, 0) + lanes
         bar.message.add(message)
         bar.tx += tx
@@ -509,7 +530,7 @@ class Machine:
             bits = agent.open.pop(f"tma {cta}").local
             bar = self._barrier(agent, node, operand, cta & ~1 if node.arg.attr("leader") else cta)
             message = Message(bits, bits, bits)
-            self._later(lambda bar=bar, message=message: self._complete(bar, size, message))
+            self._later(partial(self._complete, bar, size, message))
 
     def _complete(self, bar: Barrier, size: int, message: Message) -> None:
         bar.message.add(message)
@@ -543,7 +564,7 @@ class Machine:
                 message.async_ |= bit
                 done.after |= bit
             bar = self._barrier(agent, node, node.src[0], cta)
-            self._later(lambda bar=bar: self._arrive(agent, node, bar, 1, message))
+            self._later(partial(self._arrive, agent, node, bar, 1, message))
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -588,9 +609,11 @@ class Machine:
         meeting = self.rendezvous.setdefault(key, Rendezvous(expected))
         if meeting.expected != expected:
             self._refuse(
-                agent, node, f"barrier {key[-1]} is used with {expected} and {meeting.expected} warps",
+                agent,
+                node,
+                f"barrier {key[-1]} is used with {expected} warps and {meeting.expected}",
                 "name the same number of threads in every use",
-            )  # fmt: skip
+            )
         mine = meeting.arrive(agent.index, agent.knows.message())
         while meeting.generation == mine:
             yield node
@@ -614,9 +637,11 @@ class Machine:
     def _do_cluster_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         if agent.cluster_waits >= agent.cluster_arrivals:
             self._refuse(
-                agent, node, "waits for the cluster without having arrived",
+                agent,
+                node,
+                "waits for the cluster without having arrived",
                 "barrier.cluster.arrive before barrier.cluster.wait",
-            )  # fmt: skip
+            )
         meeting = self.rendezvous[("cluster",)]
         mine = agent.cluster_waits
         while meeting.generation <= mine:
@@ -630,11 +655,15 @@ class Machine:
     def _do_tmem_alloc(self, agent: Agent, node: UOp, lanes: int) -> None:
         if node.arg.attr("cta_group") == 2 and not agent.cluster_waits:
             self._refuse(
-                agent, node, "a pair allocates before its peer is known to run",
+                agent,
+                node,
+                "a pair allocates before its peer is known to run",
                 "a cluster barrier before tcgen05.alloc",
-            )  # fmt: skip
+            )
         if agent.cta in self.tmem:
-            self._refuse(agent, node, f"tensor memory is already {self.tmem[agent.cta]}", "alloc once")
+            self._refuse(
+                agent, node, f"tensor memory is already {self.tmem[agent.cta]}", "alloc once"
+            )
         self.tmem[agent.cta] = "allocated"
 
     def _do_tmem_address(self, agent: Agent, node: UOp, lanes: int) -> None:
@@ -696,8 +725,8 @@ class Machine:
         if missing:
             event = self.events[missing.bit_length() - 1]
             raise HazardError(
-                f"CTA {cta} may exit before {self._say(event)} has reached it; fix: wait for it, or "
-                "a cluster barrier before the end"
+                f"CTA {cta} may exit before {self._say(event)} has reached it; fix: wait for it, "
+                "or a cluster barrier before the end"
             )
 
     def _check_output(self) -> None:
@@ -726,9 +755,7 @@ class Machine:
             f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
         )
 
-    def _race(
-        self, agent: Agent, node: UOp, access: Access, history: History, past: Past
-    ) -> None:
+    def _race(self, agent: Agent, node: UOp, access: Access, history: History, past: Past) -> None:
         k, bit = agent.knows, past.bit
         earlier = self.events[past.event]
         if (k.tensor_seen & bit) and access.proxy == "tensor":

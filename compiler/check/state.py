@@ -60,7 +60,9 @@ class Knowledge:
     tensor_released: int = 0  # known, and ordered by fence::before_thread_sync
 
     def of(self, proxy: str) -> int:
-        return self.generic if proxy == "generic" else self.async_ if proxy == "async" else self.tensor
+        return (
+            self.generic if proxy == "generic" else self.async_ if proxy == "async" else self.tensor
+        )
 
     def message(self) -> Message:
         """What an arrive with release semantics publishes."""
@@ -100,7 +102,7 @@ class Past:
 
 @dataclass
 class History:
-    """One stage of one storage in one CTA: past accesses, what was written, what awaits a reader."""
+    """One stage of one storage in one CTA: past accesses, what is written, what is unread."""
 
     name: str
     past: list[Past] = field(default_factory=list)

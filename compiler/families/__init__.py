@@ -35,7 +35,9 @@ def family_for(op_type: str) -> Family:
         if op_type in candidate.op_types:
             return candidate
     known = sorted(t for f in _FAMILIES.values() for t in f.op_types)
-    raise KeyError(f"no kernel family builds op type {op_type!r} yet; supported: {', '.join(known)}")
+    raise KeyError(
+        f"no kernel family builds op type {op_type!r} yet; supported: {', '.join(known)}"
+    )
 
 
 def _load() -> None:

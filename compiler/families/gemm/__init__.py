@@ -14,15 +14,16 @@ from ptxflow.compiler.families.gemm.decisions import (
 )
 from ptxflow.compiler.families.gemm.load import features, load
 from ptxflow.compiler.families.gemm.problem import problem
+from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trip
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel: one builder per tensor-core generation."""
-    return (blackwell if device.has_tmem else hopper).build(p, s, device)
+    make = blackwell.build if device.has_tmem else hopper.build
+    return make(p, s, device)
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:

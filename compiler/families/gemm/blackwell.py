@@ -17,6 +17,7 @@ from ptxflow.compiler.ir import (
     CTA_RANK,
     LANE,
     WARP,
+    Body,
     KernelInfo,
     Role,
     UOp,
@@ -77,16 +78,14 @@ class _Kernel:
             storage=t.storage(*bars, self.acc, self.out, self.tmem),
             cta_group=s.cta_group,
         )
-        epilogue = [*t.each_tile("e", self.epilogue), *self.store.drain()]
+        epilogue = [t.each_tile("e", self.epilogue), *self.store.drain()]
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
-            alone = elect(WARP.eq(0), *t.each_tile("i", self.load_and_issue))
+            alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue))
             return finish(info, role(Role("epilogue", 0, self.warps), alone, epilogue))
-        load = elect(WARP.eq(self.warps), *t.each_tile("p", self.produce))
+        load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce))
         issuer = WARP.eq(self.warps + 1)
-        issue = elect(
-            issuer & CTA_RANK.eq(0) if t.pair else issuer, *t.each_tile("m", self.issue)
-        )
+        issue = elect(issuer & CTA_RANK.eq(0) if t.pair else issuer, t.each_tile("m", self.issue))
         return finish(
             info,
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
@@ -183,12 +182,12 @@ class _Kernel:
 
     # -- storing ------------------------------------------------------------------------------
 
-    def epilogue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
-        read = [
+        read: list[Body] = [
             self._chunk(buffer, block0 + i, column0 + c, m0, n0)
             for i in range(blocks)
             for c in range(0, columns, COLUMNS)

@@ -169,8 +169,7 @@ RULES = (
     _rule(
         "each wgmma warpgroup needs 64 rows, and its accumulators must fit 192 registers",
         "tile_m tile_n consumers",
-        lambda f, p, d: d.has_tmem
-        | ((f.tile_m >= 64 * f.consumers) & (accumulators(f, d) <= 192)),
+        lambda f, p, d: d.has_tmem | ((f.tile_m >= 64 * f.consumers) & (accumulators(f, d) <= 192)),
     ),
     _rule(
         "the swizzle atom divides a row of the stage",
@@ -180,8 +179,10 @@ RULES = (
     _rule(
         "a cluster wider than the problem has CTAs without work",
         "tile_m tile_n cluster",
-        lambda f, p, d: ((f.cluster != "2x1") | (f.tile_m < p["M"]))
-        & ((f.cluster != "1x2") | (f.tile_n < p["N"])),
+        lambda f, p, d: (
+            ((f.cluster != "2x1") | (f.tile_m < p["M"]))
+            & ((f.cluster != "1x2") | (f.tile_n < p["N"]))
+        ),
     ),
     _rule(
         "a TMA store needs rows of C that are a multiple of 16 bytes",
@@ -206,8 +207,9 @@ RULES = (
     _rule(
         "a persistent kernel needs more tiles than the device has SMs",
         "tile_m tile_n persistent",
-        lambda f, p, d: (f.persistent == 0)
-        | (-(-p["M"] // f.tile_m) * -(-p["N"] // f.tile_n) > d.sms),
+        lambda f, p, d: (
+            (f.persistent == 0) | (-(-p["M"] // f.tile_m) * -(-p["N"] // f.tile_n) > d.sms)
+        ),
     ),
     _rule(
         "two accumulators are for persistent tcgen05 kernels",
@@ -222,11 +224,13 @@ RULES = (
     _rule(
         "two epilogue warpgroups that stage C share its 64-column blocks evenly",
         "tile_m tile_n consumers epilogue",
-        lambda f, p, d: (not d.has_tmem)
-        | (f.consumers == 1)
-        | (f.epilogue == DIRECT)
-        | (f.tile_m == 256)
-        | (f.tile_n % 128 == 0),
+        lambda f, p, d: (
+            (not d.has_tmem)
+            | (f.consumers == 1)
+            | (f.epilogue == DIRECT)
+            | (f.tile_m == 256)
+            | (f.tile_n % 128 == 0)
+        ),
     ),
     _rule(
         "C has at most 2^32 elements, which a direct epilogue counts in 32 bits",

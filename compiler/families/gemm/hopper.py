@@ -16,6 +16,7 @@ from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     LANE,
     WARP,
+    Body,
     KernelInfo,
     Role,
     UOp,
@@ -66,7 +67,7 @@ class _Kernel:
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
             body = t.each_tile("p", self.produce)
-            roles.append(role(producer, elect(WARP.eq(self.warps), *body)))
+            roles.append(role(producer, elect(WARP.eq(self.warps), body)))
         return finish(info, *roles)
 
     def _consumer_regs(self) -> int:
@@ -103,15 +104,15 @@ class _Kernel:
 
     # -- multiplying --------------------------------------------------------------------------
 
-    def consume(self) -> list[UOp]:
-        return [*self.t.each_tile("c", self.multiply), *self.store.drain()]
+    def consume(self) -> Body:
+        return [self.t.each_tile("c", self.multiply), *self.store.drain()]
 
-    def multiply(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def multiply(self, tile: UOp, sequence: UOp) -> Body:
         m0, n0 = self.t.origin(tile)
         k = var("k")
         use = sequence * self.t.k_trips + k
         last = sequence * self.t.k_trips + (self.t.k_trips - 1)
-        step = [
+        step: list[Body] = [
             self.ring.wait_full(use),
             at.wgmma_fence(),
             self.mma(self.ring.stage(use), k),
@@ -121,12 +122,12 @@ class _Kernel:
         ]
         tail = [self.release(last)] if self.s.persistent else []
         return [
-            *self.fill(m0, n0),
+            self.fill(m0, n0),
             loop(k, self.t.k_trips, step),
             at.wgmma_wait(pending=0),
             *tail,
             *self.store.begin(),
-            *self.epilogue(m0, n0),
+            self.epilogue(m0, n0),
             *self.store.end(m0, n0),
         ]
 
@@ -176,14 +177,10 @@ class _Kernel:
 
     # -- storing ------------------------------------------------------------------------------
 
-    def epilogue(self, m0: UOp, n0: UOp) -> list[UOp]:
+    def epilogue(self, m0: UOp, n0: UOp) -> Body:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
         emit = self._stage_block if self.t.staged else self._store_block
-        return [
-            emit(i, j, m0, n0)  # type: ignore[misc]
-            for i in range(self.blocks_m)
-            for j in range(self.blocks_n)
-        ]
+        return [emit(i, j, m0, n0) for i in range(self.blocks_m) for j in range(self.blocks_n)]
 
     def _warp_row(self, block: int) -> UOp:
         """First of the 16 rows that this warp holds of a 64-row block."""

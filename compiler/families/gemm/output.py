@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.gemm.decisions import ELEMENT
-from ptxflow.compiler.families.gemm.tiling import C, C_SWIZZLE, Tiling
+from ptxflow.compiler.families.gemm.tiling import C_SWIZZLE, C, Tiling
 from ptxflow.compiler.ir import WARP, Op, UOp, Value, elect, param, slot, value
 from ptxflow.compiler.lower import single
 

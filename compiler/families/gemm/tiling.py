@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     CTA_RANK,
     CTAID,
+    Body,
     UOp,
     Value,
     const,
@@ -82,21 +84,21 @@ class Tiling:
     @cached_property
     def tiles_m(self) -> UOp:
         """Tiles of a cluster along M, from the run-time M."""
-        rows = self.s.tile_m * self.cluster[0]
+        rows: int = self.s.tile_m * self.cluster[0]
         return (param("M") + (rows - 1)) // rows
 
     @property
     def my_cluster(self) -> UOp:
         return CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
 
-    def each_tile(self, name: str, body: object) -> list[UOp]:
+    def each_tile(self, name: str, body: Callable[[UOp, UOp], Body]) -> Body:
         """`body(tile, sequence number)` for every tile of this block, in order."""
         if not self.s.persistent:
-            return body(self.my_cluster, const(0))  # type: ignore[operator, no-any-return]
+            return body(self.my_cluster, const(0))
         clusters = special("ctas") // self.cluster_size
         mine = (self.tiles_m * self.tiles_n + clusters - 1 - self.my_cluster) // clusters
         j = var(f"tile_{name}")
-        return [loop(j, mine, body(self.my_cluster + j * clusters, j))]  # type: ignore[operator]
+        return [loop(j, mine, body(self.my_cluster + j * clusters, j))]
 
     def origin(self, tile: UOp) -> tuple[UOp, UOp]:
         """First row and column of C that this CTA computes in a tile."""
@@ -149,7 +151,8 @@ class Tiling:
     @property
     def stage_bytes(self) -> int:
         """Bytes that land on one full barrier in a turn: both CTAs' halves for a pair."""
-        return (self.a.bytes + self.b.bytes) * self.s.cta_group
+        ctas: int = self.s.cta_group
+        return (self.a.bytes + self.b.bytes) * ctas
 
     def storage(self, *more: UOp) -> tuple[UOp, ...]:
         staging = (self.c_smem,) if self.staged else ()
@@ -218,16 +221,10 @@ class Tiling:
         tiles = f"-(-M // {self.s.tile_m * self.cluster[0]}) * {tiles_n}"
         clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
         row_bytes = (str(k * ELEMENT),)
-        a = TensorMapParam(
-            "A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.s.swizzle
-        )
-        b = TensorMapParam(
-            "B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.s.swizzle
-        )
+        a = TensorMapParam("A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.s.swizzle)
+        b = TensorMapParam("B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.s.swizzle)
         c = (
-            TensorMapParam(
-                "C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, C_SWIZZLE
-            )
+            TensorMapParam("C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, C_SWIZZLE)
             if self.staged
             else PointerParam("C")
         )
