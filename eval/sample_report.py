@@ -23,6 +23,7 @@ from ptxflow.eval.records import Record
 from ptxflow.eval.report import PEER, align
 
 Json = dict[str, Any]
+TABLE_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -146,21 +147,28 @@ def _measured_json(record: Record | None) -> Json | None:
 
 def sample_table(run: Run) -> str:
     """The samples for the terminal and for report.md, one line each."""
-    names = [d.name for d in run.family.decisions]
-    varying = [n for n in names if len({_choice(s, n) for s in run.samples}) > 1]
-    shown = varying[:8]
     head = ["rank", "key", "model TFLOP/s", "of best", "log p"]
     head += ["status", "us", f"/ {PEER}", "TFLOP/s"] if run.measured else []
     best = float(run.modelled.max())
-    rows = [[*head, *shown]]
+    rows = [head]
     for position, sample in enumerate(run.samples, 1):
         modelled = float(sample.derived["modelled_tflops"])
         row = [str(position), sample.key, f"{modelled:.1f}", f"{modelled / best:.1%}"]
         row.append(f"{sample.log_prob:.2f}")
         if run.measured:
             row += _measured_cells(sample.record)
-        rows.append(row + [str(_choice(sample, name)) for name in shown])
-    return align(rows)
+        rows.append(row)
+    return align(_with_decisions(rows, run))
+
+
+def _with_decisions(rows: Sequence[list[str]], run: Run) -> Sequence[list[str]]:
+    """The rows with the decisions in which the samples differ, as many as the width allows."""
+    for decision in run.family.decisions:
+        cells = [str(_choice(sample, decision.name)) for sample in run.samples]
+        wider = [[*row, cell] for row, cell in zip(rows, [decision.name, *cells], strict=True)]
+        if len(set(cells)) > 1 and len(align(wider).partition("\n")[0]) <= TABLE_WIDTH:
+            rows = wider
+    return rows
 
 
 def _measured_cells(record: Record | None) -> list[str]:

@@ -66,7 +66,7 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
     inputs = ", ".join(definition.inputs)
     outputs = ", ".join(definition.outputs)
     expected = "\n".join(
-        f"    expect({n!r}, {n}, torch.{t.dtype}, {_shape(t.shape or ())})"
+        f'    expect("{n}", {n}, torch.{t.dtype}, {_shape(t.shape or ())})'
         for n, t in definition.inputs.items()
     )
     made = "\n".join(
@@ -82,7 +82,7 @@ Made by ptxflow {__version__}; strategy {key}.
 
 {launcher}
 
-ENTRY = {launch.entry!r}
+ENTRY = "{launch.entry}"
 BLOCK = {launch.block}
 CLUSTER = {tuple(launch.cluster)!r}
 SMEM_BYTES = {launch.smem_bytes}
@@ -120,7 +120,7 @@ def _axis_lines(definition: Definition, used_in: str) -> str:
         for tensor, spec in definition.inputs.items():
             if spec.shape and name in spec.shape:
                 rank, at = len(spec.shape), spec.shape.index(name)
-                lines.append(f"    {name} = axis({tensor!r}, {tensor}, {rank}, {at})")
+                lines.append(f'    {name} = axis("{tensor}", {tensor}, {rank}, {at})')
                 break
         else:
             raise SolutionError(f"{definition.name}: no input has the axis {name}")

@@ -139,6 +139,30 @@ def test_cuda_errors_are_faults_that_end_the_process(
     assert outcome["status"] == "fault" and outcome["last"] and detail in outcome["detail"]
 
 
+@pytest.mark.parametrize("destination_passing", [True, False])
+@pytest.mark.parametrize(("scale", "status"), [(1, "ok"), (2, "wrong")])
+def test_solutions_of_both_calling_styles(
+    session: measure.Session, destination_passing: bool, scale: int, status: str
+) -> None:
+    product = f"((A.float() @ B.float().T) * {scale}).half()"
+    source = (
+        f"def run(A, B, C):\n    C.copy_({product})\n"
+        if destination_passing
+        else f"def run(A, B):\n    return {product}\n"
+    )
+    todo = {
+        "definition": DEFINITION.to_json(), "axes": {"M": 5}, "seeds": [1], "rounds": 2,
+        "settle": 0,
+        "solution": {
+            "sources": [{"path": "src/main.py", "content": source}],
+            "spec": {
+                "entry_point": "src/main.py::run", "destination_passing_style": destination_passing,
+            },
+        },
+    }  # fmt: skip
+    assert session.measure(todo, lambda stage: None)["status"] == status
+
+
 def test_other_errors_are_ours_and_are_raised(session: measure.Session, tmp_path: Path) -> None:
     def bug(t: Tensors) -> None:
         raise RuntimeError("shapes do not match")
