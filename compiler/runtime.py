@@ -297,7 +297,7 @@ def gpu_info(ordinal: int = 0, driver: Driver | None = None) -> GpuInfo:
         driver("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), handle)
         values[key] = value.value
     uuid = (ctypes.c_ubyte * 16)()
-    driver("cuDeviceGetUuid", uuid, handle)
+    driver("cuDeviceGetUuid_v2", uuid, handle)
     state = query_smi("driver_version,clocks.sm,clocks.max.sm", gpu=smi_name(bytes(uuid)))
     return GpuInfo(
         name=name.value.decode(),
