@@ -234,6 +234,7 @@ class Run:
     held_out: list[Space]
     elapsed: float = 0.0  # seconds of training, over all its sessions
     measured: int = 0  # measurements of distances so far
+    pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
     session_steps: int = 0
     session_seconds: float = 0.0  # of steps alone, this session
     measure_seconds: float = 0.0  # what the last measurement took
@@ -244,8 +245,21 @@ class Run:
             file.write(json.dumps(row | values) + "\n")
 
     def about(self) -> dict[str, Any]:
-        run = {"settings": asdict(self.settings)}
-        return run | {"elapsed": self.elapsed, "measured": self.measured}
+        return {
+            "settings": asdict(self.settings),
+            "elapsed": self.elapsed,
+            "measured": self.measured,
+            "pending": [asdict(report) for report in self.pending],
+        }
+
+    def take_over(self, state: Checkpoint) -> None:
+        """Go on where a checkpoint was written; CheckpointError where it is of another run."""
+        from ptxflow.gfn.training import StepReport
+
+        self.trainer.restore(state, self.folder / CHECKPOINT)
+        self.trainer.total = self.settings.steps or self.trainer.total
+        self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
+        self.pending = [StepReport(**report) for report in state.config["pending"]]
 
     def save(self) -> None:
         from ptxflow.gfn.checkpoint import write
@@ -263,7 +277,7 @@ class Run:
         if self.settings.minutes is None:
             return
         pace = self.session_seconds / self.session_steps
-        ahead = (self.settings.measurements - self.measured) * self.measure_seconds
+        ahead = self.settings.measurements * (1 - self.trainer.progress) * self.measure_seconds
         left = max(0.0, 60 * self.settings.minutes - self.elapsed - ahead)
         self.trainer.total = self.trainer.step + round(left / pace)
 
@@ -287,9 +301,10 @@ class Run:
         self.log("measure", stage=stage, **distances)
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
-        self.measured = int(self.trainer.progress * self.settings.measurements)
         self.measure_seconds = time.monotonic() - start
         self.elapsed += self.measure_seconds
+        self.plan()
+        self.measured = int(self.trainer.progress * self.settings.measurements)
         return distances
 
 
@@ -312,27 +327,25 @@ def train(run: Run) -> int | None:
 
     caught: list[int] = []
     handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
-    trainer, pending = run.trainer, list["StepReport"]()
+    trainer = run.trainer
     session, shown = trainer.step, dict[str, str]()
     bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
     try:
         while not run.finished and not caught:
             start = time.monotonic()
-            pending.append(trainer.advance())
+            run.pending.append(trainer.advance())
             seconds = time.monotonic() - start
             run.session_steps += 1
             run.session_seconds += seconds
             run.elapsed += seconds
             bar.update()
             if trainer.step % LOG_EVERY == 0:
-                shown |= log_steps(run, pending)
-                pending.clear()
+                shown |= log_steps(run)
             if trainer.step == session + PLAN_AFTER:
                 run.plan()
             planned = run.settings.steps or trainer.step >= PLAN_AFTER
             if planned and trainer.progress * run.settings.measurements >= run.measured + 1:
                 shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
-                run.plan()
                 run.save()
                 if bar.disable:
                     text = ", ".join(f"{k} {v}" for k, v in shown.items())
@@ -349,11 +362,13 @@ def train(run: Run) -> int | None:
     return caught[0] if caught else None
 
 
-def log_steps(run: Run, reports: Sequence[StepReport]) -> dict[str, str]:
+def log_steps(run: Run) -> dict[str, str]:
     """One metrics row for the steps since the last; what the progress bar shows of it."""
     values = {
-        k: mean([getattr(r, k) for r in reports]) for k in ("loss", "reward", "entropy", "masked")
+        k: mean([getattr(r, k) for r in run.pending])
+        for k in ("loss", "reward", "entropy", "masked")
     }
+    run.pending.clear()
     curriculum = run.trainer.curriculum
     run.log(
         "step",
@@ -487,11 +502,9 @@ def start(args: argparse.Namespace) -> int:
     run = Run(folder, settings, trainer, spaces[1])
     if state:
         try:
-            trainer.restore(state, folder / CHECKPOINT)
+            run.take_over(state)
         except CheckpointError as error:
             raise BadInput(str(error)) from None
-        trainer.total = settings.steps or trainer.total
-        run.elapsed, run.measured = state.config["elapsed"], state.config["measured"]
     else:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)

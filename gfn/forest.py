@@ -123,8 +123,8 @@ class Forest:
                 choices[:, depth] = chosen
             steps.append(table[back, chosen])
             node = self.child[depth][node, chosen].long()
-        if int(node.min()) < 0:
-            raise ValueError("a given strategy is not valid for its workload")
+            if given is not None and int(node.min()) < 0:
+                raise ValueError("a given strategy is not valid for its workload")
         return Walk(choices, node, torch.stack(steps), float(entropy), masked / self.depth)
 
     def conditions(self, network: PolicyNetwork) -> Tensor:

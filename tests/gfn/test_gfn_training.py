@@ -1,0 +1,142 @@
+"""Training reaches the target, resumes exactly, promotes on measured progress, replays the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptxflow.compiler.strategy import Problem
+from ptxflow.env.space import Space
+from ptxflow.gfn import checkpoint
+from ptxflow.gfn.curriculum import Curriculum, difficulty
+from ptxflow.gfn.replay import LeafReplay
+from ptxflow.gfn.training import TrainConfig, Trainer
+
+SpaceOf = Callable[[int], Space]
+SMALL = TrainConfig(
+    tau=0.15, batch=256, hidden=64, stages=2, stage_threshold=0.2, replay_capacity=8, warmup=5,
+    learning_rate=1e-2, log_z_rate=1e-2,
+)  # fmt: skip
+
+
+def gemm_like(m: int, n: int) -> Problem:
+    return Problem("gemm", "g", (("M", m), ("N", n)), "float16", 2.0 * m * n * 4096, 1.0)
+
+
+def train(trainer: Trainer, steps: int) -> list[float]:
+    """Losses of so many steps, with a measurement every ten as a run has."""
+    losses = []
+    for _ in range(steps):
+        losses.append(trainer.advance().loss)
+        if trainer.step % 10 == 0:
+            trainer.measure_stage()
+    return losses
+
+
+def test_the_policy_converges_to_the_exact_target(toy: SpaceOf, toy_reward: Any) -> None:
+    spaces = [toy(m) for m in (1, 2, 8, 64)]
+    trainer = Trainer(spaces, SMALL, 500, toy_reward, held_out=[toy(16)])
+    before = trainer.distances(range(4))
+    losses = train(trainer, 500)
+    after = trainer.distances(range(4))
+    assert min(before) > 0.15, "the target must not be near the untrained policy"
+    assert max(after) < 0.05
+    assert np.mean(losses[-20:]) < 0.02 * np.mean(losses[:5])
+    assert trainer.curriculum.last
+    (held_out,) = trainer.held_out_distances([toy(16)])
+    assert 0 < held_out < 1
+
+
+def test_two_families_train_in_one_network(toy: SpaceOf, other: SpaceOf, toy_reward: Any) -> None:
+    trainer = Trainer([toy(4), other(4), other(64)], SMALL, 400, toy_reward)
+    train(trainer, 400)
+    assert max(trainer.distances(range(3))) < 0.06
+
+
+def test_a_resumed_run_continues_exactly(
+    toy: SpaceOf, other: SpaceOf, toy_reward: Any, tmp_path: Path
+) -> None:
+    def make() -> Trainer:
+        return Trainer([toy(1), toy(8), toy(32), other(8)], SMALL, 60, toy_reward)
+
+    whole, first, second = make(), make(), make()
+    expected = train(whole, 60)
+    assert train(first, 27) == expected[:27]
+    checkpoint.write(tmp_path / "c.safetensors", first.state({"note": "half-way"}))
+    second.restore(checkpoint.read(tmp_path / "c.safetensors"))
+    assert train(second, 33) == expected[27:], "bit for bit"
+    assert second.distances(range(4)) == whole.distances(range(4))
+    assert second.curriculum.promotions == whole.curriculum.promotions
+    ends = whole.state({}), second.state({})
+    assert ends[0].config == ends[1].config
+    for name, tensor in ends[0].tensors.items():
+        assert torch.equal(tensor, ends[1].tensors[name]), name
+
+
+def test_held_out_workloads_are_never_trained(toy: SpaceOf, toy_reward: Any) -> None:
+    with pytest.raises(ValueError, match=r"held-out.*'M', 8"):
+        Trainer([toy(1), toy(8)], SMALL, 10, toy_reward, held_out=[toy(8)])
+
+
+def test_batches_are_of_the_stages_reached_so_far(toy: SpaceOf, toy_reward: Any) -> None:
+    trainer = Trainer([toy(64), toy(1), toy(17), toy(2)], SMALL, 10, toy_reward)
+    assert trainer.curriculum.stages == [[1, 3], [0, 2]]
+    _, workload = trainer._batch()
+    assert sorted(set(workload.tolist())) == [1, 3]
+    assert trainer.curriculum.measured(0.0, 5, 0.1) is not None
+    _, workload = trainer._batch()
+    counts = torch.bincount(workload)
+    assert counts.tolist() == [64, 64, 64, 64], "evenly, whatever a workload's size"
+
+
+def test_the_curriculum_ranks_small_and_regular_first() -> None:
+    small, large = gemm_like(64, 128), gemm_like(4096, 4096)
+    irregular = gemm_like(1000, 4096)
+    assert difficulty(small) < difficulty(large) < difficulty(irregular)
+    assert difficulty(gemm_like(192, 4096)) < difficulty(gemm_like(100, 4096))
+
+
+def test_stages_end_by_measured_progress_or_by_their_share() -> None:
+    problems = [gemm_like(m, 4096) for m in (1, 64, 1024)]
+    course = Curriculum(problems, stages=3, threshold=0.1, share=0.2)
+    assert course.active == [0]
+    assert course.measured(0.5, 10, 0.1) is None
+    first = course.measured(0.09, 20, 0.15)
+    assert first is not None and first.reason == "measured"
+    assert course.active == [0, 1]
+    assert course.measured(0.5, 30, 0.3) is None, "0.15 of the run is less than its share"
+    second = course.measured(0.5, 40, 0.36)
+    assert second is not None and second.reason == "budget"
+    assert course.last and course.active == [0, 1, 2]
+    assert course.measured(0.0, 50, 0.9) is None, "the last stage does not end"
+
+
+def test_replay_keeps_the_best_distinct_leaves_of_each_workload() -> None:
+    replay, rng = LeafReplay(2, 3), np.random.default_rng(0)
+    seen: dict[int, dict[int, float]] = {0: {}, 1: {}}
+    for _ in range(50):
+        w = rng.integers(2, size=6)
+        leaf = w * 100 + rng.integers(20, size=6)
+        reward = (np.sin(leaf * 7.0) + 50 * w).astype(np.float32)  # one workload dwarfs the other
+        for i in range(6):
+            seen[int(w[i])][int(leaf[i])] = float(reward[i])
+        replay.add(*map(torch.from_numpy, (w, leaf, reward)))
+        for k, found in seen.items():
+            best = sorted(found.values(), reverse=True)[:3]
+            held = replay.log_reward[k][replay.leaf[k] >= 0]
+            assert held.tolist() == best
+            assert set(replay.leaf[k][replay.leaf[k] >= 0]) <= set(found)
+    drawn = replay.sample(torch.ones(3000, dtype=torch.int64), rng)
+    counts = [(drawn == leaf).sum().item() for leaf in replay.leaf[1]]
+    assert counts[0] > counts[1] > counts[2] > 0, "the better, the more often"
+
+
+def test_an_empty_replay_gives_nothing() -> None:
+    assert LeafReplay(2, 4).sample(torch.tensor([0, 1]), np.random.default_rng(0)).tolist() == [
+        -1, -1,
+    ]  # fmt: skip

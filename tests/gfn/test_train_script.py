@@ -1,0 +1,128 @@
+"""train.py end to end: bad input, an interrupted run that goes on exactly, what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import train
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [
+    "--preset", "demo", "--definitions", "gemm_n128_k2048", "--batch", "32", "--threads", "1",
+]  # fmt: skip
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line on stderr of a call that exits with 2."""
+    try:
+        code = train.main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert not out
+    assert err.startswith("train.py: ") and err.count("\n") == 1, err
+    return err
+
+
+def rows(folder: Path, event: str) -> list[dict[str, float]]:
+    """Rows of one kind, the last of each step, without what differs from run to run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found = {r["step"]: r for r in map(json.loads, lines) if r["event"] == event}
+    timing = "elapsed_s", "trajectories_per_s"
+    return [{k: v for k, v in r.items() if k not in timing} for _, r in sorted(found.items())]
+
+
+def test_help_and_bad_options_need_no_torch() -> None:
+    code = (
+        "import sys, train\n"
+        "train.parse(['--steps', '5'])\n"
+        "slow = {'torch', 'gfn', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--steps", "-5"], "--steps"),
+        (["--steps", "many"], "--steps"),
+        (["--minutes", "0"], "--minutes"),
+        (["--tau", "nan"], "--tau"),
+        (["--steps", "5", "--minutes", "1"], "not both"),
+        (["--resume", "x", "--tau", "0.1"], "--tau"),
+        (["--device", "b300"], "b200, h200, h100"),
+        (["--definitions", "gemm_n4096_k409"], "gemm_n4096_k4096"),
+        (["--definitions", "rmsnorm_h4096"], "rmsnorm"),
+        (["--resume", "nowhere"], "No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is not a folder" in refused(capsys, *RUN, "--out", str(tmp_path / "file" / "run"))
+    line = refused(
+        capsys, *RUN, "--out", str(tmp_path / "run"), "--export", str(tmp_path / "file" / "p")
+    )
+    assert "is not a folder" in line
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_stopped_by_ctrl_c_goes_on_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    command = [sys.executable, "train.py", *RUN, "--steps", "120", "--out", str(parts)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    metrics = parts / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"--resume {parts}" in err.splitlines()[-1]
+    stopped = rows(parts, "step")
+    assert not (parts / "result.json").exists()
+    assert stopped[-1]["step"] < 120, "it was to be stopped on the way"
+
+    export = tmp_path / "policy.safetensors"
+    assert train.main(["--resume", str(parts), "--export", str(export)]) == 0
+    assert train.main([*RUN, "--steps", "120", "--out", str(whole)]) == 0
+    assert "held-out M" in capsys.readouterr().out
+    for event in ("step", "measure", "promotion"):
+        assert rows(parts, event) == rows(whole, event), event
+    results = [json.loads((f / "result.json").read_text()) for f in (parts, whole)]
+    assert results[0]["workloads"] == results[1]["workloads"]
+    assert results[0]["trained"]["mean"] < 0.5
+    names = {"loss.png", "distance.png", "reward.png", "entropy.png", "masked.png"}
+    assert {p.name for p in (whole / "plots").iterdir()} == names
+    assert export.stat().st_size < 3e6
+
+    assert "holds a run" in refused(capsys, "--definitions", RUN[3], "--out", str(whole))
+    assert "a policy alone" in refused(capsys, "--resume", str(export))
+    checkpoint = whole / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5000])
+    assert "truncated" in refused(capsys, "--resume", str(whole))
