@@ -82,6 +82,7 @@ def test_stock_sampler_in_debug_mode_reaches_valid_leaves_and_their_rewards(grou
     )
     assert (sampled.terminating_idx == group.forest.depth + 1).all()
     final, rewards = sampled.terminating_states.tensor.numpy(), sampled.log_rewards
+    assert rewards is not None
     for row, w, reward in zip(final, conditions[:, 0].int().tolist(), rewards, strict=True):
         space = group.forest.spaces.spaces[w]
         leaf = np.searchsorted(space.codes, int(row @ space.strides[1:]))

@@ -22,6 +22,7 @@ RUN = [
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The one line on stderr of a call that exits with 2."""
+    code: object
     try:
         code = train.main(argv)
     except SystemExit as stop:
