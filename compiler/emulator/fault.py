@@ -1,0 +1,14 @@
+"""What the emulator refuses, and what it merely notes: `Fault` stops a run, a hazard is a line of text.
+
+A fault names the thread, the PTX line and its text, the rule and the facts.
+"""
+
+from __future__ import annotations
+
+
+class Fault(Exception):
+    """The PTX text cannot be run further: unknown instruction, bad access, deadlock, leak."""
+
+
+class PtxSyntaxError(Fault):
+    """The text is not the PTX that this emulator knows."""

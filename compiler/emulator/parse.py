@@ -1,0 +1,395 @@
+"""PTX text to a `Module`: one entry with parameters, directives, registers and instructions.
+
+Registers are resolved to slots and labels to instruction indices, both by lexical scope, so that
+the machine never sees a name. Anything that is not understood is an error with its line.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+
+from ptxflow.compiler.emulator.fault import PtxSyntaxError
+
+WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
+_NAME = r"[A-Za-z_$%][\w$]*"
+_LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
+_ENTRY = re.compile(rf"(?:\.visible\s+)?\.entry\s+({_NAME})\s*\(")
+_PARAM = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(?:\[(\d+)\])?$")
+_SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$")
+_REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
+_NUMBER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
+_SPECIAL = re.compile(r"%[a-z_]+(\.[xyzw])?$")
+_IGNORED = (".loc", ".file", ".pragma")
+
+
+@dataclass(frozen=True)
+class Register:
+    """A register: its slot in a warp's register file, and its width in bits (1: predicate)."""
+
+    slot: int
+    width: int
+    name: str
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Immediate:
+    value: int
+
+
+@dataclass(frozen=True)
+class Special:
+    """A special register such as %tid.x."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A parameter, a shared variable or a label."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Vector:
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`a|b`."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class Sink:
+    """`_`: a result that nobody wants."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """`[base+offset]` or `[base, {coordinates}]`."""
+
+    base: Operand
+    offset: int = 0
+    coordinates: Vector | None = None
+
+
+Operand = Register | Immediate | Special | Symbol | Vector | Pair | Sink | Address
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction; `target` is the index that its label names, for a branch."""
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: Register | None
+    line: int
+    text: str
+    target: int = -1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    bytes: int
+    align: int
+
+
+@dataclass(frozen=True)
+class SharedVariable:
+    """`bytes` is 0 for the dynamic one."""
+
+    name: str
+    bytes: int
+    align: int
+
+
+@dataclass
+class Module:
+    """One kernel of a PTX text."""
+
+    target: str = ""
+    entry: str = ""
+    parameters: list[Parameter] = field(default_factory=list)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shared: list[SharedVariable] = field(default_factory=list)
+    registers: list[Register] = field(default_factory=list)
+    code: list[Instruction] = field(default_factory=list)
+
+
+def parse(text: str) -> Module:
+    """The kernel of a PTX text with a single entry; raises PtxSyntaxError with the line."""
+    return _Parser(text).module()
+
+
+def split(text: str, separator: str = ",") -> list[str]:
+    """`text` cut at separators outside brackets and braces."""
+    out, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "[{(":
+            depth += 1
+        elif char in "]})":
+            depth -= 1
+        elif char == separator and not depth:
+            out.append(text[start:i].strip())
+            start = i + 1
+    tail = text[start:].strip()
+    return [*out, tail] if tail or out else []
+
+
+def number(text: str) -> int | None:
+    """The value of an integer literal, or the bits of a 0f or 0d one; None for anything else."""
+    match = _NUMBER.match(text)
+    if match:
+        digits = match[2]
+        octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+        value = int(digits, 8 if octal else 0)
+        return -value if match[1] else value
+    if re.match(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$", text):
+        return int(text[2:], 16)
+    if re.match(r"-?\d+\.\d*$", text):
+        return int.from_bytes(struct.pack("<f", float(text)), "little")
+    return None
+
+
+class _Scope:
+    def __init__(self, outer: _Scope | None):
+        self.outer = outer
+        self.registers: dict[str, Register] = {}
+        self.labels: dict[str, int] = {}
+
+    def register(self, name: str) -> Register | None:
+        scope: _Scope | None = self
+        while scope:
+            if name in scope.registers:
+                return scope.registers[name]
+            scope = scope.outer
+        return None
+
+    def label(self, name: str) -> int | None:
+        scope: _Scope | None = self
+        while scope:
+            if name in scope.labels:
+                return scope.labels[name]
+            scope = scope.outer
+        return None
+
+
+class _Parser:
+    def __init__(self, text: str):
+        blank = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+        self.text = blank.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.at = 0
+        self.out = Module()
+        self.branches: list[tuple[int, _Scope, str]] = []
+
+    def module(self) -> Module:
+        while self._skip_space():
+            if _ENTRY.match(self.text, self.at):
+                self._entry()
+            else:
+                self._top_level()
+        if not self.out.entry:
+            raise PtxSyntaxError("the text holds no .entry")
+        return self.out
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _skip_space(self) -> bool:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.at < len(self.text)
+
+    def _line(self) -> int:
+        return self.text.count("\n", 0, self.at) + 1
+
+    def _fail(self, what: str, line: int = 0) -> PtxSyntaxError:
+        return PtxSyntaxError(f"line {line or self._line()}: {what}")
+
+    def _until(self, end: str) -> str:
+        stop = self.text.find(end, self.at)
+        if stop < 0:
+            raise self._fail(f"no {end!r} after {self.text[self.at : self.at + 40]!r}")
+        out = self.text[self.at : stop]
+        self.at = stop + len(end)
+        return " ".join(out.split())
+
+    def _top_level(self) -> None:
+        line = self._until("\n") if not self._ends_with_semicolon() else self._until(";")
+        head = line.split()[0]
+        if head == ".target":
+            self.out.target = line.split()[1].rstrip(",")
+        elif ".shared" in line:
+            self._shared(line.replace(".extern ", "").replace(".visible ", ""))
+        elif head not in (".version", ".address_size", *_IGNORED):
+            raise self._fail(f"unknown directive {line!r}")
+
+    def _ends_with_semicolon(self) -> bool:
+        end = self.text.find("\n", self.at)
+        return ";" in self.text[self.at : end if end >= 0 else None]
+
+    def _shared(self, declaration: str) -> None:
+        match = _SHARED.match(declaration)
+        if not match:
+            raise self._fail(f"unknown shared declaration {declaration!r}")
+        align, kind, name, array, count = match.groups()
+        size = WIDTHS[kind] // 8
+        elements = int(count) if count else (0 if array else 1)
+        self.out.shared.append(SharedVariable(name, size * elements, int(align or size)))
+
+    def _entry(self) -> None:
+        match = _ENTRY.match(self.text, self.at)
+        assert match
+        if self.out.entry:
+            raise self._fail("a second .entry")
+        self.out.entry, self.at = match[1], match.end()
+        for declared in split(self._until(")")):
+            self._parameter(declared)
+        for directive in re.findall(r"\.(\w+)([^.{]*)", self._until("{")):
+            values = tuple(int(v) for v in re.findall(r"\d+", directive[1]))
+            self.out.directives[directive[0]] = values
+        self._body()
+
+    def _parameter(self, declared: str) -> None:
+        match = _PARAM.match(declared)
+        if not match:
+            raise self._fail(f"unknown parameter {declared!r}")
+        align, kind, name, count = match.groups()
+        size = WIDTHS[kind] // 8
+        self.out.parameters.append(Parameter(name, size * int(count or 1), int(align or size)))
+
+    # -- the body -----------------------------------------------------------------------------
+
+    def _body(self) -> None:
+        scope = _Scope(None)
+        while True:
+            if not self._skip_space():
+                raise self._fail("the body does not end")
+            char = self.text[self.at]
+            if char == "{":
+                self.at += 1
+                scope = _Scope(scope)
+                continue
+            if char == "}":
+                self.at += 1
+                if scope.outer is None:
+                    break
+                scope = scope.outer
+                continue
+            label = _LABEL.match(self.text, self.at)
+            if label:
+                if label[1] in scope.labels:
+                    raise self._fail(f"label {label[1]} is defined twice")
+                scope.labels[label[1]] = len(self.out.code)
+                self.at = label.end()
+                continue
+            self._statement(scope)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        for index, scope, name in self.branches:
+            target = scope.label(name)
+            old = self.out.code[index]
+            if target is None:
+                raise self._fail(f"no label {name!r}", old.line)
+            self.out.code[index] = Instruction(
+                old.opcode, old.operands, old.guard, old.line, old.text, target
+            )
+
+    def _statement(self, scope: _Scope) -> None:
+        line = self._line()
+        if self.text.startswith(_IGNORED, self.at):
+            self._until("\n")
+            return
+        text = self._until(";")
+        if text.startswith(".reg"):
+            self._registers(text, scope, line)
+        elif text.startswith(".shared"):
+            self._shared(text)
+        elif text.startswith("."):
+            raise self._fail(f"unknown directive {text!r}", line)
+        else:
+            self._instruction(text, scope, line)
+
+    def _registers(self, text: str, scope: _Scope, line: int) -> None:
+        _, kind, names = text.split(None, 2)
+        width = WIDTHS.get(kind[1:])
+        if width is None:
+            raise self._fail(f"unknown register type {kind}", line)
+        for declared in split(names):
+            match = _REGISTER.match(declared)
+            if not match:
+                raise self._fail(f"unknown register {declared!r}", line)
+            name, count = match.groups()
+            for full in [f"{name}{i}" for i in range(int(count))] if count else [name]:
+                register = Register(len(self.out.registers), width, full)
+                self.out.registers.append(register)
+                scope.registers[full] = register
+
+    def _instruction(self, text: str, scope: _Scope, line: int) -> None:
+        rest, guard = text, None
+        if text.startswith("@"):
+            head, rest = text[1:].split(None, 1)
+            held = self._operand(head, scope, line)
+            if not isinstance(held, Register) or held.width != 1:
+                raise self._fail(f"guard {head!r} is not a predicate", line)
+            guard = held
+        opcode, _, tail = rest.partition(" ")
+        if opcode.split(".")[0] == "bra":
+            self.branches.append((len(self.out.code), scope, tail.strip()))
+            operands: tuple[Operand, ...] = ()
+        else:
+            operands = tuple(self._operand(o, scope, line) for o in split(tail))
+        self.out.code.append(Instruction(opcode, operands, guard, line, text))
+
+    def _operand(self, text: str, scope: _Scope, line: int) -> Operand:
+        if text == "_":
+            return Sink()
+        if text[:1] == "{" and text[-1:] == "}":
+            return Vector(tuple(self._operand(o, scope, line) for o in split(text[1:-1])))
+        if text[:1] == "[" and text[-1:] == "]":
+            return self._address(text[1:-1].strip(), scope, line)
+        if "|" in text:
+            first, second = text.split("|")
+            return Pair(
+                self._operand(first.strip(), scope, line), self._operand(second.strip(), scope, line)
+            )
+        value = number(text)
+        if value is not None:
+            return Immediate(value)
+        negated = text.startswith("!")
+        found = scope.register(text.lstrip("!"))
+        if found is not None:
+            return Register(found.slot, found.width, found.name, negated)
+        if not negated and _SPECIAL.match(text):
+            return Special(text)
+        if not negated and re.match(rf"{_NAME}$", text):
+            return Symbol(text)
+        raise self._fail(f"unknown operand {text!r}", line)
+
+    def _address(self, text: str, scope: _Scope, line: int) -> Address:
+        parts = split(text)
+        base, offset = parts[0], 0
+        match = re.match(rf"({_NAME})\s*([+-].+)$", base)
+        if match:
+            base = match[1]
+            plus = number(match[2].replace("+", "").replace(" ", ""))
+            if plus is None:
+                raise self._fail(f"unknown address offset {match[2]!r}", line)
+            offset = plus
+        coordinates = None
+        if len(parts) == 2:
+            held = self._operand(parts[1], scope, line)
+            if not isinstance(held, Vector):
+                raise self._fail(f"{parts[1]!r} is not a vector of coordinates", line)
+            coordinates = held
+        elif len(parts) != 1:
+            raise self._fail(f"unknown address [{text}]", line)
+        return Address(self._operand(base, scope, line), offset, coordinates)
