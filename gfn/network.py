@@ -31,8 +31,8 @@ class NetworkConfig:
 
     families: tuple[FamilyShape, ...]
     features: tuple[str, ...]  # problem features, then device features, in order
-    center: tuple[float, ...]  # subtracted from the features, then divided by `scale`
-    scale: tuple[float, ...]
+    center: tuple[float, ...]  # subtracted from the features
+    gain: tuple[float, ...]  # then multiplied; 0 mutes what never varied in training
     hidden: int = 256
     layers: int = 2
 
@@ -44,7 +44,7 @@ class NetworkConfig:
         families = tuple(
             FamilyShape(f["name"], tuple(f["sizes"]), f["digest"]) for f in data["families"]
         )
-        tuples = {k: tuple(data[k]) for k in ("features", "center", "scale")}
+        tuples = {k: tuple(data[k]) for k in ("features", "center", "gain")}
         return NetworkConfig(families, **tuples, hidden=data["hidden"], layers=data["layers"])
 
     def family(self, name: str) -> int:
@@ -59,15 +59,15 @@ class FeatureEncoder(nn.Module):
     """[W, features] -> [W, features], standardised; constants are buffers, not parameters."""
 
     center: Tensor
-    scale: Tensor
+    gain: Tensor
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.register_buffer("center", torch.tensor(config.center, dtype=torch.float32))
-        self.register_buffer("scale", torch.tensor(config.scale, dtype=torch.float32))
+        self.register_buffer("gain", torch.tensor(config.gain, dtype=torch.float32))
 
     def forward(self, features: Tensor) -> Tensor:
-        return (features - self.center) / self.scale
+        return (features - self.center) * self.gain
 
 
 class PolicyNetwork(nn.Module):

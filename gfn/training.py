@@ -24,7 +24,7 @@ from ptxflow.gfn.forest import Forest, family_shape, feature_names, workload_fea
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.replay import LeafReplay
 
-LEAST_SCALE = 0.25  # of a feature that (nearly) never varies in training
+LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 ADAM = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -35,8 +35,8 @@ class TrainConfig:
     tau: float
     seed: int = 0
     batch: int = 1024
-    learning_rate: float = 1e-3
-    log_z_rate: float = 3e-3
+    learning_rate: float = 3e-3
+    log_z_rate: float = 1e-2
     hidden: int = 256
     layers: int = 2
     clip: float = 1.0  # of the gradient's norm
@@ -286,13 +286,18 @@ def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
 
 
 def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfig:
-    """The network for these workloads; their features set its standardisation."""
+    """The network for these workloads; their features set its standardisation.
+
+    What never varies gets no gain: on a device or dtype that was not trained, an untrained weight
+    would turn it into noise.
+    """
     names = feature_names(spaces)
     values = workload_features(spaces, names)
-    center, scale = values.mean(0), values.std(0, correction=0).clamp(min=LEAST_SCALE)
+    center, spread = values.mean(0), values.std(0, correction=0)
+    gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
     shapes = tuple(dict.fromkeys(family_shape(space) for space in spaces))
     return NetworkConfig(
-        shapes, names, tuple(center.tolist()), tuple(scale.tolist()), config.hidden, config.layers
+        shapes, names, tuple(center.tolist()), tuple(gain.tolist()), config.hidden, config.layers
     )
 
 
