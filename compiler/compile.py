@@ -121,7 +121,8 @@ def compile_many(
     `progress(n)` is called as n more jobs are done.
     """
     tasks = [(problem, strategy, device) for problem, strategy in jobs]
-    chunks = [tasks[i : i + _CHUNK] for i in range(0, len(tasks), _CHUNK)]
+    size = max(1, min(_CHUNK, -(-len(tasks) // max(workers, 1))))
+    chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
     results: list[CompiledKernel | Exception] = []
     if workers <= 1 or len(chunks) == 1:
         outcomes: Iterable[list[CompiledKernel | Exception]] = map(_compile_chunk, chunks)
@@ -130,7 +131,7 @@ def compile_many(
         return _gather(pool.map(_compile_chunk, chunks), results, progress)
 
 
-_CHUNK = 8  # kernels to one disassembler run
+_CHUNK = 8  # the most kernels to one disassembler run
 
 
 def _gather(

@@ -63,15 +63,19 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *roles: UOp) -> UOp:
-    """The kernel with its derived prologue and teardown."""
+def finish(info: KernelInfo, *roles: UOp, drained: bool = False) -> UOp:
+    """The kernel with its derived prologue and teardown.
+
+    `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
+    CTA needs no barrier before it frees TMEM (the validator proves it).
+    """
     plan = layout(info)
     if plan.tmem_columns:
         address = smem("tmem_slot", 16, align=16)
         info = KernelInfo(**{**info.__dict__, "storage": (*info.storage, address)})
         before = _prologue(info, _allocate(info, address, plan.tmem_columns))
         before.append(at.tmem_address(slot(address)))
-        after = _release(info, plan.tmem_columns)
+        after = _release(info, plan.tmem_columns, drained)
     else:
         before = _prologue(info, [])
         after = _cluster_sync() if info.cluster > 1 else []
@@ -105,8 +109,8 @@ def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
     ]
 
 
-def _release(info: KernelInfo, columns: int) -> list[UOp]:
-    sync = [at.cta_sync()] if info.cluster == 1 else _cluster_sync()
+def _release(info: KernelInfo, columns: int, drained: bool) -> list[UOp]:
+    sync = _cluster_sync() if info.cluster > 1 else [] if drained else [at.cta_sync()]
     free = when(
         WARP.eq(0),
         at.tcgen05_fence_after(),

@@ -348,10 +348,11 @@ class _Writer:
         if callable(row.ptx):
             return row.ptx(node, text)
         self.labels += 1
-        return row.ptx.format(**text, **dict(node.arg.attrs), uid=self.labels)
+        text.update({name: str(attr) for name, attr in node.arg.attrs}, uid=str(self.labels))
+        return row.ptx.format_map(text)
 
-    def _operands(self, row: Atom, node: UOp) -> dict[str, str]:
-        text: dict[str, str] = {}
+    def _operands(self, row: Atom, node: UOp) -> _Operands:
+        text = _Operands(self, row, node)
         for (name, kind), operand in zip(row.operands, node.src, strict=True):
             if kind == "frag":
                 first = operand.src[2].arg[0]
@@ -365,12 +366,22 @@ class _Writer:
             elif kind in ("value", "map"):
                 text[name] = self._value(operand)
             elif kind in STORAGE_OF and kind != "global":
-                wanted = str(row.ptx) if not callable(row.ptx) else "_reg"
-                if f"{name}_reg" in wanted or callable(row.ptx):
-                    text[f"{name}_reg"] = self._in_register(operand)
                 text[name] = self._plus(operand)
         return text
 
     def _condition(self, node: UOp) -> str:
         """A predicate operand: an MMA takes the immediates 0 and 1 as well."""
         return str(node.arg[0]) if node.op is Op.CONST else self._predicate(node)
+
+
+class _Operands(dict[str, str]):
+    """Operand text by name; `name_reg` is the address in a register, made when it is asked for."""
+
+    def __init__(self, writer: _Writer, row: Atom, node: UOp):
+        super().__init__()
+        self._writer, self._row, self._node = writer, row, node
+
+    def __missing__(self, key: str) -> str:
+        operand = self._row.operand(self._node, key.removesuffix("_reg"))
+        self[key] = self._writer._in_register(operand)
+        return self[key]

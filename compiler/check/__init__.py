@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ptxflow.compiler.check.machine import SCHEDULES, Machine, Program
+from ptxflow.compiler.check.machine import SCHEDULES, Machine
+from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.strategy import Trip
 
-__all__ = ["check", "check_spec", "execute"]
+__all__ = ["Machine", "Program", "check", "check_spec", "execute"]
 
 
 def check(kernel: UOp, trips: Sequence[Trip], device: Device) -> list[str]:

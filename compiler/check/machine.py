@@ -7,16 +7,17 @@ several schedules (who runs first, how late asynchronous work lands) find parity
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ptxflow.compiler.atoms.table import Access, Atom, atom
+from ptxflow.compiler.check import explain
+from ptxflow.compiler.check.final import check_end
+from ptxflow.compiler.check.program import Agent, Event, Group, Program, Steps
 from ptxflow.compiler.check.state import (
     Barrier,
     History,
-    Knowledge,
     Message,
     Past,
     Region,
@@ -33,94 +34,6 @@ SCHEDULES = ("eager", "late")  # late: asynchronous work lands only when nobody 
 LANES = 32
 _STEP_LIMIT = 500_000
 _BAND = 8  # rows of a global tensor that share a history
-_EXPRESSION = {
-    "add": "({}+{})",
-    "sub": "(({}-{})&0xFFFFFFFF)",
-    "mul": "({}*{})",
-    "div": "({}//{})",
-    "rem": "({}%{})",
-    "xor": "({}^{})",
-    "and": "({}&{})",
-    "or": "({}|{})",
-    "shl": "({}<<{})",
-    "shr": "({}>>{})",
-    "min": "min({},{})",
-    "lt": "({}<{})",
-    "ge": "({}>={})",
-    "eq": "({}=={})",
-    "ne": "({}!={})",
-}
-Env = dict[str, int]
-Steps = Generator[UOp, None, None]
-
-
-class Program:
-    """A kernel with its values compiled to functions of an environment, shared by many runs."""
-
-    def __init__(self, kernel: UOp):
-        self.kernel, self.info = kernel, kernel.arg
-        self._values: dict[UOp, Callable[[Env], int]] = {}
-        self._text: dict[UOp, str] = {}
-
-    def value(self, node: UOp) -> Callable[[Env], int]:
-        found = self._values.get(node)
-        if found is None:
-            found = eval(f"lambda e: {self._source(node)}", {"min": min})
-            self._values[node] = found
-        return found
-
-    def _source(self, node: UOp) -> str:
-        found = self._text.get(node)
-        if found is None:
-            match node.op:
-                case Op.CONST:
-                    number, name = node.arg
-                    found = f"e[{name!r}]" if name else str(number)
-                case Op.PARAM:
-                    found = f"e[{node.arg!r}]"
-                case Op.VAR:
-                    found = f"e[{node.arg[0]!r}]"
-                case _:
-                    a, b = (self._source(s) for s in node.src)
-                    found = _EXPRESSION[node.arg].format(a, b)
-            self._text[node] = found
-        return found
-
-
-@dataclass
-class Group:
-    """Asynchronous operations of one pipe: shared-memory or register events, and global ones.
-
-    `after` is what their issuer knew: it is complete whenever they are.
-    """
-
-    local: int = 0
-    remote: int = 0
-    after: int = 0
-    last: UOp | None = None
-
-
-@dataclass
-class Agent:
-    """One warp of one CTA."""
-
-    index: int
-    cta: int
-    warp: int
-    env: Env
-    role: str = "prologue"
-    knows: Knowledge = field(default_factory=Knowledge)
-    own: dict[Op, int] = field(default_factory=dict)  # generic events by kind of storage
-    open: dict[str, Group] = field(default_factory=dict)  # not yet committed, by pipe
-    groups: dict[str, list[Group]] = field(default_factory=dict)
-    seen: dict[int, int] = field(default_factory=dict)  # barrier -> newest phase observed
-    epoch: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Machine._shared_event
-    cluster_arrivals: int = 0
-    cluster_waits: int = 0
-    has_address: bool = False
-
-    def who(self) -> str:
-        return f"{self.role} warp {self.warp}" + (f" of CTA {self.cta}" if self.cta >= 0 else "")
 
 
 class Machine:
@@ -128,7 +41,7 @@ class Machine:
 
     def __init__(self, program: Program, trip: Trip, schedule: str):
         self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
-        self.events: list[tuple[Agent, UOp]] = []
+        self.events: list[Event] = []
         self.histories: dict[tuple[Any, ...], History] = {}
         self.barriers: dict[tuple[Any, ...], Barrier] = {}
         self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
@@ -175,18 +88,19 @@ class Machine:
             running = still
             if not progress and running:
                 if not self.landing:
-                    self._deadlock([(a, blocked[a.index]) for a, _ in running])
+                    waiting = [(a, blocked[a.index]) for a, _ in running]
+                    raise HazardError(explain.deadlock(self, waiting))
                 self.landing.pop(0)()
         for land in self.landing:
             land()
-        self._finished()
+        check_end(self)
         return self.steps
 
     def _warp(self, agent: Agent) -> Steps:
         for storage in self.info.storage:
             if storage.op is Op.FRAG:  # what the registers hold at entry was written generically
                 bit = self._event(agent, self.program.kernel)
-                history = self._history(("frag", storage.arg.name, agent.index), storage.arg.name)
+                history = self._history((Op.FRAG, storage.arg.name, agent.index), storage.arg.name)
                 whole = (0, storage.arg.size, 0, 1)
                 history.past.append(Past(bit.bit_length() - 1, bit, "w", whole, agent.index, ""))
                 agent.own[Op.FRAG] = agent.own.get(Op.FRAG, 0) | bit
@@ -235,7 +149,7 @@ class Machine:
     # -- accesses -----------------------------------------------------------------------------
 
     def _event(self, agent: Agent, node: UOp) -> int:
-        self.events.append((agent, node))
+        self.events.append(Event(agent, agent.who(), node))
         return 1 << (len(self.events) - 1)
 
     def _shared_event(self, agent: Agent, node: UOp, access: Access, key: tuple[Any, ...]) -> int:
@@ -253,9 +167,10 @@ class Machine:
         return found
 
     def _history(self, key: tuple[Any, ...], name: str) -> History:
+        """The history of one stage of a storage; the key starts with the storage's Op."""
         found = self.histories.get(key)
         if found is None:
-            found = self.histories[key] = History(name)
+            found = self.histories[key] = History(name, key[0])
         return found
 
     def _places(
@@ -268,11 +183,11 @@ class Machine:
         name = storage.arg.name
         match storage.op:
             case Op.GLOBAL:
-                return self._bands(name, stage, offset, *operand.arg)
+                return self.bands(name, stage, offset, *operand.arg)
             case Op.FRAG:
-                key: tuple[Any, ...] = ("frag", name, agent.index)
+                key: tuple[Any, ...] = (Op.FRAG, name, agent.index)
             case kind:
-                key = (kind.name.lower(), name, cta, stage)
+                key = (kind, name, cta, stage)
         lanes = (0, 1)
         if storage.op is Op.TMEM:
             lanes = self._lanes(agent, node, row, cta)
@@ -280,14 +195,14 @@ class Machine:
         region = (offset, offset + operand.arg, *lanes)
         return [(self._history(key, f"{name}[{stage}]"), region)]
 
-    def _bands(
+    def bands(
         self, name: str, first: int, column: int, rows: int, columns: int
     ) -> list[tuple[History, Region]]:
         """A rectangle of a global tensor, cut into bands of rows to keep histories short."""
         out = []
         for band in range(first // _BAND, -(-(first + rows) // _BAND)):
             lo, hi = max(first, band * _BAND), min(first + rows, (band + 1) * _BAND)
-            history = self._history(("global", name, band), name)
+            history = self._history((Op.GLOBAL, name, band), name)
             out.append((history, (lo, hi, column, column + columns)))
         return out
 
@@ -350,7 +265,7 @@ class Machine:
             for history, region in self._places(agent, node, row, operand, cta):
                 conflict = history.conflicts(region, access.mode, known, pipe)
                 if conflict is not None:
-                    self._race(agent, node, access, history, conflict)
+                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
                 self._check_data(agent, node, access, history, region)
                 bit = bit or self._shared_event(agent, node, access, (kind, cta))
                 event = bit.bit_length() - 1
@@ -377,19 +292,18 @@ class Machine:
                 self._refuse(
                     agent,
                     node,
-                    f"reads {history.name}, of which part was never written",
-                    "wait for the data, or write it first",
+                    explain.unwritten(self, node, access, history),
+                    "wait for the data before reading it",
                 )
             history.read(region)
         if access.mode != "r" and history.unread:
             for event, waiting in history.unread.items():
                 if overlap(waiting, region):
-                    other = self.events[event]
                     self._refuse(
                         agent,
                         node,
                         f"overwrites {history.name} before anyone read what "
-                        f"{self._say(other)} put there",
+                        f"{self.events[event]} put there",
                         "consume every stage that is produced",
                     )
 
@@ -430,10 +344,7 @@ class Machine:
             why = (
                 "was never initialised"
                 if found is None
-                else (
-                    f"was initialised by {self._say(self.events[found.init])}, "
-                    "which is not ordered before"
-                )
+                else (f"was initialised by {self.events[found.init]}, which is not ordered before")
             )
             self._refuse(
                 agent,
@@ -441,7 +352,6 @@ class Machine:
                 f"{name}[{stage}] of CTA {cta} {why}",
                 "mbarrier.init, fence.mbarrier_init, then a barrier of all its users",
             )
-        assert found is not None
         return found
 
     def _init_barrier(self, agent: Agent, node: UOp, operand: UOp) -> None:
@@ -504,7 +414,7 @@ class Machine:
                 agent,
                 node,
                 f"{bar.name} gets more arrivals than its count: {bar.state()}",
-                "make the count of the declaration the number of arrivals of a phase",
+                "wait for the phase before arriving again, or declare the right count",
             )
         if bar.phase - 1 > bar.observed:
             self._refuse(
@@ -672,126 +582,26 @@ class Machine:
     def _do_tmem_dealloc(self, agent: Agent, node: UOp, lanes: int) -> None:
         if self.tmem.get(agent.cta) != "allocated" or not agent.has_address:
             self._refuse(agent, node, "frees tensor memory it has not", "alloc before dealloc")
+        pair = node.arg.attr("cta_group") == 2  # collective: it frees for both CTAs
+        ctas = {agent.cta & ~1, agent.cta | 1} if pair else {agent.cta}
         access = Access("tensor memory", "w", "tensor")
         everything = (0, 1 << 20, 0, 1 << 20)
         for key, history in self.histories.items():
-            if key[0] == "tmem" and key[2] == agent.cta:
+            if key[0] is Op.TMEM and key[2] in ctas:
                 conflict = history.conflicts(everything, "w", agent.knows.tensor, "")
                 if conflict is not None:
-                    self._race(agent, node, access, history, conflict)
+                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
         self.tmem[agent.cta] = "deallocated"
-
-    # -- the end ------------------------------------------------------------------------------
-
-    def _finished(self) -> None:
-        for agent in self.agents:
-            for pipe, group in [*agent.open.items(), *self._unwaited(agent)]:
-                if group.local & ~(agent.knows.generic | agent.knows.tensor) and pipe != "tcgen05":
-                    assert group.last is not None
-                    raise HazardError(
-                        f"{agent.who()} exits with {show(group.last)} at {group.last.site} in "
-                        f"flight on {pipe}; fix: commit and wait for it before the end"
-                    )
-        for cta in range(self.info.cluster):
-            self._left_over(cta)
-        for bar in self.barriers.values():
-            if bar.tx or bar.pending != bar.count:
-                raise HazardError(
-                    f"the kernel ends with {bar.name} half way: {bar.state()}; fix: balance the "
-                    "arrivals and bytes of each phase"
-                )
-        for history in self.histories.values():
-            for event in history.unread:
-                raise HazardError(
-                    f"nobody reads what {self._say(self.events[event])} put into {history.name}; "
-                    "fix: consume every stage that is produced"
-                )
-        for cta, state in self.tmem.items():
-            if state == "allocated":
-                raise HazardError(f"CTA {cta} exits with tensor memory allocated; fix: dealloc")
-        self._check_output()
-
-    def _unwaited(self, agent: Agent) -> list[tuple[str, Group]]:
-        return [(pipe, g) for pipe, groups in agent.groups.items() for g in groups if g.last]
-
-    def _left_over(self, cta: int) -> None:
-        """Whatever reached into a CTA must be known there when its last warp leaves."""
-        known = 0
-        for agent in self.agents:
-            if agent.cta == cta:
-                k = agent.knows
-                known |= k.generic | k.async_ | k.tensor | k.tensor_seen
-        missing = self.foreign[cta] & ~known
-        if missing:
-            event = self.events[missing.bit_length() - 1]
-            raise HazardError(
-                f"CTA {cta} may exit before {self._say(event)} has reached it; fix: wait for it, "
-                "or a cluster barrier before the end"
-            )
-
-    def _check_output(self) -> None:
-        if self.trip.output is None:
-            return
-        name, rows, columns = self.trip.output
-        for history, region in self._bands(name, 0, 0, rows, columns):
-            left = uncovered(region, history.written)
-            if left:
-                r0, r1, c0, c1 = left[0]
-                raise HazardError(
-                    f"{name}: rows {r0}..{r1 - 1}, columns {c0}..{c1 - 1} are never written "
-                    f"[{self.trip.name}]; fix: cover every tile"
-                )
 
     # -- refusals -----------------------------------------------------------------------------
 
-    def _say(self, event: tuple[Agent, UOp]) -> str:
-        agent, node = event
-        if node.op is Op.KERNEL:
-            return f"the registers' contents at entry of {agent.who()}"
-        return f"{show(node)} at {node.site} by {agent.who()}"
+    def waits_for(self, agent: Agent, node: UOp) -> Barrier | None:
+        """The mbarrier that a blocked statement waits for, if it is one."""
+        if atom(node.arg.atom).effect != "mbar_wait":
+            return None
+        return self._barrier(agent, node, node.src[0], agent.cta)
 
-    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> None:
+    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> NoReturn:
         raise HazardError(
             f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
-        )
-
-    def _race(self, agent: Agent, node: UOp, access: Access, history: History, past: Past) -> None:
-        k, bit = agent.knows, past.bit
-        earlier = self.events[past.event]
-        if (k.tensor_seen & bit) and access.proxy == "tensor":
-            missing, fix = "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
-        elif k.generic & bit and access.proxy == "async":
-            fence = "wgmma.fence" if history.name in self._frags() else "fence.proxy.async"
-            missing, fix = "known to the generic proxy only", f"{fence} after the earlier access"
-        elif earlier[0] is agent:
-            missing, fix = "still in flight", "commit it and wait for it first"
-        elif access.proxy == "tensor" and earlier[0].knows.tensor & bit:
-            missing = "complete, but not released"
-            fix = "tcgen05.fence::before_thread_sync and an arrive after the earlier access"
-        else:
-            missing = "not known to be complete"
-            fix = "a wait on a barrier that the earlier access completes or its issuer arrives at"
-        raise HazardError(
-            f"race on {history.name}: {self._say((agent, node))} ({access.mode}, {access.proxy} "
-            f"proxy) is not ordered after {self._say(earlier)} ({past.mode}): {missing} "
-            f"[{self.trip.name}]; fix: {fix}"
-        )
-
-    def _frags(self) -> set[str]:
-        return {f"{s.arg.name}[0]" for s in self.info.storage if s.op is Op.FRAG} | {
-            s.arg.name for s in self.info.storage if s.op is Op.FRAG
-        }
-
-    def _deadlock(self, blocked: list[tuple[Agent, UOp]]) -> None:
-        lines: dict[str, list[str]] = {}
-        for agent, node in blocked:
-            what = f"{show(node)} at {node.site}"
-            if node.arg.atom == "mbar_wait":
-                bar = self._barrier(agent, node, node.src[0], agent.cta)
-                what += f" [{bar.name} is in {bar.state()}]"
-            lines.setdefault(what, []).append(agent.who())
-        told = "; ".join(f"{', '.join(who)} at {what}" for what, who in lines.items())
-        raise HazardError(
-            f"deadlock [{self.trip.name}]: {told}; fix: make somebody arrive, or send the bytes, "
-            "that each of these waits for"
         )

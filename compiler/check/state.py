@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ptxflow.compiler.ir import UOp, show
+from ptxflow.compiler.ir import Op, UOp, show
 
 Region = tuple[int, int, int, int]  # [lo, hi) in the storage's unit, [lo, hi) across it
 
@@ -105,6 +105,7 @@ class History:
     """One stage of one storage in one CTA: past accesses, what is written, what is unread."""
 
     name: str
+    kind: Op
     past: list[Past] = field(default_factory=list)
     written: list[Region] = field(default_factory=list)
     unread: dict[int, Region] = field(default_factory=dict)

@@ -82,7 +82,9 @@ class _Kernel:
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
             alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue))
-            return finish(info, role(Role("epilogue", 0, self.warps), alone, epilogue))
+            return finish(
+                info, role(Role("epilogue", 0, self.warps), alone, epilogue), drained=t.staged
+            )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce))
         issuer = WARP.eq(self.warps + 1)
         issue = elect(issuer & CTA_RANK.eq(0) if t.pair else issuer, t.each_tile("m", self.issue))
@@ -90,6 +92,7 @@ class _Kernel:
             info,
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
+            drained=t.staged,  # the warps that stage C meet after their last read
         )
 
     # -- loading ------------------------------------------------------------------------------

@@ -89,10 +89,16 @@ def register_limit(f: Fields, device: Device) -> Any:
 
 
 def registers_needed(f: Fields, device: Device) -> Any:
-    """An over-estimate of a consumer thread's registers: accumulators, epilogue, addresses."""
+    """The registers a consumer thread cannot do without: accumulators, epilogue, addresses."""
     if on_hopper(device):
         return accumulators(f, device) + 40
-    return np.where(f.epilogue == TMA, 96, 96) + 0 * f.tile_n
+    return 96 + 0 * f.tile_n
+
+
+def registers_taken(f: Fields, device: Device) -> Any:
+    """An over-estimate of what ptxas takes where it is free to: it hoists addresses of stores."""
+    hoisted = np.where(f.epilogue == DIRECT, 16 + 32 * f.persistent, 16 * f.persistent)
+    return np.minimum(registers_needed(f, device) + hoisted, register_limit(f, device))
 
 
 def tmem_columns(f: Fields, device: Device) -> Any:
@@ -108,8 +114,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     smem = smem_bytes(f)
     threads = 32 * warps(f, device)
     limit = register_limit(f, device)
-    needed = registers_needed(f, device)
-    held = np.where(f.producer_regs == 0, np.minimum(needed, limit), limit)
+    held = np.where(f.producer_regs == 0, registers_taken(f, device), limit)
     launch = np.where(
         f.producer_regs == 0, held, device.registers_per_sm // threads // 8 * 8
     )  # a split kernel is launched with an even share of the whole file

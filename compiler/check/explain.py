@@ -1,0 +1,91 @@
+"""The messages of refusals: who, where, which rule, which facts, and what would fix it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ptxflow.compiler.atoms.table import Access, atom
+from ptxflow.compiler.check.program import Agent
+from ptxflow.compiler.check.state import History, Past
+from ptxflow.compiler.ir import Op, UOp, show
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.check.machine import Machine
+
+
+def race(
+    machine: Machine, agent: Agent, node: UOp, access: Access, history: History, past: Past
+) -> str:
+    """Two conflicting accesses, and the ordering that is missing between them."""
+    earlier = machine.events[past.event]
+    missing, fix = _missing(machine, agent, access, history, past)
+    return (
+        f"race on {history.name}: {show(node)} at {node.site} by {agent.who()} ({access.mode}, "
+        f"{access.proxy} proxy) is not ordered after {earlier} ({past.mode}): {missing} "
+        f"[{machine.trip.name}]; fix: {fix}"
+    )
+
+
+def _missing(
+    machine: Machine, agent: Agent, access: Access, history: History, past: Past
+) -> tuple[str, str]:
+    k, bit = agent.knows, past.bit
+    earlier = machine.events[past.event]
+    if k.tensor_seen & bit and access.proxy == "tensor":
+        return "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
+    if k.generic & bit and access.proxy == "async":
+        fence = "wgmma.fence" if history.kind is Op.FRAG else "fence.proxy.async"
+        return "known to the generic proxy only", f"{fence} after the earlier access"
+    if earlier.agent is agent:
+        return "still in flight", "commit it and wait for it first"
+    if access.proxy == "tensor" and earlier.agent.knows.tensor & bit:
+        return (
+            "complete, but not released",
+            "tcgen05.fence::before_thread_sync and an arrive after the earlier access",
+        )
+    return (
+        "not known to be complete",
+        "a wait on a barrier that the earlier access completes or its issuer arrives at",
+    )
+
+
+def unwritten(machine: Machine, node: UOp, access: Access, history: History) -> str:
+    """A read of what nothing wrote, and who writes there."""
+    operand = atom(node.arg.atom).operand(node, access.operand)
+    writers = machine.program.writers(operand.src[0])
+    return (
+        f"reads {history.name}, of which part was never written: {writers} writes it, and no wait "
+        "orders the read after that"
+    )
+
+
+def deadlock(machine: Machine, blocked: Iterable[tuple[Agent, UOp]]) -> str:
+    """Every blocked warp's statement, the state of what it waits for, and who should arrive."""
+    waiting: dict[str, list[str]] = {}
+    for agent, node in blocked:
+        what = f"{show(node)} at {node.site}"
+        bar = machine.waits_for(agent, node)
+        if bar is not None:
+            arrivers = machine.program.arrivers(node.src[0].src[0])
+            what += f" ({bar.name} is in {bar.state()}; {arrivers} arrives there)"
+        waiting.setdefault(what, []).append(agent.who())
+    told = "; ".join(f"{_fold(who)} at {what}" for what, who in waiting.items())
+    return (
+        f"deadlock [{machine.trip.name}]: {told}; fix: make somebody arrive, or send the bytes, "
+        "that each of these waits for"
+    )
+
+
+def _fold(who: list[str]) -> str:
+    """`consumer warps 0, 1, 2 of CTA 0` for names that differ in their warp alone."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for name in who:
+        match = re.fullmatch(r"(.*) warp (\d+) (.*)", name)
+        assert match is not None
+        parts.setdefault((match[1], match[3]), []).append(match[2])
+    return ", ".join(
+        f"{role} warp{'s' * (len(warps) > 1)} {', '.join(warps)} {cta}"
+        for (role, cta), warps in parts.items()
+    )

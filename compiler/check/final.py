@@ -1,0 +1,83 @@
+"""What must hold when the last warp leaves: nothing in flight or left over, all of C written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxflow.compiler.check.program import Agent, Group
+from ptxflow.compiler.check.state import uncovered
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.ir import show
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.check.machine import Machine
+
+
+def check_end(machine: Machine) -> None:
+    """Raise HazardError for work in flight, unbalanced barriers, unread stages, TMEM leaks."""
+    for agent in machine.agents:
+        _in_flight(agent)
+    for cta in range(machine.info.cluster):
+        _left_over(machine, cta)
+    for bar in machine.barriers.values():
+        if bar.tx or bar.pending != bar.count:
+            raise HazardError(
+                f"the kernel ends with {bar.name} half way: {bar.state()} [{machine.trip.name}]; "
+                "fix: balance the arrivals and bytes of each phase"
+            )
+    for history in machine.histories.values():
+        for event in history.unread:
+            raise HazardError(
+                f"nobody reads what {machine.events[event]} put into {history.name} "
+                f"[{machine.trip.name}]; fix: consume every stage that is produced"
+            )
+    for cta, state in machine.tmem.items():
+        if state == "allocated":
+            raise HazardError(
+                f"CTA {cta} exits with tensor memory allocated [{machine.trip.name}]; "
+                "fix: tcgen05.dealloc after the last access"
+            )
+    _check_output(machine)
+
+
+def _in_flight(agent: Agent) -> None:
+    """Every asynchronous operation but tcgen05's must have been waited for by its own warp."""
+    waiting: list[tuple[str, Group]] = [*agent.open.items()]
+    waiting += [(pipe, g) for pipe, groups in agent.groups.items() for g in groups]
+    for pipe, group in waiting:
+        known = agent.knows.generic | agent.knows.tensor
+        if pipe != "tcgen05" and group.last is not None and group.local & ~known:
+            raise HazardError(
+                f"{agent.who()} exits with {show(group.last)} at {group.last.site} in flight on "
+                f"{pipe}; fix: commit it and wait for it before the end"
+            )
+
+
+def _left_over(machine: Machine, cta: int) -> None:
+    """Whatever reached into a CTA must be known there when its last warp leaves."""
+    known = 0
+    for agent in machine.agents:
+        if agent.cta == cta:
+            k = agent.knows
+            known |= k.generic | k.async_ | k.tensor | k.tensor_seen
+    missing = machine.foreign[cta] & ~known
+    if missing:
+        event = machine.events[missing.bit_length() - 1]
+        raise HazardError(
+            f"CTA {cta} may exit before {event} has reached it [{machine.trip.name}]; fix: wait "
+            "for it, or a cluster barrier before the end"
+        )
+
+
+def _check_output(machine: Machine) -> None:
+    if machine.trip.output is None:
+        return
+    name, rows, columns = machine.trip.output
+    for history, region in machine.bands(name, 0, 0, rows, columns):
+        left = uncovered(region, history.written)
+        if left:
+            r0, r1, c0, c1 = left[0]
+            raise HazardError(
+                f"{name}: rows {r0}..{r1 - 1}, columns {c0}..{c1 - 1} are never written "
+                f"[{machine.trip.name}]; fix: cover every tile"
+            )

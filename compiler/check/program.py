@@ -1,0 +1,144 @@
+"""What an abstract run needs of a kernel: values as functions, who uses what, and the warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.check.state import Knowledge
+from ptxflow.compiler.ir import Op, UOp, show, walk
+
+_EXPRESSION = {
+    "add": "({}+{})",
+    "sub": "(({}-{})&0xFFFFFFFF)",
+    "mul": "({}*{})",
+    "div": "({}//{})",
+    "rem": "({}%{})",
+    "xor": "({}^{})",
+    "and": "({}&{})",
+    "or": "({}|{})",
+    "shl": "({}<<{})",
+    "shr": "({}>>{})",
+    "min": "min({},{})",
+    "lt": "({}<{})",
+    "ge": "({}>={})",
+    "eq": "({}=={})",
+    "ne": "({}!={})",
+}
+Env = dict[str, int]
+Steps = Generator[UOp, None, None]
+
+
+class Program:
+    """A kernel with its values compiled to functions of an environment, shared by many runs."""
+
+    def __init__(self, kernel: UOp):
+        self.kernel, self.info = kernel, kernel.arg
+        self.users: dict[UOp, list[UOp]] = {}  # storage -> instructions that name it
+        for _, node in walk(kernel):
+            if node.op is Op.ATOM:
+                for operand in node.src:
+                    if operand.op is Op.SLOT:
+                        self.users.setdefault(operand.src[0], []).append(node)
+        self._values: dict[UOp, Callable[[Env], int]] = {}
+        self._text: dict[UOp, str] = {}
+
+    def value(self, node: UOp) -> Callable[[Env], int]:
+        found = self._values.get(node)
+        if found is None:
+            found = eval(f"lambda e: {self._source(node)}", {"min": min})
+            self._values[node] = found
+        return found
+
+    def writers(self, storage: UOp) -> str:
+        """The instructions that write a storage, for a message."""
+        return _list(
+            node
+            for node in self.users.get(storage, [])
+            for access in atom(node.arg.atom).accesses
+            if access.mode != "r" and _touches(node, access.operand, storage)
+        )
+
+    def arrivers(self, bar: UOp) -> str:
+        """The instructions that complete phases of a barrier, for a message."""
+        return _list(
+            node
+            for node in self.users.get(bar, [])
+            if atom(node.arg.atom).effect in ("mbar_arrive", "tma_load", "tcgen05_commit")
+        )
+
+    def _source(self, node: UOp) -> str:
+        found = self._text.get(node)
+        if found is None:
+            match node.op:
+                case Op.CONST:
+                    number, name = node.arg
+                    found = f"e[{name!r}]" if name else str(number)
+                case Op.PARAM:
+                    found = f"e[{node.arg!r}]"
+                case Op.VAR:
+                    found = f"e[{node.arg[0]!r}]"
+                case _:
+                    a, b = (self._source(s) for s in node.src)
+                    found = _EXPRESSION[node.arg].format(a, b)
+            self._text[node] = found
+        return found
+
+
+def _touches(node: UOp, operand: str, storage: UOp) -> bool:
+    return atom(node.arg.atom).operand(node, operand).src[0] is storage
+
+
+def _list(nodes: Iterable[UOp]) -> str:
+    return ", ".join(dict.fromkeys(f"{show(n)} at {n.site}" for n in nodes)) or "no instruction"
+
+
+@dataclass
+class Group:
+    """Asynchronous operations of one pipe: shared-memory or register events, and global ones.
+
+    `after` is what their issuer knew: it is complete whenever they are.
+    """
+
+    local: int = 0
+    remote: int = 0
+    after: int = 0
+    last: UOp | None = None
+
+
+@dataclass
+class Agent:
+    """One warp of one CTA."""
+
+    index: int
+    cta: int
+    warp: int
+    env: Env
+    role: str = "prologue"
+    knows: Knowledge = field(default_factory=Knowledge)
+    own: dict[Op, int] = field(default_factory=dict)  # generic events by kind of storage
+    open: dict[str, Group] = field(default_factory=dict)  # not yet committed, by pipe
+    groups: dict[str, list[Group]] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)  # barrier -> newest phase observed
+    epoch: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Machine._shared_event
+    cluster_arrivals: int = 0
+    cluster_waits: int = 0
+    has_address: bool = False
+
+    def who(self) -> str:
+        return f"{self.role} warp {self.warp}" + (f" of CTA {self.cta}" if self.cta >= 0 else "")
+
+
+class Event(NamedTuple):
+    """Something a warp did: one access or arrival."""
+
+    agent: Agent
+    who: str
+    node: UOp
+
+    def __str__(self) -> str:
+        if self.node.op is Op.KERNEL:
+            return f"the registers' contents at entry of {self.who}"
+        return f"{show(self.node)} at {self.node.site} by {self.who}"

@@ -1,0 +1,180 @@
+"""Shared and global memory, byte by byte.
+
+Shared addresses carry the CTA's rank in the cluster in bits 24 and up, as `mapa` makes them; a CTA's
+own window starts with 1 KiB that is reserved. Every shared byte has a state, so that a read of what
+was never written, or is still to land, is a fault.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.warp import Array
+
+RESERVED = 1024  # bytes of the shared window that the system keeps
+RANK_SHIFT = 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+GLOBAL_BASE = 0x7F00_0000_0000
+PARAM_BASE = 0x6F00_0000_0000
+UNWRITTEN, READY, LANDING, UNFENCED, BARRIER = range(5)
+_STATE = {
+    UNWRITTEN: "never written",
+    READY: "written",
+    LANDING: "still in flight",
+    UNFENCED: "written generically, no fence.proxy.async since",
+    BARRIER: "an mbarrier",
+}
+
+
+@lru_cache(maxsize=64)
+def span(count: int) -> Array:
+    return np.arange(count)
+
+
+class Shared:
+    """One CTA's shared memory. `readers` counts asynchronous reads in flight by 16 bytes."""
+
+    def __init__(self, size: int):
+        whole = -(-(RESERVED + size) // 16) * 16
+        self.size = RESERVED + size
+        self.data = np.zeros(whole, np.uint8)
+        self.data[:] = 0xFF  # NaN in every float type
+        self.state = np.zeros(whole, np.uint8)
+        self.readers = np.zeros(whole // 16, np.int16)
+        self.words = {n: self.data.view(f"u{n}") for n in (1, 2, 4, 8)}
+
+    def check(self, first: int, last: int, align: int) -> None:
+        """Bounds and alignment of [first, last)."""
+        if first % align:
+            raise Fault(f"shared address 0x{first:X} is not a multiple of {align}")
+        if first < RESERVED or last > self.size:
+            raise Fault(
+                f"shared bytes 0x{first:X}..0x{last:X} are outside 0x{RESERVED:X}..0x{self.size:X}"
+            )
+
+    def unreadable(self, states: Array, at: Array, allowed: tuple[int, ...]) -> str | None:
+        """A sentence on the first byte whose state is not among those allowed."""
+        bad = ~np.isin(states, allowed)
+        if not bad.any():
+            return None
+        i = int(np.flatnonzero(bad.ravel())[0])
+        state = int(states.ravel()[i])
+        return f"shared byte 0x{int(at.ravel()[i]):X} is {_STATE[state]}"
+
+    def load(self, at: Array, size: int) -> Array:
+        """Generic read: `at` are byte addresses of elements of `size` bytes."""
+        first, last = int(at.min()), int(at.max()) + size
+        self.check(first, last, size)
+        bytes_at = at[..., None] + span(size)
+        problem = self.unreadable(self.state[bytes_at], bytes_at, (READY, UNFENCED))
+        if problem:
+            raise Fault(f"reads: {problem}")
+        out: Array = self.words[size][at // size]
+        return out
+
+    def store(self, at: Array, values: Array, size: int) -> tuple[Array, str | None]:
+        """Generic write: the byte addresses written, and a hazard if an operation reads them."""
+        first, last = int(at.min()), int(at.max()) + size
+        self.check(first, last, size)
+        bytes_at = (at[..., None] + span(size)).ravel()
+        states = self.state[bytes_at]
+        if (states == LANDING).any() or (states == BARRIER).any():
+            problem = self.unreadable(states, bytes_at, (UNWRITTEN, READY, UNFENCED))
+            raise Fault(f"writes: {problem}")
+        hazard = None
+        if self.readers[bytes_at >> 4].any():
+            hazard = f"writes shared bytes from 0x{first:X} that an operation in flight reads"
+        self.words[size][at // size] = values
+        self.state[bytes_at] = UNFENCED
+        return bytes_at, hazard
+
+    def begin_write(self, chunks: Array) -> str | None:
+        """An asynchronous write of 16-byte chunks has been issued: a hazard, or None."""
+        states = self.state.reshape(-1, 16)
+        now = states[chunks]
+        if (now == BARRIER).any():
+            raise Fault("asynchronous write over an mbarrier")
+        hazard = None
+        if (now == LANDING).any():
+            hazard = f"a second write in flight to shared 0x{int(chunks.min()) * 16:X}.."
+        elif self.readers[chunks].any():
+            hazard = (
+                f"overwrites shared 0x{int(chunks.min()) * 16:X}.. that an operation in flight "
+                "still has to read"
+            )
+        states[chunks] = LANDING
+        return hazard
+
+    def end_write(self, chunks: Array, values: Array) -> None:
+        self.data.reshape(-1, 16)[chunks] = values
+        self.state.reshape(-1, 16)[chunks] = READY
+
+
+@dataclass
+class Buffer:
+    """One argument tensor in global memory."""
+
+    name: str
+    base: int
+    array: Array
+    data: Array  # its bytes
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.data)
+
+
+class Global:
+    """The argument tensors, each at an address of its own with a gap behind it."""
+
+    def __init__(self, tensors: Mapping[str, Array]):
+        self.buffers: list[Buffer] = []
+        self.named: dict[str, Buffer] = {}
+        base = GLOBAL_BASE
+        for name, array in tensors.items():
+            if not array.flags.c_contiguous:
+                raise ValueError(f"tensor {name!r} is not C-contiguous")
+            data = array.reshape(-1).view(np.uint8)
+            self.buffers.append(Buffer(name, base, array, data))
+            self.named[name] = self.buffers[-1]
+            base += -(-(len(data) + 4096) // 4096) * 4096
+        self.bases = [b.base for b in self.buffers]
+
+    def find(self, first: int, last: int) -> Buffer:
+        """The buffer that holds the bytes [first, last)."""
+        i = bisect_right(self.bases, first) - 1
+        if i < 0 or last > self.buffers[i].end:
+            near = f" (the nearest below is {self.buffers[i].name!r})" if i >= 0 else ""
+            raise Fault(f"global bytes 0x{first:X}..0x{last:X} are outside every tensor{near}")
+        return self.buffers[i]
+
+    def words(self, at: Array, size: int) -> tuple[Array, Array]:
+        """A view of the buffer in elements of `size` bytes, and the indices of the addresses."""
+        first, last = int(at.min()), int(at.max()) + size
+        buffer = self.find(first, last)
+        off = at.astype(np.int64) - buffer.base
+        if (off % size).any():
+            raise Fault(f"global address 0x{first:X} is not a multiple of {size}")
+        usable = len(buffer.data) // size * size
+        return buffer.data[:usable].view(f"u{size}"), off // size
+
+
+def parameter_layout(sizes: list[tuple[str, int, int]]) -> dict[str, int]:
+    """Offsets of (name, bytes, align) in parameter space."""
+    out, at = {}, 0
+    for name, size, align in sizes:
+        at = -(-at // align) * align
+        out[name] = at
+        at += size
+    return out
+
+
+def bits(value: Any, size: int) -> int:
+    return int(value) & ((1 << 8 * size) - 1)

@@ -1,0 +1,245 @@
+"""A warp: 32 lanes as numpy vectors, active masks, divergence and reconvergence, blocking.
+
+A register holds one Python number while all its defined lanes agree, a vector of 32 otherwise;
+`defined` has a bit for each lane that wrote it. Diverged parts of a warp are fragments: the one
+with the lowest program counter that can go on runs first, and meets the others where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxflow.compiler.emulator.fault import Fault
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.emulator.machine import Cta
+
+LANES = 32
+FULL = 0xFFFFFFFF
+END = 1 << 60
+DTYPES: dict[int, Any] = {
+    1: np.bool_,
+    8: np.uint8,
+    16: np.uint16,
+    32: np.uint32,
+    64: np.uint64,
+}
+Array = npt.NDArray[Any]
+Value = Any  # int | bool | Array of 32, by the register's width
+LANE_IDS = np.arange(LANES, dtype=np.uint32)
+
+
+@lru_cache(maxsize=4096)
+def lanes_in(mask: int) -> Array:
+    """The lane numbers of a mask."""
+    return np.array([i for i in range(LANES) if mask >> i & 1])
+
+
+def mask_of(predicate: Array) -> int:
+    return int.from_bytes(np.packbits(predicate, bitorder="little").tobytes(), "little")
+
+
+@dataclass
+class Wait:
+    """What a fragment waits for; `parked`: for other lanes of its own warp."""
+
+    ready: Callable[[], bool]
+    what: str
+    parked: bool = False
+
+
+@dataclass
+class Fragment:
+    pc: int
+    mask: int
+    wait: Wait | None = None
+
+    @property
+    def meets(self) -> bool:
+        return self.wait is None or self.wait.parked
+
+
+Step = Callable[["Warp"], "Wait | None"]
+
+
+class Warp:
+    """One warp's registers and control state. `at` is the instruction being executed."""
+
+    def __init__(self, cta: Cta, index: int, code: list[Step], registers: list[int]):
+        self.cta, self.index, self.code = cta, index, code
+        self.widths = registers
+        self.regs: list[Value] = [None] * len(registers)
+        self.defined = [0] * len(registers)
+        self.flight: dict[int, str] = {}  # register slot -> what is to write it
+        self.pc = self.at = 0
+        self.alive = FULL
+        self.mask = FULL
+        self.single = -1  # the lane, when one is active
+        self.others: list[Fragment] = []
+        self.wait: Wait | None = None
+        self.limit = END
+        self.done = False
+
+    # -- registers ----------------------------------------------------------------------------
+
+    def get(self, slot: int) -> Value:
+        """The register's value; lanes that are not active hold anything."""
+        if self.mask & ~self.defined[slot]:
+            raise Fault(self._undefined(slot))
+        held = self.regs[slot]
+        if self.single >= 0 and held.__class__ is np.ndarray:
+            return held[self.single].item()
+        return held
+
+    def put(self, slot: int, value: Value) -> None:
+        """Write the active lanes."""
+        if self.flight and slot in self.flight:
+            raise Fault(f"writes {self.name(slot)}, {self.flight[slot]}")
+        kept = self.defined[slot] & ~self.mask
+        if kept:
+            old = self.regs[slot]
+            if old.__class__ is np.ndarray or value.__class__ is np.ndarray or old != value:
+                merged = self.vector(old, self.widths[slot]).copy()
+                active = lanes_in(self.mask)
+                merged[active] = self.vector(value, self.widths[slot])[active]
+                value = merged
+        self.regs[slot] = value
+        self.defined[slot] = kept | self.mask
+
+    @staticmethod
+    def vector(value: Value, width: int) -> Array:
+        """A value as a vector of 32."""
+        if value.__class__ is np.ndarray:
+            held: Array = value
+            return held
+        return np.full(LANES, value, DTYPES[width])
+
+    def name(self, slot: int) -> str:
+        return self.cta.machine.module.registers[slot].name
+
+    def _undefined(self, slot: int) -> str:
+        if slot in self.flight:
+            return f"reads {self.name(slot)}, {self.flight[slot]}"
+        missing = self.mask & ~self.defined[slot]
+        return f"reads {self.name(slot)}, which lanes 0x{missing:X} never wrote"
+
+    def poison(self, slots: tuple[int, ...], what: str) -> None:
+        """An asynchronous instruction is to write these registers."""
+        for slot in slots:
+            self.defined[slot] = 0
+            self.flight[slot] = what
+
+    def land(self, slots: tuple[int, ...], values: Array) -> None:
+        """Its results, one row of 32 lanes a register."""
+        for slot, row in zip(slots, values, strict=True):
+            self.flight.pop(slot, None)
+            self.regs[slot] = row
+            self.defined[slot] = self.alive
+
+    # -- control ------------------------------------------------------------------------------
+
+    def set_mask(self, mask: int) -> None:
+        self.mask = mask
+        self.single = mask.bit_length() - 1 if mask & (mask - 1) == 0 else -1
+
+    def lanes(self, predicate: Value) -> int:
+        """The active lanes in which a predicate holds."""
+        if predicate.__class__ is np.ndarray:
+            return mask_of(predicate) & self.mask
+        return self.mask if predicate else 0
+
+    def converged(self) -> None:
+        """An .aligned or .sync instruction needs all live lanes."""
+        if self.mask != self.alive:
+            raise Fault(
+                f"is executed by lanes 0x{self.mask:X} of 0x{self.alive:X}: it needs the warp "
+                "converged (bar.warp.sync before it)"
+            )
+
+    def branch(self, taken: int, target: int) -> None:
+        if taken == self.mask:
+            self.pc = target
+        elif taken:
+            self.others.append(Fragment(target, taken))
+            self.set_mask(self.mask & ~taken)
+        if self.others:
+            self._relimit()
+
+    def exit(self) -> Wait | None:
+        self.alive &= ~self.mask
+        if not self.alive:
+            self.done = True
+        elif self._switch(keep=False):
+            return None
+        return Wait(lambda: False, "has exited")
+
+    def _relimit(self) -> None:
+        """Where the running fragment must look at the others."""
+        self.limit = END
+        for f in self.others:
+            if f.wait is None:
+                self.limit = min(self.limit, max(f.pc, self.pc))
+            elif f.wait.parked and f.pc >= self.pc:
+                self.limit = min(self.limit, f.pc)
+
+    def _meet(self) -> None:
+        """Join the fragments that stand here; let one that is behind go first."""
+        for f in [f for f in self.others if f.pc == self.pc and f.meets]:
+            self.others.remove(f)
+            self.set_mask(self.mask | f.mask)
+        if any(f.wait is None and f.pc < self.pc for f in self.others):
+            self._switch(keep=True)
+        self._relimit()
+
+    def _switch(self, keep: bool) -> bool:
+        """Run another fragment; False if none can."""
+        able = [f for f in self.others if f.wait is None or (not f.wait.parked and f.wait.ready())]
+        if not able:
+            return False
+        chosen = min(able, key=lambda f: f.pc)
+        self.others.remove(chosen)
+        if keep:
+            self.others.append(Fragment(self.pc, self.mask, self.wait))
+        self.pc, self.wait = chosen.pc, None
+        self.set_mask(chosen.mask)
+        self._relimit()
+        return True
+
+    def runnable(self) -> bool:
+        """Whether the warp, or a part of it, can go on now."""
+        if self.done:
+            return False
+        if self.wait is None:
+            return True
+        if not self.wait.parked and self.wait.ready():
+            self.wait = None
+            return True
+        return bool(self.others) and self._switch(keep=True)
+
+    def run(self, budget: int) -> int:
+        """Execute until every fragment waits or the budget is spent; instructions executed."""
+        code = self.code
+        count = 0
+        while count < budget:
+            if self.pc >= self.limit:
+                self._meet()
+            self.at = self.pc
+            self.pc += 1
+            count += 1
+            wait = code[self.at](self)
+            if wait is not None:
+                self.wait = wait
+                if self.done or not self._switch(keep=True):
+                    break
+        return count
+
+    def stands(self) -> list[tuple[int, int, str]]:
+        """(instruction, lanes, what it waits for) of every fragment, for a deadlock report."""
+        parts = [(self.at, self.mask, self.wait)] + [(f.pc, f.mask, f.wait) for f in self.others]
+        return [(pc, mask, wait.what if wait else "can go on") for pc, mask, wait in parts]

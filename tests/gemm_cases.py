@@ -1,0 +1,79 @@
+"""GEMM problems and strategies that the tests of the compiler share."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.device import Device, device
+from ptxflow.compiler.families import family
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.strategy import Problem, Strategy, Trip
+
+GEMM = family("gemm")
+H200, B200 = device("h200"), device("b200")
+
+_BASE: dict[str, int | str] = {
+    "cta_group": 1, "tile_m": 128, "tile_n": 128, "mma_n": 128, "consumers": 2, "tile_k": 64,
+    "swizzle": 128, "cluster": "1x1", "epilogue": "tma", "num_stages": 3, "warp_specialized": 1,
+    "persistent": 1, "acc_buffers": 1, "producer_regs": 40, "raster_group": 1,
+}  # fmt: skip
+
+
+def strategy(**changes: int | str) -> Strategy:
+    return Strategy("gemm", tuple({**_BASE, **changes}.items()))
+
+
+def problem(m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "float16") -> Problem:
+    definition = {
+        "name": f"gemm_n{n}_k{k}",
+        "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": n},
+                 "K": {"type": "const", "value": k}},
+        "inputs": {"A": {"shape": ["M", "K"], "dtype": dtype},
+                   "B": {"shape": ["N", "K"], "dtype": dtype}},
+        "outputs": {"C": {"shape": ["M", "N"], "dtype": dtype}},
+    }  # fmt: skip
+    return GEMM.problem(definition, {"M": m})
+
+
+#: one kernel for every path through the builders
+HOPPER = {
+    "cooperative, staged, persistent": strategy(),
+    "direct, swizzle 64, two MMAs": strategy(epilogue="direct", swizzle=64, mma_n=64),
+    "not specialised": strategy(warp_specialized=0, persistent=0, producer_regs=0),
+    "not specialised, direct, one warpgroup": strategy(
+        warp_specialized=0, persistent=0, producer_regs=0, consumers=1, tile_m=64,
+        epilogue="direct", tile_k=32, swizzle=64,
+    ),
+    "multicast B": strategy(cluster="2x1"),
+    "multicast A, not specialised": strategy(
+        cluster="1x2", warp_specialized=0, persistent=0, producer_regs=0
+    ),
+    "two row blocks, grouped raster": strategy(tile_m=256, raster_group=8, cluster="1x2"),
+}  # fmt: skip
+BLACKWELL = {
+    "staged, persistent, two accumulators": strategy(acc_buffers=2),
+    "direct, one epilogue warpgroup": strategy(epilogue="direct", consumers=1, persistent=0),
+    "M 64": strategy(tile_m=64, epilogue="direct", acc_buffers=2),
+    "not specialised": strategy(warp_specialized=0, persistent=0, producer_regs=0),
+    "multicast": strategy(cluster="2x1", acc_buffers=2, mma_n=64),
+    "multicast, not specialised": strategy(
+        cluster="1x2", warp_specialized=0, persistent=0, producer_regs=0
+    ),
+    "pair": strategy(cta_group=2, cluster="2x1", acc_buffers=2),
+    "pair, direct, one tile": strategy(
+        cta_group=2, cluster="2x1", epilogue="direct", persistent=0, tile_n=256, mma_n=256
+    ),
+    "pair, not specialised": strategy(
+        cta_group=2, cluster="2x1", warp_specialized=0, persistent=0, producer_regs=0
+    ),
+    "two row blocks": strategy(tile_m=256, raster_group=8, tile_k=32, swizzle=64),
+}  # fmt: skip
+CASES = [(H200, name, s) for name, s in HOPPER.items()] + [
+    (B200, name, s) for name, s in BLACKWELL.items()
+]
+IDS = [f"{d.arch}: {name}" for d, name, _ in CASES]
+
+
+def build(dev: Device, s: Strategy, p: Problem | None = None) -> tuple[UOp, list[Trip]]:
+    """The lowered kernel and its trip classes; the strategy must be legal."""
+    p = p or problem()
+    assert GEMM.refusals(p, s, dev) == []
+    return GEMM.build(p, s, dev), GEMM.trips(p, s, dev)

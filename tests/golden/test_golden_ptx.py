@@ -1,0 +1,67 @@
+"""The emitted PTX, byte for byte: two kernels in full, a digest for every other case.
+
+`pytest tests/golden --update-golden` writes what is emitted now; read the difference before you
+commit it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler.compile import prepare
+from tests.gemm_cases import CASES, IDS, problem
+
+HERE = Path(__file__).parent
+FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair"}
+
+
+def emitted() -> dict[str, str]:
+    return {
+        name: prepare(problem(), s, dev).ptx for name, (dev, _, s) in zip(IDS, CASES, strict=True)
+    }
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def path(name: str) -> Path:
+    return HERE / f"{name.replace(': ', '-').replace(', ', '-').replace(' ', '_')}.ptx"
+
+
+def test_golden(request: pytest.FixtureRequest):
+    texts, digests = emitted(), HERE / "digests.json"
+    if request.config.getoption("--update-golden"):
+        for name in FULL:
+            path(name).write_text(texts[name])
+        digests.write_text(json.dumps({n: digest(t) for n, t in texts.items()}, indent=1) + "\n")
+    for name in FULL:
+        assert texts[name] == path(name).read_text()
+    assert {n: digest(t) for n, t in texts.items()} == json.loads(digests.read_text())
+
+
+def test_text_does_not_depend_on_the_hash_seed():
+    program = (
+        "import hashlib; from tests.golden.test_golden_ptx import emitted, digest; "
+        "print(digest(''.join(emitted().values())))"
+    )
+    root = HERE.parents[1]
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1

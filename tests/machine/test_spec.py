@@ -1,0 +1,99 @@
+"""The static rules: what no rule matches is illegal, and says where."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxflow.compiler import sass
+from ptxflow.compiler.atoms import all_atoms, at, atom
+from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, define
+from ptxflow.compiler.check import Machine, check_spec
+from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.ir import (
+    WARP,
+    KernelInfo,
+    Op,
+    Role,
+    UOp,
+    Use,
+    const,
+    elect,
+    frag,
+    kernel,
+    mbar,
+    role,
+    slot,
+    smem,
+    when,
+)  # fmt: skip
+from tests.gemm_cases import B200, CASES, H200, IDS, build
+
+BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")
+
+
+def one(*body, dev=H200, warps=4, **info):  # type: ignore[no-untyped-def]
+    spec = KernelInfo("k", dev.arch, warps, info.pop("cluster", 1), (), (BAR, TILE, ACC), **info)
+    return check_spec(kernel(spec, role(Role("r", 0, warps), *body)), dev)
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
+def test_the_kernels_hold(dev, name, s):  # type: ignore[no-untyped-def]
+    tree, _ = build(dev, s)
+    assert check_spec(tree, dev) > 100
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([at.mbar_init(slot(BAR))], "one lane issues this"),
+        ([elect(const(1), at.wgmma_fence())], "all lanes issue this together"),
+        ([when(WARP.eq(0), at.wgmma_fence())], "must not stand under a condition"),
+        ([at.cta_sync()], "every warp of the block"),
+        ([at.mbar_wait(slot(TILE), 0)], "must lie in MBAR"),
+        ([at.mbar_wait(const(3), 0)], "must be of kind mbar, not CONST"),
+        ([at.tcgen05_fence_after()], "not an instruction of sm_90a"),
+        ([at.named_sync(id=0, threads=128)], "a named barrier is 1..15"),
+        ([at.named_sync(id=1, threads=100)], "whole warps"),
+        ([at.set_max_registers(direction="inc", registers=100)], "steps of 8"),
+        ([elect(const(1), at.mbar_arrive_expect(slot(BAR), bytes=1 << 20))], r"below 2\^20"),
+        ([UOp(Op.ATOM, (), Use("warp_drive"), "here:1")], "unknown atom 'warp_drive'"),
+        ([role(Role("inner", 0, 4))], "role inside a role"),
+    ],
+)
+def test_refusals(body, message):  # type: ignore[no-untyped-def]
+    with pytest.raises(SpecError, match=message):
+        one(*body)
+
+
+def test_budgets():
+    with pytest.raises(SpecError, match="1056 exceed 1024"):
+        one(warps=33)
+    with pytest.raises(SpecError, match="exceed the portable 8"):
+        one(cluster=16)
+    with pytest.raises(SpecError, match="cta_group 2 in a cluster of 1"):
+        one(dev=B200, cta_group=2)
+    big = KernelInfo("k", H200.arch, 4, 1, (), (smem("tile", 1 << 18),))
+    with pytest.raises(SpecError, match="262144 bytes exceed the 232448"):
+        check_spec(kernel(big), H200)
+
+
+@pytest.mark.parametrize("row", all_atoms(), ids=lambda r: r.name)
+def test_rows_are_complete(row: Atom):
+    assert row.isa[0].isdigit(), "the PTX ISA section it was read from"
+    assert isinstance(row.scope, Scope) and isinstance(row.lanes, Lanes)
+    assert all(kind in KINDS for _, kind in row.operands)
+    names = {n for n, _ in row.operands}
+    assert all(access.operand in names for access in row.accesses)
+    if row.effect:
+        assert callable(getattr(Machine, f"_do_{row.effect}"))
+    if not callable(row.sass):
+        assert all(sass.signature(t) for t in row.sass)
+
+
+def test_the_table_refuses_duplicates_and_unknown_names():
+    with pytest.raises(ValueError, match="defined twice"):
+        define(atom("cta_sync"))
+    with pytest.raises(KeyError, match="unknown atom 'nope'; known: bulk_commit"):
+        atom("nope")
+    with pytest.raises(TypeError, match=r"mbar_wait takes \(bar, parity\)"):
+        at.mbar_wait(slot(BAR))

@@ -1,0 +1,52 @@
+"""Launches: expressions over axes, JSON round trip, grids that cover the problem."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ptxflow.compiler.launch import Launch, evaluate
+from tests.gemm_cases import CASES, GEMM, IDS, problem
+
+
+@pytest.mark.parametrize(
+    ("expr", "value"),
+    [("7", 7), ("-(-M // 128) * 32", 96), ("min(132, M + 1)", 132), ("max(3, M % 7) * 2", 8)],
+)
+def test_expressions(expr: str, value: int):
+    assert evaluate(expr, {"M": 300 if "%" not in expr else 4}) == value
+
+
+@pytest.mark.parametrize("expr", ["M", "__import__('os')", "3.5", "M.x", "min(M)(1)", "2 ** 3"])
+def test_anything_else_is_refused(expr: str):
+    with pytest.raises(ValueError, match="cannot evaluate"):
+        evaluate(expr, {"N": 1})
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
+def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
+    p = problem()
+    launch = GEMM.launch(p, s, dev)
+    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    for m in (1, 100, 4096, 16294):
+        grid = evaluate(launch.grid[0], {"M": m})
+        cluster_m, cluster_n = map(int, s.cluster.split("x"))
+        tiles = math.ceil(m / (s.tile_m * cluster_m)) * math.ceil(4096 / (s.tile_n * cluster_n))
+        wanted = tiles * cluster_m * cluster_n
+        assert grid == (min(wanted, dev.sms // 2 * 2) if s.persistent else wanted)
+        assert grid % (cluster_m * cluster_n) == 0
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
+def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s):  # type: ignore[no-untyped-def]
+    from ptxflow.compiler.lower import layout
+    from tests.gemm_cases import build
+
+    p = problem()
+    tree, _ = build(dev, s)
+    resources = GEMM.resources(s.fields(), p, dev)
+    assert layout(tree.arg).smem_bytes == resources.smem_bytes == GEMM.launch(p, s, dev).smem_bytes
+    assert layout(tree.arg).tmem_columns == resources.tmem_columns
+    assert tree.arg.warps * 32 == resources.threads
