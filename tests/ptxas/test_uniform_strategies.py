@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from ptxflow.compiler.compile import CompiledKernel, IllegalStrategy, compile_kernel, compile_many
+from ptxflow.compiler.compile import CompiledKernel, compile_kernel, compile_many
 from ptxflow.compiler.device import device
+from ptxflow.compiler.errors import IllegalStrategy
 from ptxflow.compiler.ptxas import assemble
 from ptxflow.compiler.ptxas import check as complaints
 from ptxflow.env.space import enumerate_space

@@ -11,22 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.families.gemm.load import features, load
-from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.compiler.families import family
+from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.cost import attainable_tflops, derived, model_tflops, rates
 from ptxflow.env.space import Space, enumerate_space
 
 Array = NDArray[np.float64]
 
 
-def _absent(*_: Any) -> Any:
-    raise AssertionError("the cost model must not ask for this")
-
-
-GEMM = Family(
-    "gemm", (), DECISIONS, RULES, _absent, resources, load, _absent, _absent, features
-)  # fmt: skip
+GEMM = family("gemm")
 
 # torch.mm (cuBLAS 13.1) on an H200, float16, median us with L2 flushed, at these M
 CUBLAS_M = (1, 16, 64, 256, 1024, 4096, 8192)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxflow.compiler.device import B200, DEVICES, H100, H200, Device
-from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.families.gemm.load import features, load
+from ptxflow.compiler.families import family
 from ptxflow.compiler.strategy import Family, Problem
 from ptxflow.env.features import (
     describe_device,
@@ -24,9 +23,7 @@ def _absent(*_: Any) -> Any:
     raise AssertionError("features must not ask for this")
 
 
-GEMM = Family(
-    "gemm", (), DECISIONS, RULES, _absent, resources, load, _absent, _absent, features
-)  # fmt: skip
+GEMM = family("gemm")
 
 
 def gemm_problem(m: int, n: int, k: int, dtype: str = "float16") -> Problem:
@@ -77,7 +74,7 @@ def test_dtype_and_device_are_told_apart() -> None:
 
 
 def test_a_family_adds_its_features_under_its_own_name() -> None:
-    plain = Family("toy", (), (), (), _absent, _absent, _absent, _absent, _absent)
+    plain = Family("toy", (), (), (), *[_absent] * 6)
     generic = tuple(describe_problem(gemm_problem(1, 8, 8), B200, plain))
     assert generic == NAMES[: len(generic)]
     assert all(name.startswith("gemm.") for name in NAMES[len(generic) :])

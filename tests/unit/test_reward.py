@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.families.gemm.load import features, load
-from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.compiler.families import family
+from ptxflow.compiler.strategy import Problem
 from ptxflow.env import reward as rewards
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.reward import TAU, ModelReward, expected_best, log_reward, target
 from ptxflow.env.space import Space, enumerate_space
 
-
-def _absent(*_: Any) -> Any:
-    raise AssertionError("rewards must not ask for this")
-
-
-GEMM = Family(
-    "gemm", (), DECISIONS, RULES, _absent, resources, load, _absent, _absent, features
-)  # fmt: skip
+GEMM = family("gemm")
 
 
 def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
