@@ -78,7 +78,7 @@ def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
     """Tiles cover C, steps cover K, MMAs run no faster than the tensor core, DRAM moves it all."""
     space = gemm_space(m, n, k, device)
     f = space.fields()
-    asked = load(f, space.problem, device)
+    asked = GEMM.load(f, space.problem, device)
     assert (asked.blocks * asked.tiles * f.tile_m * f.tile_n >= m * n).all()
     assert (asked.blocks[f.persistent == 1] <= device.sms).all()
     assert (asked.tiles[f.persistent == 0] == 1).all()
@@ -95,7 +95,7 @@ def test_mma_cycles_are_the_published_ones() -> None:
                  (1, 64, 128): 64.6, (2, 128, 256): 128.7, (2, 128, 128): 64.8}  # fmt: skip
     space = gemm_space(8192, 8192, 8192, B200)
     f = space.fields()
-    cycles = load(f, space.problem, B200).mma_cycles / (f.tile_k / 16)
+    cycles = GEMM.load(f, space.problem, B200).mma_cycles / (f.tile_k / 16)
     for (group, tile_m, tile_n), expected in published.items():
         same = (f.cta_group == group) & (f.tile_m == tile_m) & (f.mma_n == tile_n)
         assert cycles[same & (f.tile_n == tile_n)] == pytest.approx(expected, rel=0.035)
@@ -105,7 +105,9 @@ def test_a_cluster_loads_less_from_l2() -> None:
     space = gemm_space(4096, 4096, 4096, H200)
     alone = space.strategy(int(space.codes[len(space) // 2])).replace(cluster="1x1")
     share = {
-        cluster: float(load(alone.replace(cluster=cluster).fields(), space.problem, H200).l2_bytes)
+        cluster: float(
+            GEMM.load(alone.replace(cluster=cluster).fields(), space.problem, H200).l2_bytes
+        )
         for cluster in ("1x1", "2x1", "1x2")
     }
     rows, columns = alone.tile_m, alone.tile_n
@@ -116,8 +118,8 @@ def test_a_cluster_loads_less_from_l2() -> None:
 def pairs(space: Space, **change: tuple[Any, Any]) -> tuple[Array, Array]:
     """TFLOP/s of the valid strategies with the first and with the second value, else alike."""
     ((name, (first, second)),) = change.items()
-    at = [d.name for d in DECISIONS].index(name)
-    choices = DECISIONS[at].choices
+    at = [d.name for d in GEMM.decisions].index(name)
+    choices = GEMM.decisions[at].choices
     step = (choices.index(second) - choices.index(first)) * int(space.strides[at + 1])
     mine = space.codes[getattr(space.fields(), name) == first]
     mine = mine[np.isin(mine + step, space.codes)]
@@ -142,7 +144,7 @@ def test_a_second_accumulator_is_faster() -> None:
 
 def test_walking_rows_together_saves_dram_where_operands_exceed_l2() -> None:
     space = gemm_space(8192, 28672, 4096, H200)
-    asked = load(space.fields(), space.problem, H200)
+    asked = GEMM.load(space.fields(), space.problem, H200)
     one, eight = (asked.dram_bytes[space.fields().raster_group == g].mean() for g in (1, 8))
     assert eight < 0.5 * one
 
@@ -176,7 +178,7 @@ def test_derived_reports_resources_bound_and_speed() -> None:
     space = gemm_space(4096, 4096, 4096, B200)
     tflops, best = modelled(space)
     report = derived(GEMM, best, space.problem, B200)
-    taken = resources(best.fields(), space.problem, B200)
+    taken = GEMM.resources(best.fields(), space.problem, B200)
     assert report["smem_bytes"] == int(taken.smem_bytes) <= B200.smem_per_block
     assert report["tmem_columns"] == 512 and report["occupancy"] >= 1
     assert report["bound"] == "compute"
