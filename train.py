@@ -6,9 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,16 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from ptxflow.env.space import Space
     from ptxflow.gfn.checkpoint import Checkpoint
-    from ptxflow.gfn.training import StepReport, Trainer
+    from ptxflow.gfn.run import Run
 
 GEMMS = (
     "gemm_n128_k2048", "gemm_n256_k7168", "gemm_n2048_k4096", "gemm_n4096_k4096",
     "gemm_n4096_k14336", "gemm_n5120_k2048", "gemm_n6144_k4096", "gemm_n28672_k4096",
 )  # fmt: skip
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
-LOG_EVERY = 10  # steps a metrics row
-WATCHED = 6  # workloads whose distance is measured on the way, trained and held out each
-PLAN_AFTER = 20  # steps, before the length of a run that is given in minutes is known
 
 HELP = """\
 Train one policy on GEMM workloads with conditional trajectory balance (a GFlowNet).
@@ -168,7 +163,9 @@ def new_settings(args: argparse.Namespace) -> Settings:
     preset = PRESETS[args.preset or "full"]
     definitions = preset.definitions
     if args.definitions and args.definitions != "all":
-        definitions = tuple(dict.fromkeys(d.strip() for d in args.definitions.split(",")))
+        named = [d.strip() for d in args.definitions.split(",")]
+        files = {d: str(Path(d).resolve()) for d in named if d.endswith(".json")}
+        definitions = tuple(dict.fromkeys(files.get(d, d) for d in named))
     options = {"batch": args.batch, "tau": args.tau, "seed": args.seed}
     return Settings(
         device=(args.device or "b200").lower(),
@@ -224,184 +221,6 @@ def workloads(settings: Settings) -> tuple[list[Space], list[Space], list[Space]
         raise BadInput(str(error)) from None
 
 
-@dataclass
-class Run:
-    """A run on disk: where it writes, how far it is, and when to measure and to stop."""
-
-    folder: Path
-    settings: Settings
-    trainer: Trainer
-    held_out: list[Space]
-    elapsed: float = 0.0  # seconds of training, over all its sessions
-    measured: int = 0  # measurements of distances so far
-    pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
-    session_steps: int = 0
-    session_seconds: float = 0.0  # of steps alone, this session
-    measure_seconds: float = 0.0  # what the last measurement took
-
-    def log(self, event: str, **values: Any) -> None:
-        row = {"event": event, "step": self.trainer.step, "elapsed_s": round(self.elapsed, 3)}
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row | values) + "\n")
-
-    def about(self) -> dict[str, Any]:
-        return {
-            "settings": asdict(self.settings),
-            "elapsed": self.elapsed,
-            "measured": self.measured,
-            "pending": [asdict(report) for report in self.pending],
-        }
-
-    def take_over(self, state: Checkpoint) -> None:
-        """Go on where a checkpoint was written; CheckpointError where it is of another run."""
-        from ptxflow.gfn.training import StepReport
-
-        self.trainer.restore(state, self.folder / CHECKPOINT)
-        self.trainer.total = self.settings.steps or self.trainer.total
-        self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
-        self.pending = [StepReport(**report) for report in state.config["pending"]]
-
-    def save(self) -> None:
-        from ptxflow.gfn.checkpoint import write
-
-        write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
-
-    @property
-    def rate(self) -> float:
-        """Trajectories a second, of this session's steps."""
-        batches = self.session_steps * self.trainer.config.batch
-        return batches / self.session_seconds if self.session_seconds else 0.0
-
-    def plan(self) -> None:
-        """Fit the number of steps to the minutes, from the speed of this session's steps."""
-        if self.settings.minutes is None:
-            return
-        pace = self.session_seconds / self.session_steps
-        ahead = self.settings.measurements * (1 - self.trainer.progress) * self.measure_seconds
-        left = max(0.0, 60 * self.settings.minutes - self.elapsed - ahead)
-        self.trainer.total = self.trainer.step + round(left / pace)
-
-    @property
-    def finished(self) -> bool:
-        minutes = self.settings.minutes
-        late = minutes is not None and self.elapsed >= 60 * minutes
-        return late or self.trainer.step >= self.trainer.total
-
-    def measure(self) -> dict[str, float | None]:
-        """Log exact distances of the watched workloads; promote the stage if it is time."""
-        start = time.monotonic()
-        stage, last = self.trainer.curriculum.stage, self.trainer.curriculum.last
-        if last:
-            trained = mean(self.trainer.distances(spread(range(len(self.trainer.spaces)))))
-            promotion = None
-        else:
-            trained, promotion = self.trainer.measure_stage(WATCHED)
-        held_out = list(self.trainer.held_out_distances(spread(self.held_out)))
-        distances = {"trained": trained, "held_out": mean(held_out) if held_out else None}
-        self.log("measure", stage=stage, **distances)
-        if promotion:
-            self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
-        self.measure_seconds = time.monotonic() - start
-        self.elapsed += self.measure_seconds
-        self.plan()
-        self.measured = int(self.trainer.progress * self.settings.measurements)
-        return distances
-
-
-def spread(items: Sequence[Any]) -> Sequence[Any]:
-    """Up to WATCHED items, evenly over the sequence."""
-    return (
-        [items[i * len(items) // WATCHED] for i in range(WATCHED)]
-        if len(items) > (WATCHED)
-        else items
-    )
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def train(run: Run) -> int | None:
-    """Train to the end of the plan; the signal's number if one stopped it at a step's end."""
-    from tqdm import tqdm
-
-    caught: list[int] = []
-    handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
-    trainer = run.trainer
-    session, shown = trainer.step, dict[str, str]()
-    bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
-    try:
-        while not run.finished and not caught:
-            start = time.monotonic()
-            run.pending.append(trainer.advance())
-            seconds = time.monotonic() - start
-            run.session_steps += 1
-            run.session_seconds += seconds
-            run.elapsed += seconds
-            bar.update()
-            if trainer.step % LOG_EVERY == 0:
-                shown |= log_steps(run)
-            if trainer.step == session + PLAN_AFTER:
-                run.plan()
-            planned = run.settings.steps or trainer.step >= PLAN_AFTER
-            if planned and trainer.progress * run.settings.measurements >= run.measured + 1:
-                shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
-                run.save()
-                if bar.disable:
-                    text = ", ".join(f"{k} {v}" for k, v in shown.items())
-                    print(f"step {trainer.step} of {trainer.total}: {text}", flush=True)
-            bar.total = trainer.total
-            bar.set_postfix(shown, refresh=False)
-    finally:
-        bar.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if not caught:
-        trainer.total = trainer.step
-    run.save()
-    return caught[0] if caught else None
-
-
-def log_steps(run: Run) -> dict[str, str]:
-    """One metrics row for the steps since the last; what the progress bar shows of it."""
-    values = {
-        k: mean([getattr(r, k) for r in run.pending])
-        for k in ("loss", "reward", "entropy", "masked")
-    }
-    run.pending.clear()
-    curriculum = run.trainer.curriculum
-    run.log(
-        "step",
-        stage=curriculum.stage,
-        **values,
-        learning_rate=run.trainer.config.learning_rate * run.trainer.rate,
-        epsilon=run.trainer.epsilon,
-        trajectories_per_s=round(run.rate, 1),
-    )
-    return {
-        "stage": f"{curriculum.stage + 1}/{len(curriculum.stages)}",
-        "loss": f"{values['loss']:.3f}",
-        "reward": f"{values['reward']:.3f}",
-    }
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Distances by shape and M; a star marks what was never trained."""
-    names = list(dict.fromkeys(r["definition"] for r in rows))
-    columns = sorted({r["M"] for r in rows})
-    cells = {(r["definition"], r["M"]): r for r in rows}
-    width = max(map(len, names), default=0)
-    lines = [" " * width + "".join(f"{f'M={m}':>9}" for m in columns)]
-    for name in names:
-        line = f"{name:{width}}"
-        for m in columns:
-            row = cells.get((name, m))
-            star = "*" if row and not row["trained"] else " "
-            line += f"{row['distance']:.4f}{star}".rjust(9) if row else " " * 9
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def result_rows(
     run: Run, trained: Sequence[Space], held_out: Sequence[Space], unseen: Sequence[Space]
 ) -> list[dict[str, Any]]:
@@ -425,7 +244,7 @@ def result_rows(
 
 def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> None:
     """Measure every workload, print the table, write the result, the plots and the export."""
-    from ptxflow.eval.plots import training_plots
+    from ptxflow.eval.plots import distance_table, training_plots
     from ptxflow.gfn.checkpoint import write
 
     rows = result_rows(run, *spaces)
@@ -433,8 +252,12 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
     for kind in ("trained", "held_out", "unseen"):
         values = [r["distance"] for r in rows if r["kind"] == kind]
         if values:
-            summary[kind] = {"workloads": len(values), "mean": mean(values), "max": max(values)}
-    result = {"device": run.settings.device, "tau": run.trainer.config.tau}
+            summary[kind] = {
+                "workloads": len(values),
+                "mean": sum(values) / len(values),
+                "max": max(values),
+            }
+    result = {"device": run.settings["device"], "tau": run.trainer.config.tau}
     result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
     part = run.folder / (RESULT + ".tmp")
     part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -444,10 +267,10 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
     training_plots([json.loads(line) for line in metrics], run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
-        about = {"settings": asdict(run.settings), "train": run.trainer.config.to_json()}
+        about = {"settings": run.settings, "train": run.trainer.config.to_json()}
         write(export, run.trainer.policy_checkpoint({**about, "result": summary}))
-    print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings.device}, tau "
-          f"{run.trainer.config.tau} (* never trained)\n{table(rows)}")  # fmt: skip
+    print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
+          f"{run.trainer.config.tau} (* never trained)\n{distance_table(rows)}")  # fmt: skip
     for kind, label in (
         ("trained", "trained"), ("held_out", "held-out M"), ("unseen", "unseen N, K"),
     ):  # fmt: skip
@@ -494,12 +317,14 @@ def start(args: argparse.Namespace) -> int:
 
     from ptxflow.env.reward import TAU
     from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.run import Run, train
     from ptxflow.gfn.training import TrainConfig, Trainer
 
     torch.set_num_threads(settings.threads)
     config = TrainConfig(**{"tau": TAU, **settings.train})
     trainer = Trainer(spaces[0], config, settings.steps or 10**6, held_out=spaces[1] + spaces[2])
-    run = Run(folder, settings, trainer, spaces[1])
+    length = settings.steps, settings.minutes, settings.measurements
+    run = Run(folder, trainer, spaces[1], *length, settings=asdict(settings))
     if state:
         try:
             run.take_over(state)
@@ -523,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return start(args)
     except KeyboardInterrupt:
-        print("train.py: stopped before the first checkpoint", file=sys.stderr)
+        print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130
     except OSError as error:
         print(f"train.py: cannot write {error.filename}: {error.strerror}", file=sys.stderr)

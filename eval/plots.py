@@ -1,6 +1,6 @@
-"""Training plots: pure functions of the rows of a metrics log, one PNG a quantity.
+"""Plots and the table of a training run: pure functions of the rows it logged.
 
-One look for all: a colour-blind safe palette, a light grid, axis labels with units.
+One PNG a quantity, in one look: a colour-blind safe palette, a light grid, labels with units.
 """
 
 from __future__ import annotations
@@ -57,6 +57,23 @@ def training_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
             plt.close(figure)
             written.append(path)
     return written
+
+
+def distance_table(rows: Sequence[Row]) -> str:
+    """Distances by definition and M; a star marks what was never trained."""
+    names = list(dict.fromkeys(r["definition"] for r in rows))
+    columns = sorted({r["M"] for r in rows})
+    cells = {(r["definition"], r["M"]): r for r in rows}
+    width = max(map(len, names), default=0)
+    lines = [" " * width + "".join(f"{f'M={m}':>8}" for m in columns)]
+    for name in names:
+        line = f"{name:{width}}"
+        for m in columns:
+            row = cells.get((name, m))
+            star = "*" if row and not row["trained"] else " "
+            line += f"{row['distance']:.3f}{star}".rjust(8) if row else " " * 8
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def _latest(rows: Iterable[Row]) -> list[Row]:

@@ -1,0 +1,181 @@
+"""A training run on disk: metrics, measurements, checkpoints, its length, and how it stops.
+
+The loop ends at a step's end: when the plan is done, the time is up, or a signal asked for it, and
+in each case the checkpoint left behind continues exactly there.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ptxflow.env.space import Space
+from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.gfn.training import StepReport, Trainer
+
+CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+LOG_EVERY = 10  # steps a metrics row
+WATCHED = 6  # workloads whose distance is measured on the way, trained and held out each
+PLAN_AFTER = 20  # steps, before the length of a run that is given in minutes is known
+
+
+@dataclass
+class Run:
+    """A run on disk: where it writes, how far it is, and when to measure and to stop."""
+
+    folder: Path
+    trainer: Trainer
+    held_out: Sequence[Space]
+    steps: int | None  # the length of the run, or
+    minutes: float | None
+    measurements: int  # of exact distances on the way
+    settings: dict[str, Any]  # JSON data of the caller, kept in the checkpoints
+    elapsed: float = 0.0  # seconds of training, over all its sessions
+    measured: int = 0  # measurements of distances so far
+    pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
+    session_steps: int = 0
+    session_seconds: float = 0.0  # of steps alone, this session
+    measure_seconds: float = 0.0  # what the last measurement took
+
+    def log(self, event: str, **values: Any) -> None:
+        row = {"event": event, "step": self.trainer.step, "elapsed_s": round(self.elapsed, 3)}
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row | values) + "\n")
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "settings": self.settings,
+            "elapsed": self.elapsed,
+            "measured": self.measured,
+            "pending": [asdict(report) for report in self.pending],
+        }
+
+    def take_over(self, state: Checkpoint) -> None:
+        """Go on where a checkpoint was written; CheckpointError where it is of another run."""
+        self.trainer.restore(state, self.folder / CHECKPOINT)
+        self.trainer.total = self.steps or self.trainer.total
+        self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
+        self.pending = [StepReport(**report) for report in state.config["pending"]]
+
+    def save(self) -> None:
+        write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
+
+    @property
+    def rate(self) -> float:
+        """Trajectories a second, of this session's steps."""
+        batches = self.session_steps * self.trainer.config.batch
+        return batches / self.session_seconds if self.session_seconds else 0.0
+
+    def plan(self) -> None:
+        """Fit the number of steps to the minutes, from the speed of this session's steps."""
+        if self.minutes is None:
+            return
+        pace = self.session_seconds / self.session_steps
+        ahead = self.measurements * (1 - self.trainer.progress) * self.measure_seconds
+        left = max(0.0, 60 * self.minutes - self.elapsed - ahead)
+        self.trainer.total = self.trainer.step + round(left / pace)
+
+    @property
+    def finished(self) -> bool:
+        minutes = self.minutes
+        late = minutes is not None and self.elapsed >= 60 * minutes
+        return late or self.trainer.step >= self.trainer.total
+
+    def measure(self) -> dict[str, float | None]:
+        """Log exact distances of the watched workloads; promote the stage if it is time."""
+        start = time.monotonic()
+        stage, last = self.trainer.curriculum.stage, self.trainer.curriculum.last
+        if last:
+            trained = mean(self.trainer.distances(spread(range(len(self.trainer.spaces)))))
+            promotion = None
+        else:
+            trained, promotion = self.trainer.measure_stage(WATCHED)
+        held_out = list(self.trainer.held_out_distances(spread(self.held_out)))
+        distances = {"trained": trained, "held_out": mean(held_out) if held_out else None}
+        self.log("measure", stage=stage, **distances)
+        if promotion:
+            self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
+        self.measure_seconds = time.monotonic() - start
+        self.elapsed += self.measure_seconds
+        self.plan()
+        self.measured = int(self.trainer.progress * self.measurements)
+        return distances
+
+
+def spread(items: Sequence[Any]) -> Sequence[Any]:
+    """Up to WATCHED items, evenly over the sequence."""
+    n = min(WATCHED, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def train(run: Run) -> int | None:
+    """Train to the end of the plan; the signal's number if one stopped it at a step's end."""
+    caught: list[int] = []
+    handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
+    trainer = run.trainer
+    session, shown = trainer.step, dict[str, str]()
+    bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
+    try:
+        while not run.finished and not caught:
+            start = time.monotonic()
+            run.pending.append(trainer.advance())
+            seconds = time.monotonic() - start
+            run.session_steps += 1
+            run.session_seconds += seconds
+            run.elapsed += seconds
+            bar.update()
+            if trainer.step % LOG_EVERY == 0:
+                shown |= log_steps(run)
+            if trainer.step == session + PLAN_AFTER:
+                run.plan()
+            planned = run.steps or trainer.step >= PLAN_AFTER
+            if planned and trainer.progress * run.measurements >= run.measured + 1:
+                shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
+                run.save()
+                if bar.disable:
+                    text = ", ".join(f"{k} {v}" for k, v in shown.items())
+                    print(f"step {trainer.step} of {trainer.total}: {text}", flush=True)
+            bar.total = trainer.total
+            bar.set_postfix(shown, refresh=False)
+    finally:
+        bar.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if not caught:
+        trainer.total = trainer.step
+    run.save()
+    return caught[0] if caught else None
+
+
+def log_steps(run: Run) -> dict[str, str]:
+    """One metrics row for the steps since the last; what the progress bar shows of it."""
+    values = {
+        k: mean([getattr(r, k) for r in run.pending])
+        for k in ("loss", "reward", "entropy", "masked")
+    }
+    run.pending.clear()
+    curriculum = run.trainer.curriculum
+    run.log(
+        "step",
+        stage=curriculum.stage,
+        **values,
+        learning_rate=run.trainer.config.learning_rate * run.trainer.rate,
+        epsilon=run.trainer.epsilon,
+        trajectories_per_s=round(run.rate, 1),
+    )
+    return {
+        "stage": f"{curriculum.stage + 1}/{len(curriculum.stages)}",
+        "loss": f"{values['loss']:.3f}",
+        "reward": f"{values['reward']:.3f}",
+    }
