@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import lzma
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -76,15 +77,20 @@ def identity(definition: str, axes: Mapping[str, int], key: str, device: str) ->
 def read_records(path: Path) -> list[Record]:
     """Every whole record of the file, in order; none where there is no file.
 
+    A name that ends in `.xz` is a compressed file, as the committed measurements are.
     A last line without its newline is a write that was cut off, and is passed over. Anything else
     that is not a record is an error that names the line.
     """
     try:
         text = path.read_bytes()
+        if path.suffix == ".xz":
+            text = lzma.decompress(text)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from None
+    except lzma.LZMAError as error:
+        raise RecordError(f"{path}: {error}") from None
     records = []
     for number, line in enumerate(text.split(b"\n")[:-1], 1):
         try:

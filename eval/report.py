@@ -1,12 +1,19 @@
-"""Records and kernels as text: aligned tables for the terminal, Markdown for files."""
+"""Records as text: `python -m ptxflow.eval.report FILE...` prints the table of record files.
+
+One line per definition and axes: how many kernels are right, the best latency, torch.mm's in the
+same run, and the ratios (above 1 is faster than torch.mm).
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import median
+from pathlib import Path
+from statistics import geometric_mean, median
 
-from ptxflow.eval.records import Record
+from ptxflow.eval.records import Record, RecordError, read_records
 
 PEER = "torch.mm"
 
@@ -52,3 +59,51 @@ def totals(records: Sequence[Record]) -> str:
     failures = {"wrong": "wrong", "fault": "faults", "compile_error": "did not compile"}
     text += [f"{count[status]} {name}" for status, name in failures.items() if count[status]]
     return ", ".join(text)
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Where the records come from, their table, and the geometric mean of the best ratios."""
+    machines = {
+        f"{r.gpu.get('name')}, driver {r.gpu.get('driver')}, ptxas {r.ptxas}" for r in records
+    }
+    clocks = [c for r in records for c in r.timing.get("sm_clock_mhz", []) if c]
+    best: dict[tuple[str, str], float] = {}
+    for r in records:
+        if r.status == "ok" and r.ratio is not None:
+            place = (r.definition, str(sorted(r.axes.items())))
+            best[place] = max(best.get(place, 0.0), r.ratio)
+    lines = [*sorted(machines)]
+    if clocks:
+        lines.append(f"SM clock {min(clocks)}..{max(clocks)} MHz")
+    lines.append(bench_table(records))
+    if best:
+        mean = geometric_mean(best.values())
+        lines.append(f"geometric mean of the best ratio of {len(best)} workloads: {mean:.2f}")
+    lines.append(totals(records))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file is missing, empty or not records."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxflow.eval.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
+    try:
+        records = []
+        for path in parser.parse_args(argv).files:
+            found = read_records(path)
+            if not found:
+                raise RecordError(f"{path}: no records there")
+            records += found
+        print(summary(records))
+    except RecordError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
