@@ -31,5 +31,5 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "no records there" in capsys.readouterr().err
     broken = tmp_path / "broken.jsonl.xz"
     broken.write_bytes(b"not xz")
-    with pytest.raises(RecordError, match="broken.jsonl.xz"):
+    with pytest.raises(RecordError, match=r"broken\.jsonl\.xz"):
         read_records(broken)
