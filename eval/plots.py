@@ -120,8 +120,8 @@ def _line(key: str, colour: int) -> Any:
 def _distance(axes: Axes, rows: Sequence[Row]) -> None:
     x = [r["step"] for r in rows]
     for key, name, colour, marker in (
-        ("trained", "trained workloads", 0, "o"),
-        ("held_out", "held-out workloads", 1, "s"),
+        ("trained", "trained workloads, a sample", 0, "o"),
+        ("held_out", "held-out workloads, a sample", 1, "s"),
     ):
         y = [r[key] for r in rows]
         if any(v is not None for v in y):

@@ -105,7 +105,8 @@ class Run:
         self.measure_seconds = time.monotonic() - start
         self.elapsed += self.measure_seconds
         self.plan()
-        self.measured = int(self.trainer.progress * self.measurements)
+        # a longer plan sets the progress back, which must not bring the same measurement again
+        self.measured = max(self.measured + 1, int(self.trainer.progress * self.measurements))
         return distances
 
 
