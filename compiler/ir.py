@@ -178,6 +178,7 @@ FOLD: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: (a + b) & _M32,
     "sub": lambda a, b: (a - b) & _M32,
     "mul": lambda a, b: (a * b) & _M32,
+    "mulhi": lambda a, b: (a * b) >> 32,
     "div": lambda a, b: a // b,
     "rem": lambda a, b: a % b,
     "xor": lambda a, b: a ^ b,

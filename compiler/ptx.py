@@ -17,6 +17,7 @@ _INSTRUCTION = {
     "add": "add.u32",
     "sub": "sub.u32",
     "mul": "mul.lo.u32",
+    "mulhi": "mul.hi.u32",
     "div": "div.u32",
     "rem": "rem.u32",
     "xor": "xor.b32",
@@ -48,6 +49,34 @@ def is_predicate(node: UOp) -> bool:
     return node.arg in PREDICATES or (
         node.arg in ("and", "or") and is_predicate(node.src[0]) and is_predicate(node.src[1])
     )
+
+
+def reduced(node: UOp) -> UOp:
+    """Division and remainder by a constant without dividing: ptxas leaves a real division there.
+
+    Granlund and Montgomery's multiplication by a rounded-up reciprocal. It is exact for every
+    dividend of 32 bits where the multiplier fits 32 bits, else for dividends below 2^31; ours are
+    counters, tile indices and lanes.
+    """
+    if node.op is not Op.ALU or node.arg not in ("div", "rem") or node.src[1].op is not Op.CONST:
+        return node
+    dividend, divisor = node.src[0], node.src[1].arg[0]
+    if divisor & (divisor - 1) == 0:
+        shift = divisor.bit_length() - 1
+        return dividend >> shift if node.arg == "div" else dividend & (divisor - 1)
+    multiplier, shift = reciprocal(divisor)
+    quotient = alu("mulhi", dividend, const(multiplier)) >> shift
+    return quotient if node.arg == "div" else dividend - quotient * divisor
+
+
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor == (n * m >> 32) >> s, for a divisor that is no power of two."""
+    bits = (divisor - 1).bit_length()
+    for shift in range(bits + 1):
+        multiplier = -(-(1 << (32 + shift)) // divisor)
+        if multiplier * divisor - (1 << (32 + shift)) <= 1 << shift and multiplier < 1 << 32:
+            return multiplier, shift
+    return -(-(1 << (31 + bits)) // divisor), bits - 1
 
 
 class _Writer:
@@ -172,6 +201,11 @@ class _Writer:
             return found
         if node.op is not Op.ALU:
             raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")
+        cheaper = reduced(node)
+        if cheaper is not node:
+            held = self._value(cheaper)
+            self._bind(node, held)
+            return held
         predicate = is_predicate(node)
         a, b = (self._value(s) for s in node.src)
         if node.src[0].op is Op.CONST and node.arg not in ("add", "mul", "and", "or", "xor", "min"):
