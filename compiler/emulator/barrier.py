@@ -20,6 +20,7 @@ class MBarrier:
     tx: int = 0
     phase: int = 0
     seen: bool = True
+    published: bool = False  # fence.mbarrier_init has followed the init
 
     def __post_init__(self) -> None:
         if not 1 <= self.expected <= MAX_COUNT:
@@ -77,8 +78,8 @@ class NamedBarrier:
     threads: int = 0
     generation: int = 0
 
-    def arrive(self, warp: int, threads: int, name: str) -> int:
-        """The generation to wait to pass."""
+    def arrive(self, warp: int, threads: int, name: str, needed: int) -> int:
+        """The generation to wait to pass; `threads` is 0 for all that have not exited."""
         if self.arrived and threads != self.threads:
             raise Fault(f"{name} for {threads} threads, others wait for {self.threads}")
         if warp in self.arrived:
@@ -86,11 +87,11 @@ class NamedBarrier:
         self.threads = threads
         self.arrived.add(warp)
         mine = self.generation
-        self.release(threads)
+        self.release(needed)
         return mine
 
-    def release(self, threads: int) -> None:
-        if self.arrived and 32 * len(self.arrived) >= threads:
+    def release(self, needed: int) -> None:
+        if self.arrived and 32 * len(self.arrived) >= needed:
             self.arrived = set()
             self.generation += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ptxflow.compiler.emulator.fault import Fault
 
 if TYPE_CHECKING:
-    from ptxflow.compiler.emulator.machine import Cta
+    from ptxflow.compiler.emulator.machine import Cta, Unit
 
 LANES = 32
 FULL = 0xFFFFFFFF
@@ -31,6 +31,7 @@ DTYPES: dict[int, Any] = {
     64: np.uint64,
 }
 Array = npt.NDArray[Any]
+U = TypeVar("U")
 Value = Any  # int | bool | Array of 32, by the register's width
 LANE_IDS = np.arange(LANES, dtype=np.uint32)
 
@@ -85,6 +86,15 @@ class Warp:
         self.wait: Wait | None = None
         self.limit = END
         self.done = False
+        self.asked = -1  # the try_wait that was last answered false
+        self.units: dict[type, Unit] = {}
+
+    def unit(self, kind: type[U]) -> U:
+        """This warp's state of some instructions, made when first asked for."""
+        found = self.units.get(kind)
+        if found is None:
+            found = self.units[kind] = kind()  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
 
     # -- registers ----------------------------------------------------------------------------
 

@@ -1,0 +1,44 @@
+"""The emulator: runs the PTX text of a kernel on the CPU, for sm_90a and sm_100a.
+
+It knows nothing of the compiler's IR: PTX text, a Launch and numpy arrays go in, the arrays hold
+the results. Asynchronous work lands as late as is legal, and reads of what has not landed, was
+never written or is out of bounds are faults that name the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ptxflow.compiler.emulator import control, moves, scalar, tcgen05, tma, wgmma
+from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
+from ptxflow.compiler.emulator.machine import Machine, Report
+from ptxflow.compiler.emulator.operands import Program
+from ptxflow.compiler.emulator.parse import parse
+from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
+from ptxflow.compiler.emulator.warp import Array
+from ptxflow.compiler.launch import Launch
+
+__all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
+_INSTRUCTIONS = (scalar, moves, control, tma, wgmma, tcgen05)  # importing them fills the table
+
+
+def emulate(
+    ptx: str,
+    launch: Launch,
+    tensors: Mapping[str, Array],
+    axes: Mapping[str, int],
+    *,
+    seed: int = 0,
+    clusters: Sequence[int] | None = None,
+    grid: int | None = None,
+) -> Report:
+    """Run a kernel; its output tensors are written in place.
+
+    `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits).
+    `seed` picks a schedule: 0 lets everything land as late as it can, others mix. `clusters` runs
+    some clusters of the grid only; `grid` (CTAs along x) replaces the launch's, for persistent
+    kernels. Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a
+    launch that does not fit the kernel.
+    """
+    program = Program(parse(ptx))
+    return Machine(program, launch, tensors, axes, seed, grid).run(clusters)

@@ -1,0 +1,355 @@
+"""Branches and everything that synchronises threads: warps, CTAs, clusters, mbarriers, fences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.barrier import MBarrier
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, UNFENCED
+from ptxflow.compiler.emulator.moves import Unfenced
+from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
+from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
+from ptxflow.compiler.emulator.warp import LANES, Step, Wait, Warp, lanes_in
+
+
+class Order:
+    """What tcgen05's fences order: lanes that synchronised, and loads that were completed."""
+
+    def __init__(self) -> None:
+        self.synced = 0  # lanes that waited since their last fence::after_thread_sync
+        self.loaded = 0  # lanes that read TMEM since their last fence::before_thread_sync
+        self.barriers: list[MBarrier] = []  # initialised, not yet fenced
+
+    def left(self) -> str | None:
+        return None
+
+
+def arrives(w: Warp, line: int) -> None:
+    """A barrier arrival publishes the thread's accesses: tensor memory's need their fence."""
+    if w.unit(Order).loaded & w.mask:
+        w.cta.machine.hazard(
+            line, "hands on tensor memory it read with no tcgen05.fence::before_thread_sync"
+        )
+
+
+def synced(w: Warp) -> None:
+    w.unit(Order).synced |= w.mask
+
+
+# -- branches and warps ---------------------------------------------------------------------------
+
+
+@operation(r"bra(\.uni)?")
+def branch(line: Line) -> Step:
+    target, guard = line.ins.target, line.ins.guard
+    if guard is None:
+        return lambda w: w.branch(w.mask, target)
+    taken = line.reader(guard, 1)
+    return lambda w: w.branch(w.lanes(taken(w)), target)
+
+
+@operation(r"ret|exit")
+def leave(line: Line) -> Step:
+    if line.ins.guard is not None:
+        raise line.refuse("a guarded exit is not modelled")
+    return lambda w: w.exit()
+
+
+@operation(r"bar\.warp\.sync")
+def sync_warp(line: Line) -> Step:
+    members = line.read(0, 32)
+
+    def run(w: Warp) -> Wait | None:
+        needed = uniform(w, members(w), "the member mask")
+        if w.mask & ~needed:
+            raise Fault(f"lanes 0x{w.mask & ~needed:X} are not in the member mask")
+        if needed & ~w.alive:
+            raise Fault(f"lanes 0x{needed & ~w.alive:X} of the member mask have exited")
+        if w.mask == needed:
+            return None
+        w.pc = w.at
+        return Wait(lambda: False, "the other lanes of its warp", parked=True)
+
+    return run
+
+
+@operation(r"elect\.sync")
+def elect(line: Line) -> Step:
+    pair = line.operand(0)
+    if not isinstance(pair, Pair) or not isinstance(pair.second, Register):
+        raise line.refuse("writes a lane and a predicate")
+    slot = line.register(pair.second, 1).slot
+    lane_slot = None if isinstance(pair.first, Sink) else line.register(pair.first, 32).slot
+    members = line.read(1, 32)
+
+    def run(w: Warp) -> None:
+        needed = uniform(w, members(w), "the member mask")
+        if needed != w.mask:
+            raise Fault(f"lanes 0x{w.mask:X} execute it, the member mask is 0x{needed:X}")
+        leader = w.cta.machine.leader
+        if not needed >> leader & 1:
+            leader = (needed & -needed).bit_length() - 1
+        chosen = np.zeros(LANES, np.bool_)
+        chosen[leader] = True
+        w.put(slot, chosen)
+        if lane_slot is not None:
+            w.put(lane_slot, leader)
+
+    return run
+
+
+@operation(r"shfl\.sync\.idx\.b32")
+def shuffle(line: Line) -> Step:
+    """Width 32 only: every lane reads the lane that it names."""
+    line.count(5)
+    write, value, lane = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+    clamp, members = line.read(3, 32), line.read(4, 32)
+
+    def run(w: Warp) -> None:
+        if uniform(w, members(w), "the member mask") != w.mask:
+            raise Fault("the member mask is not the lanes that execute it")
+        if uniform(w, clamp(w), "the clamp") != 31:
+            raise Fault("a shuffle of segments is not modelled")
+        held, source = value(w), lane(w)
+        if held.__class__ is not np.ndarray:
+            write(w, held)
+            return
+        if source.__class__ is not np.ndarray:
+            if not w.mask >> (source & 31) & 1:
+                raise Fault(f"reads lane {source & 31}, which is not active")
+            write(w, int(held[source & 31]))
+            return
+        write(w, held[source & 31])
+
+    return run
+
+
+@operation(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
+def set_registers(line: Line) -> Step:
+    held = line.operand(0)
+    if not isinstance(held, Immediate):
+        raise line.refuse("the count is an immediate")
+    count, increase = held.value, line.match[1] == "inc"
+    if count % 8 or not 24 <= count <= 256:
+        raise line.refuse("the count is 24..256 in steps of 8")
+
+    def run(w: Warp) -> Wait | None:
+        w.converged()
+        pool = w.cta.pool
+        if not increase:
+            pool.decrease(w.index, count)
+            return None
+        if pool.increase(w.index, count):
+            return None
+        w.pc = w.at
+        need = count - pool.held.get(w.index, pool.launch)
+        return Wait(lambda: pool.free >= need, f"{need} registers, {pool.free} are free")
+
+    return run
+
+
+# -- CTA and cluster barriers ---------------------------------------------------------------------
+
+
+@operation(r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?")
+def barrier_sync(line: Line) -> Step:
+    operands = line.count(1, 2)
+    waits = line.match[1] == "sync"
+    which = line.read(0, 32)
+    threads = line.read(1, 32) if operands == 2 else None
+    if not waits and threads is None:
+        raise line.refuse("an arrive needs the number of threads")
+
+    def run(w: Warp) -> Wait | None:
+        w.converged()
+        index = uniform(w, which(w), "the barrier")
+        if index >= 16:
+            raise Fault(f"there is no barrier {index}")
+        bar, name = w.cta.named[index], f"barrier {index}"
+        arrives(w, line.ins.line)
+        if threads is None:
+            live = 32 * sum(not x.done for x in w.cta.warps)
+            mine = bar.arrive(w.index, 0, name, live)
+        else:
+            count = uniform(w, threads(w), "the number of threads")
+            if count % 32 or not 0 < count <= w.cta.machine.launch.block:
+                raise Fault(f"{name} for {count} threads of {w.cta.machine.launch.block}")
+            mine = bar.arrive(w.index, count, name, count)
+        synced(w)
+        if not waits or bar.generation > mine:
+            return None
+        return Wait(lambda: bar.generation > mine, f"{name}: {32 * len(bar.arrived)} threads came")
+
+    return run
+
+
+@operation(r"barrier\.cluster\.(arrive|wait)(\.release|\.relaxed|\.acquire)?(?:\.aligned)")
+def cluster_barrier(line: Line) -> Step:
+    waits = line.match[1] == "wait"
+    if waits and line.match[2] in (".release", ".relaxed"):
+        raise line.refuse("a wait acquires")
+
+    def run(w: Warp) -> Wait | None:
+        w.converged()
+        bar = w.cta.machine.cluster_barrier
+        if not waits:
+            arrives(w, line.ins.line)
+            bar.arrive(w.cta.rank << 8 | w.index)
+            return None
+        mine = bar.wait(w.cta.rank << 8 | w.index)
+        synced(w)
+        if bar.generation > mine:
+            return None
+        return Wait(lambda: bar.generation > mine, "the cluster barrier")
+
+    return run
+
+
+# -- mbarriers ------------------------------------------------------------------------------------
+
+
+def own(w: Warp, address: int) -> int:
+    """A shared::cta address as an offset in the CTA's window."""
+    if address >> RANK_SHIFT != w.cta.rank:
+        raise Fault(f"shared address 0x{address:X} is not in this CTA's window")
+    return address & OFFSET_MASK
+
+
+@operation(r"mbarrier\.init(?:\.shared(?:::cta)?)\.b64")
+def init(line: Line) -> Step:
+    line.count(2)
+    address, count = line.address(0), line.read(1, 32)
+
+    def run(w: Warp) -> None:
+        for _, (at, n) in by_lane(w, address(w), count(w)):
+            w.unit(Order).barriers.append(w.cta.init_barrier(own(w, at), n))
+
+    return run
+
+
+@operation(
+    r"mbarrier\.arrive(\.expect_tx)?(?:\.(?:release|relaxed)\.(?:cta|cluster))?"
+    r"\.shared(::cta|::cluster)?\.b64"
+)
+def arrive(line: Line) -> Step:
+    """Without a count operand: one arrival for every active lane."""
+    operands = line.count(2, 3)
+    if not isinstance(line.operand(0), Sink):
+        raise line.refuse("the state that an arrive returns is not modelled")
+    expects, remote = bool(line.match[1]), line.match[2] == "::cluster"
+    if expects and operands != 3:
+        raise line.refuse("expect_tx needs its byte count")
+    address = line.address(1)
+    third: Any = line.read(2, 32) if operands == 3 else (lambda w: 1)
+
+    def run(w: Warp) -> None:
+        machine = w.cta.machine
+        arrives(w, line.ins.line)
+        for _, (at, n) in by_lane(w, address(w), third(w)):
+            rank = at >> RANK_SHIFT
+            if not remote:
+                own(w, at)
+            _, bar = machine.barrier(at)
+            if rank != w.cta.rank and not bar.published:
+                machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
+            if expects:
+                bar.expect(n)
+            machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
+
+    return run
+
+
+@operation(
+    r"mbarrier\.(try|test)_wait\.parity(?:\.acquire\.(?:cta|cluster)|\.relaxed\.cluster)?"
+    r"\.shared(?:::cta)?\.b64"
+)
+def try_wait(line: Line) -> Step:
+    """False the first time that the phase is not complete; asked again at once, it suspends."""
+    line.count(3, 4)
+    write, address, parity = line.write(0, 1), line.address(1), line.read(2, 32)
+
+    def run(w: Warp) -> Wait | None:
+        asked = []
+        out = np.zeros(LANES, np.bool_)
+        for lane, (at, p) in _asked(w, address(w), parity(w)):
+            if p > 1:
+                raise Fault(f"parity {p} is neither 0 nor 1")
+            bar = w.cta.barrier(own(w, at))
+            asked.append((bar, p))
+            if bar.passed(p):
+                bar.seen = True
+                out[lanes_in(w.mask) if lane < 0 else lane] = True
+        passed = w.lanes(out)
+        write(w, out if 0 < passed < w.mask else bool(passed))
+        if passed:
+            w.unit(Order).synced |= passed
+            w.asked = -1
+            return None
+        if w.asked != w.at:
+            w.asked = w.at
+            return None
+        what = "; ".join(f"parity {p} of {bar}" for bar, p in asked[:2])
+        return Wait(lambda: any(bar.passed(p) for bar, p in asked), what)
+
+    return run
+
+
+def _asked(w: Warp, address: Any, parity: Any) -> list[tuple[int, tuple[int, ...]]]:
+    """By lane, or once with lane -1 for the whole warp when all lanes ask the same."""
+    if address.__class__ is np.ndarray or parity.__class__ is np.ndarray:
+        return by_lane(w, address, parity)
+    return [(-1, (address, parity))]
+
+
+# -- fences ---------------------------------------------------------------------------------------
+
+
+@operation(r"fence\.mbarrier_init\.release\.cluster")
+def fence_init(line: Line) -> Step:
+    def run(w: Warp) -> None:
+        order = w.unit(Order)
+        for bar in order.barriers:
+            bar.published = True
+        order.barriers.clear()
+
+    return run
+
+
+@operation(r"fence\.proxy\.async(?:\.shared::cta|\.shared::cluster)?")
+def fence_proxy(line: Line) -> Step:
+    """The executing lanes' generic writes to shared memory become the async proxy's."""
+
+    def run(w: Warp) -> None:
+        unfenced, state = w.unit(Unfenced), w.cta.shared.state
+        kept = []
+        for lanes, at in unfenced.writes:
+            if lanes & ~w.mask:
+                kept.append((lanes & ~w.mask, at))
+            else:
+                states = state[at]
+                state[at] = np.where(states == UNFENCED, READY, states)
+        unfenced.writes = kept
+
+    return run
+
+
+@operation(r"fence\.(?:acq_rel|sc)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
+def fence(line: Line) -> Step:
+    return lambda w: None
+
+
+@operation(r"tcgen05\.fence::(before|after)_thread_sync")
+def fence_tensor(line: Line) -> Step:
+    before = line.match[1] == "before"
+
+    def run(w: Warp) -> None:
+        order = w.unit(Order)
+        if before:
+            order.loaded &= ~w.mask
+        else:
+            order.synced &= ~w.mask
+
+    return run

@@ -1,0 +1,324 @@
+"""The machine: clusters of CTAs of warps, asynchronous work in flight, schedules, deadlock.
+
+Clusters run one after another; the warps of a cluster take turns. With seed 0 every asynchronous
+operation lands only when nobody can go on, oldest first; other seeds vary who runs, how far, and
+what lands when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from ptxflow.compiler.emulator import tensormap
+from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.memory import (
+    BARRIER,
+    OFFSET_MASK,
+    PARAM_BASE,
+    RANK_SHIFT,
+    Global,
+    Shared,
+)
+from ptxflow.compiler.emulator.operands import Program
+from ptxflow.compiler.emulator.parse import Instruction
+from ptxflow.compiler.emulator.tensormap import TensorMap
+from ptxflow.compiler.emulator.warp import Array, Warp
+from ptxflow.compiler.launch import (
+    Launch,
+    PointerParam,
+    ScalarParam,
+    TensorMapParam,
+    evaluate,
+)
+
+LIMIT = 50_000_000  # instructions of a cluster: more is an endless loop
+MAX_SHARED = 232_448  # bytes a block gets at most
+
+
+class Unit(Protocol):
+    """State that some instructions keep, of a warp or of a CTA."""
+
+    def left(self) -> str | None:
+        """What is unfinished when its owner exits."""
+
+
+U = TypeVar("U")
+
+
+@dataclass
+class Landing:
+    """An asynchronous operation in flight. Those of one `thread` land in order."""
+
+    who: str
+    ins: Instruction
+    ctas: tuple[int, ...]  # ranks that it reaches into
+    land: Callable[[], None]
+    thread: tuple[int, ...] | None = None
+
+
+@dataclass
+class Report:
+    """What a run executed, and the ordering hazards it saw that did not change a value."""
+
+    instructions: int = 0
+    clusters: int = 0
+    hazards: dict[str, int] = field(default_factory=dict)
+
+
+class Cta:
+    """One CTA of the cluster."""
+
+    def __init__(self, machine: Machine, rank: int, index: int):
+        self.machine, self.rank, self.index = machine, rank, index
+        self.shared = Shared(machine.shared_bytes)
+        self.barriers: dict[int, MBarrier] = {}
+        self.named = [NamedBarrier() for _ in range(16)]
+        self.pool = RegisterPool(machine.launch_registers)
+        self.units: dict[type, object] = {}
+        program = machine.program
+        self.warps = [
+            Warp(self, i, program.code, program.widths) for i in range(machine.launch.block // 32)
+        ]
+
+    @property
+    def exited(self) -> bool:
+        return all(w.done for w in self.warps)
+
+    def unit(self, kind: type[U]) -> U:
+        """This CTA's state of some instructions, made when first asked for."""
+        found = self.units.get(kind)
+        if found is None:
+            found = self.units[kind] = kind()
+        assert isinstance(found, kind)
+        return found
+
+    def barrier(self, offset: int) -> MBarrier:
+        if offset % 8:
+            raise Fault(f"mbarrier address 0x{offset:X} is not a multiple of 8")
+        if offset not in self.barriers:
+            raise Fault(f"no mbarrier was initialised at 0x{offset:X} of CTA {self.rank}")
+        return self.barriers[offset]
+
+    def init_barrier(self, offset: int, count: int) -> MBarrier:
+        if offset in self.barriers:
+            raise Fault(f"mbarrier at 0x{offset:X} is initialised a second time")
+        self.shared.check(offset, offset + 8, 8)
+        where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
+        self.barriers[offset] = MBarrier(where, count)
+        self.shared.state[offset : offset + 8] = BARRIER
+        return self.barriers[offset]
+
+
+class Machine:
+    """A program with its launch and tensors."""
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        tensors: Mapping[str, Array],
+        axes: Mapping[str, int],
+        seed: int,
+        grid: int | None,
+    ):
+        self.program, self.module, self.launch = program, program.module, launch
+        self.memory = Global(tensors)
+        self.grid = evaluate(launch.grid[0], axes) if grid is None else grid
+        x, y, z = launch.cluster
+        self.cluster_size = x * y * z
+        self.shared_bytes = program.static_shared + launch.smem_bytes
+        self._check_launch(axes)
+        self.launch_registers = self._launch_registers()
+        self.maps: dict[int, TensorMap] = {}
+        self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
+        self._bind(axes)
+        self.rng = random.Random(seed) if seed else None
+        self.leader = self.rng.randrange(32) if self.rng else 0  # the lane that elect.sync picks
+        self.report = Report()
+
+    # -- the launch ---------------------------------------------------------------------------
+
+    def _check_launch(self, axes: Mapping[str, int]) -> None:
+        launch, directives = self.launch, self.module.directives
+        if launch.entry != self.module.entry:
+            raise ValueError(f"the launch names {launch.entry!r}, the text {self.module.entry!r}")
+        if self.grid < 1 or self.grid % self.cluster_size:
+            raise ValueError(f"a grid of {self.grid} is not whole clusters of {self.cluster_size}")
+        if any(evaluate(g, axes) != 1 for g in launch.grid[1:]) or launch.cluster[1:] != (1, 1):
+            raise ValueError("only grids and clusters along x are modelled")
+        if launch.block % 32 or not 32 <= launch.block <= 1024:
+            raise ValueError(f"a block of {launch.block} threads is not 1..32 whole warps")
+        if "reqntid" in directives and directives["reqntid"][0] != launch.block:
+            raise ValueError(f".reqntid {directives['reqntid'][0]}, launched with {launch.block}")
+        declared = directives.get("reqnctapercluster", (1,))[0]
+        if declared != self.cluster_size:
+            raise ValueError(f"cluster of {declared} declared, {self.cluster_size} launched")
+        if self.shared_bytes > MAX_SHARED:
+            raise ValueError(f"{self.shared_bytes} bytes of shared memory exceed {MAX_SHARED}")
+
+    def _launch_registers(self) -> int:
+        """Registers a thread at launch: with setmaxnreg, what the launch bounds leave."""
+        blocks = self.module.directives.get("minnctapersm", (1,))[0]
+        most = 65536 // (self.launch.block * max(blocks, 1)) // 8 * 8
+        if most <= 255:
+            return most
+        asked = [i for i in self.module.code if i.opcode.startswith("setmaxnreg")]
+        return max((i.operands[0].value for i in asked), default=255)  # type: ignore[union-attr]
+
+    def _bind(self, axes: Mapping[str, int]) -> None:
+        declared = self.module.parameters
+        if len(declared) != len(self.launch.params):
+            raise ValueError(f"{len(declared)} parameters, {len(self.launch.params)} launched")
+        for parameter, value in zip(declared, self.launch.params, strict=True):
+            at = PARAM_BASE + self.program.parameters[parameter.name]
+            match value:
+                case TensorMapParam():
+                    if parameter.align % 64 or parameter.bytes != 128:
+                        raise ValueError(f"parameter {parameter.name}: not .align 64, 128 bytes")
+                    self.maps[at] = tensormap.encode(value, self.memory.named[value.tensor], axes)
+                case PointerParam():
+                    self.constants[at] = (8, self.memory.named[value.tensor].base)
+                case ScalarParam():
+                    self.constants[at] = (4, evaluate(value.value, axes))
+            if at in self.constants and self.constants[at][0] != parameter.bytes:
+                raise ValueError(f"parameter {parameter.name} has {parameter.bytes} bytes")
+
+    # -- one cluster --------------------------------------------------------------------------
+
+    def run(self, clusters: Iterable[int] | None) -> Report:
+        """Run the clusters given (all of the grid by default), one after another."""
+        for index in range(self.grid // self.cluster_size) if clusters is None else clusters:
+            if not 0 <= index < self.grid // self.cluster_size:
+                raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
+            self._run_cluster(index)
+            self.report.clusters += 1
+        return self.report
+
+    def _run_cluster(self, index: int) -> None:
+        first, size = index * self.cluster_size, self.cluster_size
+        self.ctas = [Cta(self, rank, first + rank) for rank in range(size)]
+        self.landings: list[Landing] = []
+        warps = [w for cta in self.ctas for w in cta.warps]
+        self.cluster_barrier = ClusterBarrier(len(warps))
+        executed = 0
+        while warps:
+            progress = False
+            if self.rng:
+                self.rng.shuffle(warps)
+            for w in warps:
+                if w.runnable():
+                    executed += self._turn(w)
+                    progress = True
+            warps = [w for w in warps if not w.done]
+            if executed > LIMIT:
+                raise Fault(f"{executed} instructions: the run does not end")
+            early = self.rng is not None and self.rng.random() < 0.25
+            if self.landings and (early or not progress):
+                self._land()
+            elif not progress and warps:
+                raise Fault(self._deadlock(warps))
+        self.report.instructions += executed
+
+    def _turn(self, w: Warp) -> int:
+        budget = self.rng.randint(1, 300) if self.rng else 1 << 30
+        try:
+            count = w.run(budget)
+            if w.done:
+                self._exited(w)
+        except Fault as fault:
+            ins = self.module.code[w.at]
+            where = f"{self.who(w)}: line {ins.line}: `{shorten(ins.text)}`"
+            raise Fault(f"{where}: {fault}") from None
+        return count
+
+    def _exited(self, w: Warp) -> None:
+        for unit in w.units.values():
+            self._nothing_left(unit.left())
+        self.cluster_barrier.exit()
+        cta = w.cta
+        for barrier in cta.named:
+            if barrier.arrived and barrier.threads == 0:
+                barrier.release(32 * sum(not x.done for x in cta.warps))
+        if not cta.exited:
+            return
+        for unit in cta.units.values():
+            self._nothing_left(unit.left())  # type: ignore[attr-defined]
+        for landing in self.landings:
+            if cta.rank in landing.ctas:
+                self._nothing_left(
+                    f"line {landing.ins.line}: `{shorten(landing.ins.text)}` still reaches in"
+                )
+
+    @staticmethod
+    def _nothing_left(what: str | None) -> None:
+        if what:
+            raise Fault(f"exits with work in flight: {what}")
+
+    def _land(self) -> None:
+        """One operation lands: the oldest, or one that the seed picks."""
+        first: dict[tuple[int, ...] | int, Landing] = {}
+        for landing in self.landings:
+            first.setdefault(landing.thread or id(landing), landing)
+        able = list(first.values())
+        chosen = self.rng.choice(able) if self.rng else able[0]
+        self.landings.remove(chosen)
+        try:
+            for rank in chosen.ctas:
+                if self.ctas[rank].exited:
+                    raise Fault(f"CTA {rank}, which it reaches into, has exited")
+            chosen.land()
+        except Fault as fault:
+            where = f"{chosen.who}: line {chosen.ins.line}: `{shorten(chosen.ins.text)}`"
+            raise Fault(f"{where}, as it completes: {fault}") from None
+
+    def _deadlock(self, warps: list[Warp]) -> str:
+        out = ["deadlock: nobody can go on and nothing is in flight"]
+        for w in sorted(warps, key=lambda w: (w.cta.rank, w.index)):
+            for pc, mask, what in w.stands():
+                ins = self.module.code[pc]
+                text = shorten(ins.text)
+                out.append(f"  {self.who(w)}, lanes 0x{mask:X}, line {ins.line}: `{text}`: {what}")
+        return "\n".join(out)
+
+    # -- for instructions ---------------------------------------------------------------------
+
+    def who(self, w: Warp) -> str:
+        return f"CTA {w.cta.index} (rank {w.cta.rank}) warp {w.index}"
+
+    def peer(self, rank: int) -> Cta:
+        """A CTA of the cluster that is alive."""
+        if rank >= self.cluster_size:
+            raise Fault(f"the cluster has no CTA of rank {rank}")
+        if self.ctas[rank].exited:
+            raise Fault(f"CTA {rank} of the cluster has exited")
+        return self.ctas[rank]
+
+    def barrier(self, address: int) -> tuple[Cta, MBarrier]:
+        """The mbarrier at a shared::cluster address."""
+        cta = self.peer(address >> RANK_SHIFT)
+        return cta, cta.barrier(address & OFFSET_MASK)
+
+    def issue(
+        self,
+        w: Warp,
+        ctas: tuple[int, ...],
+        land: Callable[[], None],
+        thread: tuple[int, ...] | None = None,
+    ) -> None:
+        """An asynchronous operation of the instruction that the warp executes."""
+        ins = self.module.code[w.at]
+        self.landings.append(Landing(self.who(w), ins, ctas, land, thread))
+
+    def hazard(self, line: int, what: str | None) -> None:
+        """Note an ordering hazard; addresses and counts of repeats aside, each once."""
+        if what:
+            text = f"line {line}: {what}"
+            self.report.hazards[text] = self.report.hazards.get(text, 0) + 1
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= 120 else text[:100] + " ... " + text[-15:]

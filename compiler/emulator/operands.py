@@ -1,0 +1,239 @@
+"""Operands to closures: how an instruction reads, writes and addresses, decided once per line.
+
+`operation` registers an instruction by a pattern of its whole opcode, so that a modifier nobody
+modelled is an unknown instruction and not a silent one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
+from ptxflow.compiler.emulator.memory import PARAM_BASE, RANK_SHIFT, RESERVED, parameter_layout
+from ptxflow.compiler.emulator.parse import (
+    Address,
+    Immediate,
+    Instruction,
+    Module,
+    Operand,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+from ptxflow.compiler.emulator.warp import LANE_IDS, Step, Value, Warp, lanes_in, mask_of
+
+Read = Callable[[Warp], Value]
+Write = Callable[[Warp, Value], None]
+MASKS = {width: (1 << width) - 1 for width in (1, 8, 16, 32, 64)}
+
+
+class Program:
+    """A module with its symbols placed and its instructions built."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.parameters = parameter_layout([(p.name, p.bytes, p.align) for p in module.parameters])
+        self.symbols = {name: PARAM_BASE + at for name, at in self.parameters.items()}
+        at = RESERVED
+        for variable in sorted(module.shared, key=lambda v: v.bytes == 0):
+            at = -(-at // variable.align) * variable.align
+            self.symbols[variable.name] = at
+            at += variable.bytes
+        self.static_shared = at - RESERVED
+        self.widths = [r.width for r in module.registers]
+        self.code = [build(i, self) for i in module.code]
+
+    def is_shared(self, name: str) -> bool:
+        return any(v.name == name for v in self.module.shared)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a builder is given: the instruction, the pattern's groups, the program."""
+
+    ins: Instruction
+    match: re.Match[str]
+    program: Program
+
+    @property
+    def target(self) -> str:
+        return self.program.module.target
+
+    def refuse(self, what: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"line {self.ins.line}: `{self.ins.text}`: {what}")
+
+    def operand(self, index: int) -> Operand:
+        if index >= len(self.ins.operands):
+            raise self.refuse(f"has {len(self.ins.operands)} operands, needs more than {index}")
+        return self.ins.operands[index]
+
+    def count(self, *allowed: int) -> int:
+        n = len(self.ins.operands)
+        if n not in allowed:
+            raise self.refuse(f"has {n} operands, not {' or '.join(map(str, allowed))}")
+        return n
+
+    def read(self, index: int, width: int) -> Read:
+        return self.reader(self.operand(index), width)
+
+    def write(self, index: int, width: int) -> Write:
+        held = self.register(self.operand(index), width)
+        if held.negated:
+            raise self.refuse("writes a negated predicate")
+        slot = held.slot
+        return lambda w, value: w.put(slot, value)
+
+    def register(self, operand: Operand, width: int) -> Register:
+        if not isinstance(operand, Register):
+            raise self.refuse(f"{operand} is not a register")
+        if operand.width != width:
+            raise self.refuse(f"{operand.name} has {operand.width} bits, not {width}")
+        return operand
+
+    def reader(self, operand: Operand, width: int) -> Read:
+        match operand:
+            case Register():
+                slot = self.register(operand, width).slot
+                if operand.negated:
+                    return lambda w: negate(w.get(slot))
+                return lambda w: w.get(slot)
+            case Immediate(value):
+                constant: Any = bool(value) if width == 1 else value & MASKS[width]
+                return lambda w: constant
+            case Special(name):
+                if name not in SPECIALS:
+                    raise self.refuse(f"unknown special register {name}")
+                return SPECIALS[name]
+            case Symbol(name):
+                return self.symbol(name)
+        raise self.refuse(f"{operand} is not a value")
+
+    def symbol(self, name: str) -> Read:
+        at = self.program.symbols.get(name)
+        if at is None:
+            raise self.refuse(f"unknown symbol {name!r}")
+        if self.program.is_shared(name):
+            return lambda w: w.cta.rank << RANK_SHIFT | at
+        return lambda w: at
+
+    def address(self, index: int) -> Read:
+        operand = self.operand(index)
+        if not isinstance(operand, Address):
+            raise self.refuse(f"operand {index} is not an address")
+        return self.address_of(operand)
+
+    def address_of(self, operand: Address) -> Read:
+        width = operand.base.width if isinstance(operand.base, Register) else 64
+        base, offset, mask = self.reader(operand.base, width), operand.offset, MASKS[width]
+        if not offset:
+            return base
+        plus = offset & mask
+        return lambda w: (base(w) + plus) & mask
+
+    def slots(self, index: int, width: int) -> tuple[int, ...]:
+        """The registers of a vector operand, or of a single one."""
+        operand = self.operand(index)
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        return tuple(self.register(o, width).slot for o in items)
+
+    def readers(self, index: int, width: int) -> list[Read]:
+        operand = self.operand(index)
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        return [self.reader(o, width) for o in items]
+
+
+Builder = Callable[[Line], Step]
+_TABLE: list[tuple[re.Pattern[str], Builder]] = []
+
+
+def operation(pattern: str) -> Callable[[Builder], Builder]:
+    """Register the builder of the opcodes that match the pattern in full."""
+
+    def register(builder: Builder) -> Builder:
+        _TABLE.append((re.compile(pattern), builder))
+        return builder
+
+    return register
+
+
+def build(ins: Instruction, program: Program) -> Step:
+    """The step of an instruction, under its guard; unknown ones raise PtxSyntaxError."""
+    for pattern, builder in _TABLE:
+        match = pattern.fullmatch(ins.opcode)
+        if match:
+            line = Line(ins, match, program)
+            step = builder(line)
+            if ins.guard is None or ins.opcode.split(".")[0] in ("bra", "ret", "exit"):
+                return step
+            return guarded(step, line.reader(ins.guard, 1))
+    raise PtxSyntaxError(f"line {ins.line}: unknown instruction `{ins.text}`")
+
+
+def guarded(step: Step, guard: Read) -> Step:
+    def run(w: Warp) -> Any:
+        taken = w.lanes(guard(w))
+        if taken == w.mask:
+            return step(w)
+        if not taken:
+            return None
+        before = w.mask
+        w.set_mask(taken)
+        try:
+            return step(w)
+        finally:
+            w.set_mask(before)
+
+    return run
+
+
+def negate(value: Value) -> Value:
+    return ~value if value.__class__ is np.ndarray else not value
+
+
+def by_lane(w: Warp, *values: Value) -> list[tuple[int, tuple[int, ...]]]:
+    """(lane, values) of every active lane, as Python integers."""
+    out = []
+    for lane in (w.single,) if w.single >= 0 else lanes_in(w.mask).tolist():
+        row = (int(v[lane]) if v.__class__ is np.ndarray else int(v) for v in values)
+        out.append((lane, tuple(row)))
+    return out
+
+
+def uniform(w: Warp, value: Value, what: str) -> int:
+    """The value that all active lanes agree on."""
+    if value.__class__ is not np.ndarray:
+        return int(value)
+    held = value[lanes_in(w.mask)]
+    if (held != held[0]).any():
+        raise Fault(f"{what} differs between lanes of the warp")
+    return int(held[0])
+
+
+def bool_mask(w: Warp, value: Value) -> int:
+    """The lanes of the whole warp in which a predicate holds."""
+    return mask_of(value) if value.__class__ is np.ndarray else (w.mask if value else 0)
+
+
+SPECIALS: dict[str, Read] = {
+    "%tid.x": lambda w: LANE_IDS + np.uint32(32 * w.index),
+    "%laneid": lambda w: LANE_IDS,
+    "%warpid": lambda w: w.index,
+    "%ntid.x": lambda w: w.cta.machine.launch.block,
+    "%ctaid.x": lambda w: w.cta.index,
+    "%nctaid.x": lambda w: w.cta.machine.grid,
+    "%cluster_ctarank": lambda w: w.cta.rank,
+    "%cluster_ctaid.x": lambda w: w.cta.rank,
+    "%cluster_nctarank": lambda w: w.cta.machine.cluster_size,
+    "%cluster_nctaid.x": lambda w: w.cta.machine.cluster_size,
+    "%clusterid.x": lambda w: w.cta.index // w.cta.machine.cluster_size,
+    "%nclusterid.x": lambda w: w.cta.machine.grid // w.cta.machine.cluster_size,
+}
+for _axis in "yz":
+    SPECIALS |= {f"%{name}.{_axis}": lambda w: 0 for name in ("tid", "ctaid", "clusterid")}
+    SPECIALS |= {f"%{name}.{_axis}": lambda w: 1 for name in ("ntid", "nctaid", "nclusterid")}

@@ -1,0 +1,234 @@
+"""wgmma of sm_90a: a warpgroup's products, in flight until a wait_group covers them.
+
+The four warps issue each product on their own; it runs, as late as is legal, when a warp waits for
+it, and needs all four to have issued it. Accumulators in flight can be neither read nor written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from ptxflow.compiler.emulator.descriptor import Tile, operand_tile, to_float
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.operands import Line, operation, uniform
+from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
+
+ROWS, WARPS = 64, 4
+
+
+@lru_cache(maxsize=64)
+def fragment(n: int) -> tuple[Array, Array]:
+    """(row in the warp's 16, column) of register i, lane l: both [n/2, 32] (ISA 9.7.15.5)."""
+    i, lane = np.arange(n // 2)[:, None], np.arange(LANES)[None, :]
+    return lane // 4 + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (lane % 4) + (i & 1)
+
+
+@dataclass
+class Product:
+    """One wgmma of a warpgroup. `inputs`: accumulators that a warp held in registers."""
+
+    line: int
+    n: int
+    bfloat16: bool
+    scale_d: bool
+    slots: tuple[int, ...]
+    descriptors: tuple[int, int]
+    tiles: tuple[Tile, Tile]
+    chained: bool
+    issued: set[int] = field(default_factory=set)
+    inputs: dict[int, Array] = field(default_factory=dict)
+    done: bool = False
+
+
+class Warpgroup:
+    """The products of one warpgroup, in order; `position` and `ends` are each warp's progress."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.position = [0] * WARPS
+        self.ends: list[list[int]] = [[] for _ in range(WARPS)]
+        self.landed = [0] * WARPS
+        self.accumulators: dict[tuple[int, ...], Array] = {}
+
+    def issue(self, w: Warp, new: Product) -> None:
+        me = w.index % WARPS
+        at = self.position[me]
+        self.position[me] += 1
+        if at == len(self.products):
+            self.products.append(new)
+            for tile in new.tiles:
+                tile.check(w.cta.shared)
+                w.cta.shared.readers[tile.chunks] += 1
+        old = self.products[at]
+        if (old.line, old.descriptors, old.scale_d, old.chained) != (
+            new.line,
+            new.descriptors,
+            new.scale_d,
+            new.chained,
+        ):
+            raise Fault(
+                f"warps of the warpgroup disagree: another one issued line {old.line} with "
+                f"descriptors 0x{old.descriptors[0]:X}, 0x{old.descriptors[1]:X}"
+            )
+        old.issued.add(me)
+        old.inputs |= new.inputs
+
+    def run(self, w: Warp, product: Product) -> None:
+        """Multiply now: operands are read from shared memory at this point."""
+        shared = w.cta.shared
+        values = []
+        for tile in product.tiles:
+            words, hazard = tile.read(shared)
+            shared.readers[tile.chunks] -= 1
+            w.cta.machine.hazard(product.line, hazard)
+            values.append(to_float(words, product.bfloat16))
+        out = values[0] @ values[1].T
+        if product.scale_d:
+            if not product.chained:
+                row, column = fragment(product.n)
+                held = np.empty((ROWS, product.n), np.float32)
+                for warp, registers in product.inputs.items():
+                    held[16 * warp + row, column] = registers.view(np.float32)
+                self.accumulators[product.slots] = held
+            out += self.accumulators[product.slots]
+        self.accumulators[product.slots] = out
+        product.done = True
+
+    def land(self, w: Warp, upto: int) -> None:
+        """Give the warp the accumulators that no product from `upto` on still writes."""
+        me = w.index % WARPS
+        busy = {p.slots for p in self.products[upto : self.position[me]]}
+        for slots in {p.slots for p in self.products[self.landed[me] : upto]} - busy:
+            out = self.accumulators[slots]
+            row, column = fragment(2 * len(slots))
+            w.land(slots, out[16 * me + row, column].view(np.uint32))
+        self.landed[me] = max(self.landed[me], upto) if not busy else self.landed[me]
+
+
+class Warpgroups:
+    """The warpgroups of a CTA."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Warpgroup] = {}
+
+    def of(self, w: Warp) -> Warpgroup:
+        return self.groups.setdefault(w.index // WARPS, Warpgroup())
+
+    def left(self) -> str | None:
+        for group in self.groups.values():
+            for p in group.products:
+                if not p.done:
+                    return f"the wgmma of line {p.line} was never waited for"
+        return None
+
+
+class Fence:
+    """Whether wgmma.fence has ordered the warp's register accesses before the next wgmma."""
+
+    def __init__(self) -> None:
+        self.fenced = False
+
+    def left(self) -> str | None:
+        return None
+
+
+@operation(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.(f16|bf16)")
+def multiply(line: Line) -> Step:
+    """A and B by descriptor; D in f32 registers."""
+    line.count(8)
+    n = int(line.match[1])
+    if line.match[2] != line.match[3] or not 8 <= n <= 256 or n % 8:
+        raise line.refuse("types differ, or N is not 8..256 in steps of 8")
+    bfloat16, slots = line.match[2] == "bf16", line.slots(0, 32)
+    if len(slots) != n // 2 or len(set(slots)) != len(slots):
+        raise line.refuse(f"{len(slots)} accumulators, N/2 is {n // 2}")
+    a, b, scale_d = line.read(1, 64), line.read(2, 64), line.read(3, 1)
+    immediates = [o.value for o in line.ins.operands[4:8] if isinstance(o, Immediate)]
+    if len(immediates) != 4 or immediates[:2] != [1, 1] or not {*immediates[2:]} <= {0, 1}:
+        raise line.refuse("scales other than 1, or transposes other than 0 and 1")
+    majors = (bool(immediates[2]), bool(immediates[3]))
+    flying = f"which the wgmma of line {line.ins.line} still writes (no wait_group covers it)"
+    key = frozenset(slots)
+
+    def run(w: Warp) -> None:
+        w.converged()
+        machine = w.cta.machine
+        if w.index // WARPS * WARPS + WARPS > len(w.cta.warps):
+            raise Fault("its warp is in no whole warpgroup")
+        if not w.unit(Fence).fenced:
+            machine.hazard(line.ins.line, "no wgmma.fence since the registers were accessible")
+        at = (uniform(w, a(w), "descriptor A"), uniform(w, b(w), "descriptor B"))
+        tiles = (
+            operand_tile(at[0], line.target, ROWS, majors[0]),
+            operand_tile(at[1], line.target, n, majors[1]),
+        )
+        scale = bool(uniform(w, scale_d(w), "scale-d"))
+        group = w.cta.unit(Warpgroups).of(w)
+        flight = key & w.flight.keys()
+        if flight and (flight != key or slots not in _flying(group, w)):
+            raise Fault("some of its accumulators are in flight in another shape")
+        new = Product(line.ins.line, n, bfloat16, scale, slots, at, tiles, bool(flight))
+        if scale and not flight:
+            held = [w.vector(w.get(slot), 32) for slot in slots]
+            new.inputs[w.index % WARPS] = np.stack(held).astype(np.uint32)
+        w.poison(slots, flying)
+        group.issue(w, new)
+
+    return run
+
+
+def _flying(group: Warpgroup, w: Warp) -> set[tuple[int, ...]]:
+    me = w.index % WARPS
+    return {p.slots for p in group.products[group.landed[me] : group.position[me]]}
+
+
+@operation(r"wgmma\.fence\.sync\.aligned")
+def fence(line: Line) -> Step:
+    def run(w: Warp) -> None:
+        w.converged()
+        w.unit(Fence).fenced = True
+
+    return run
+
+
+@operation(r"wgmma\.commit_group\.sync\.aligned")
+def commit(line: Line) -> Step:
+    def run(w: Warp) -> None:
+        w.converged()
+        group, me = w.cta.unit(Warpgroups).of(w), w.index % WARPS
+        group.ends[me].append(group.position[me])
+
+    return run
+
+
+@operation(r"wgmma\.wait_group\.sync\.aligned")
+def wait(line: Line) -> Step:
+    held = line.operand(0)
+    if not isinstance(held, Immediate):
+        raise line.refuse("the number of groups is an immediate")
+    pending = held.value
+
+    def run(w: Warp) -> Wait | None:
+        w.converged()
+        group, me = w.cta.unit(Warpgroups).of(w), w.index % WARPS
+        ends = group.ends[me]
+        upto = ends[-1 - pending] if len(ends) > pending else 0
+        covered = [p for p in group.products[:upto] if not p.done]
+        if any(len(p.issued) < WARPS for p in covered):
+            w.pc = w.at
+            return Wait(
+                lambda: all(len(p.issued) == WARPS for p in covered),
+                "the other warps of its warpgroup to issue the wgmma",
+            )
+        for p in covered:
+            group.run(w, p)
+        group.land(w, upto)
+        if upto == group.position[me]:
+            w.unit(Fence).fenced = False
+        return None
+
+    return run
