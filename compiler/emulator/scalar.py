@@ -176,6 +176,19 @@ def mul_wide(line: Line) -> Step:
     return lambda w: write(w, (_wide(a(w), is_signed) * _wide(b(w), is_signed)) & mask)
 
 
+@operation(r"mul\.hi\.(u|s)32")
+def mul_hi(line: Line) -> Step:
+    is_signed = line.match[1] == "s"
+    line.count(3)
+    write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        product = (_wide(a(w), is_signed) * _wide(b(w), is_signed)) & MASKS[64]
+        write(w, to_unsigned(product >> 32, 32))
+
+    return run
+
+
 @operation(r"mad\.(lo|wide)\.(u|s)32")
 def mad(line: Line) -> Step:
     line.count(4)

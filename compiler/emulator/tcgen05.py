@@ -114,13 +114,17 @@ class Issued:
         return None
 
 
-def _group(w: Warp, number: int) -> TensorMemory:
-    """The CTA's tensor memory, for instructions that must all use one cta_group."""
+def _group(w: Warp, number: int, peer: bool = True) -> TensorMemory:
+    """The CTA's tensor memory, for instructions that must all use one cta_group.
+
+    `peer`: the other CTA of a pair must be alive. It may be gone when this one gives up its part:
+    it deallocated its own before it left, else it would have leaked.
+    """
     memory = w.cta.unit(TensorMemory)
     if memory.group not in (0, number):
         raise Fault("cta_group::1 and cta_group::2 in one kernel")
     memory.group = number
-    if number == 2:
+    if number == 2 and peer:
         w.cta.machine.peer(w.cta.rank ^ PEER)
     return memory
 
@@ -176,7 +180,7 @@ def deallocate(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        memory = _group(w, number)
+        memory = _group(w, number, peer=False)
         base = uniform(w, address(w), "the address")
         count = uniform(w, columns(w), "the number of columns")
         if memory.allocated.get(base) != count:
@@ -197,7 +201,7 @@ def relinquish(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        _group(w, number).relinquished = True
+        _group(w, number, peer=False).relinquished = True
 
     return run
 
