@@ -91,7 +91,8 @@ def register_limit(f: Fields, device: Device) -> Any:
 def registers_needed(f: Fields, device: Device) -> Any:
     """The registers a consumer thread cannot do without: accumulators, epilogue, addresses."""
     if on_hopper(device):
-        return accumulators(f, device) + 40
+        held = accumulators(f, device)
+        return held + 40 + 8 * ((held > 128) & (f.persistent == 1))
     return 96 + 0 * f.tile_n
 
 
@@ -249,7 +250,7 @@ RULES = (
     ),
     _rule(
         "accumulators, epilogue and addresses exceed the registers of a consumer thread",
-        "tile_m tile_n consumers epilogue warp_specialized producer_regs",
+        "tile_m tile_n consumers epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
     _rule(
