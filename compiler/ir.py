@@ -26,7 +26,7 @@ class Op(Enum):
     FRAG = auto()  # arg: Buffer, per-thread registers
     TMEM = auto()  # arg: Buffer, columns
     GLOBAL = auto()  # arg: Buffer, one argument tensor in global memory
-    SLOT = auto()  # src: storage, stage, offset; arg: extent in the storage's unit
+    SLOT = auto()  # src: storage, stage, offset; arg: extent (GLOBAL: see gemm.output.region)
     ATOM = auto()  # arg: Use
     LOOP = auto()  # src: var, start, stop, step, *body
     IF = auto()  # src: condition, *body; arg: True where one elected lane runs the body

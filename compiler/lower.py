@@ -63,8 +63,8 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *roles: UOp, drained: bool = False) -> UOp:
-    """The kernel with its derived prologue and teardown.
+def finish(info: KernelInfo, *body: UOp, drained: bool = False) -> UOp:
+    """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
     CTA needs no barrier before it frees TMEM (the validator proves it).
@@ -80,7 +80,7 @@ def finish(info: KernelInfo, *roles: UOp, drained: bool = False) -> UOp:
         before = _prologue(info, [])
         after = _cluster_sync() if info.cluster > 1 else []
     threads = 32 * info.warps
-    return kernel(info, before, [_with_registers(r, threads) for r in roles], after)
+    return kernel(info, before, [_with_registers(s, threads) for s in body], after)
 
 
 def _cluster_sync() -> list[UOp]:
@@ -120,9 +120,9 @@ def _release(info: KernelInfo, columns: int, drained: bool) -> list[UOp]:
 
 
 def _with_registers(node: UOp, threads: int) -> UOp:
-    spec: Role = node.arg
-    if not spec.regs:
+    if node.op is not Op.ROLE or not node.arg.regs:
         return node
+    spec: Role = node.arg
     direction = "dec" if spec.regs < launch_registers(threads) else "inc"
     change = at.set_max_registers(direction=direction, registers=spec.regs)
     return role(spec, change, *node.src)

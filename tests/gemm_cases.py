@@ -12,7 +12,7 @@ H200, B200 = device("h200"), device("b200")
 
 _BASE: dict[str, int | str] = {
     "cta_group": 1, "tile_m": 128, "tile_n": 128, "mma_n": 128, "consumers": 2, "tile_k": 64,
-    "swizzle": 128, "cluster": "1x1", "epilogue": "tma", "num_stages": 3, "warp_specialized": 1,
+    "swizzle": 128, "cluster": "1x1", "split_k": 1, "epilogue": "tma", "num_stages": 3, "warp_specialized": 1,
     "persistent": 1, "acc_buffers": 1, "producer_regs": 40, "raster_group": 1,
 }  # fmt: skip
 
@@ -33,6 +33,11 @@ def problem(m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "float16")
     return GEMM.problem(definition, {"M": m})
 
 
+def split(**changes: int | str) -> Strategy:
+    """A K split: one launch, direct stores, no register split."""
+    return strategy(**{"persistent": 0, "producer_regs": 0, "epilogue": "direct", **changes})
+
+
 #: one kernel for every path through the builders
 HOPPER = {
     "cooperative, staged, persistent": strategy(),
@@ -47,6 +52,8 @@ HOPPER = {
         cluster="1x2", warp_specialized=0, persistent=0, producer_regs=0
     ),
     "two row blocks, grouped raster": strategy(tile_m=256, raster_group=8, cluster="1x2"),
+    "K over four CTAs": split(tile_m=64, consumers=1, split_k=4),
+    "K over two CTAs, two MMAs, not specialised": split(split_k=2, mma_n=64, warp_specialized=0),
 }  # fmt: skip
 BLACKWELL = {
     "staged, persistent, two accumulators": strategy(acc_buffers=2),
@@ -65,6 +72,10 @@ BLACKWELL = {
         cta_group=2, cluster="2x1", warp_specialized=0, persistent=0, producer_regs=0
     ),
     "two row blocks": strategy(tile_m=256, raster_group=8, tile_k=32, swizzle=64),
+    "K over eight CTAs": split(split_k=8),
+    "K over two CTAs, M 64, not specialised": split(
+        split_k=2, tile_m=64, consumers=1, warp_specialized=0
+    ),
 }  # fmt: skip
 CASES = [(H200, name, s) for name, s in HOPPER.items()] + [
     (B200, name, s) for name, s in BLACKWELL.items()
@@ -72,8 +83,13 @@ CASES = [(H200, name, s) for name, s in HOPPER.items()] + [
 IDS = [f"{d.arch}: {name}" for d, name, _ in CASES]
 
 
+def problem_for(s: Strategy) -> Problem:
+    """A problem for which the case is legal: K splits are for few tiles."""
+    return problem(m=64) if s.split_k > 1 else problem()
+
+
 def build(dev: Device, s: Strategy, p: Problem | None = None) -> tuple[UOp, list[Trip]]:
     """The lowered kernel and its trip classes; the strategy must be legal."""
-    p = p or problem()
+    p = p or problem_for(s)
     assert GEMM.refusals(p, s, dev) == []
     return GEMM.build(p, s, dev), GEMM.trips(p, s, dev)

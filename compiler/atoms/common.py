@@ -307,6 +307,43 @@ st_shared_v4 = define(
 )
 
 
+def _load_peer_text(use: UOp, text: dict[str, str]) -> str:
+    return (
+        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\n"
+        f"mapa.shared::cluster.u32 %ra, %ra, {text['rank']};\n"
+        f"ld.shared::cluster.v4.b32 {{{text['dst']}}}, [%ra];"
+    )
+
+
+ld_peer_v4 = define(
+    Atom(
+        "ld_peer_v4",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value"), ("rank", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _load_peer_text,
+        "9.7.9.8 ld from the shared memory of a CTA of the cluster",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
+    )
+)
+add_f32 = define(
+    Atom(
+        "add_f32",
+        (("dst", "frag"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: "\n".join(
+            f"add.f32 {d}, {d}, {s};"
+            for d, s in zip(t["dst"].split(", "), t["src"].split(", "), strict=True)
+        ),
+        "9.7.3.3 add",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
+        rules=(Rule("as many registers as it adds", lambda u: u.src[0].arg == u.src[1].arg),),
+    )
+)
+
+
 def _store_text(use: UOp, text: dict[str, str]) -> str:
     count = use.src[-1].arg
     kind = "b32" if count == 1 else f"v{count}.b32"

@@ -183,7 +183,12 @@ class Machine:
         name = storage.arg.name
         match storage.op:
             case Op.GLOBAL:
-                return self.bands(name, stage, offset, *operand.arg)
+                rows, columns, count, stride = operand.arg
+                return [
+                    place
+                    for i in range(count)
+                    for place in self.bands(name, stage, offset + i * stride, rows, columns)
+                ]
             case Op.FRAG:
                 key: tuple[Any, ...] = (Op.FRAG, name, agent.index)
             case kind:
@@ -251,6 +256,11 @@ class Machine:
             return [c for c in range(self.info.cluster) if use.attr("mask") >> c & 1]
         if access.done == "tcgen05" and use.attr("cta_group") == 2:
             return [agent.cta & ~1, agent.cta | 1]
+        row = atom(use.atom)
+        if row.operand(node, access.operand).src[0].op is Op.SMEM:
+            for (name, _), operand in zip(row.operands, node.src, strict=True):
+                if name == "rank":
+                    return [self.program.value(operand)(agent.env)]
         return [agent.cta]
 
     def _access(self, agent: Agent, row: Atom, node: UOp, access: Access) -> None:
@@ -276,7 +286,7 @@ class Machine:
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
-        if access.mode == "rw":
+        if access.mode == "rw" and access.done != "now":
             shape = node.arg.attr("n") or node.arg.attr("idesc")
             return f"{access.done} {agent.index} {shape}"
         return ""
@@ -309,6 +319,8 @@ class Machine:
 
     def _accumulates(self, agent: Agent, node: UOp) -> bool:
         row = atom(node.arg.atom)
+        if not any(name == "accumulate" for name, _ in row.operands):
+            return True
         return bool(self.program.value(row.operand(node, "accumulate"))(agent.env))
 
     def _pending(
@@ -320,6 +332,8 @@ class Machine:
             case "now":
                 agent.own[kind] = agent.own.get(kind, 0) | bit
                 agent.knows.generic |= bit
+                if cta != agent.cta:
+                    self.foreign[cta] |= bit
             case "mbar":
                 self.foreign[cta] |= bit
                 agent.open.setdefault(f"tma {cta}", Group()).local |= bit

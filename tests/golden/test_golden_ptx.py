@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.compile import prepare
-from tests.gemm_cases import CASES, IDS, problem
+from tests.gemm_cases import CASES, IDS, problem_for
 
 HERE = Path(__file__).parent
 FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair"}
@@ -24,7 +24,7 @@ FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair"}
 
 def emitted() -> dict[str, str]:
     return {
-        name: prepare(problem(), s, dev).ptx for name, (dev, _, s) in zip(IDS, CASES, strict=True)
+        name: prepare(problem_for(s), s, dev).ptx for name, (dev, _, s) in zip(IDS, CASES, strict=True)
     }
 
 

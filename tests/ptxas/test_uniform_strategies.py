@@ -17,7 +17,7 @@ from ptxflow.compiler.ptxas import assemble
 from ptxflow.compiler.ptxas import check as complaints
 from ptxflow.env.space import enumerate_space
 from ptxflow.eval.survey import draw
-from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, strategy
+from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, problem_for, strategy
 
 CLAIMS = {
     "h200": {"wgmma f16", "TMA tensor load"},
@@ -48,9 +48,9 @@ def test_a_seeded_forty(name: str):
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_through_the_builders(dev, name, s):  # type: ignore[no-untyped-def]
-    kernel = compile_kernel(problem(), s, dev)
+    kernel = compile_kernel(problem_for(s), s, dev)
     assert kernel.sass.ok and kernel.cubin
-    assert len(kernel.checks) == 1 + len(GEMM.trips(problem(), s, dev))
+    assert len(kernel.checks) == 1 + len(GEMM.trips(problem_for(s), s, dev))
 
 
 @profile(max_examples=15)

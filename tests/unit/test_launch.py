@@ -8,7 +8,7 @@ import math
 import pytest
 
 from ptxflow.compiler.launch import Launch, evaluate
-from tests.gemm_cases import CASES, GEMM, IDS, problem
+from tests.gemm_cases import CASES, GEMM, IDS, problem_for
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ def test_anything_else_is_refused(expr: str):
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
-    p = problem()
+    p = problem_for(s)
     launch = GEMM.launch(p, s, dev)
     assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
     for m in (1, 100, 4096, 16294):
         grid = evaluate(launch.grid[0], {"M": m})
         cluster_m, cluster_n = map(int, s.cluster.split("x"))
         tiles = math.ceil(m / (s.tile_m * cluster_m)) * math.ceil(4096 / (s.tile_n * cluster_n))
-        wanted = tiles * cluster_m * cluster_n
+        wanted = tiles * cluster_m * cluster_n * s.split_k
         assert grid == (min(wanted, dev.sms // 2 * 2) if s.persistent else wanted)
-        assert grid % (cluster_m * cluster_n) == 0
+        assert grid % (cluster_m * cluster_n * s.split_k) == 0
 
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
@@ -44,7 +44,7 @@ def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s):  # type
     from ptxflow.compiler.lower import layout
     from tests.gemm_cases import build
 
-    p = problem()
+    p = problem_for(s)
     tree, _ = build(dev, s)
     resources = GEMM.resources(s.fields(), p, dev)
     assert layout(tree.arg).smem_bytes == resources.smem_bytes == GEMM.launch(p, s, dev).smem_bytes

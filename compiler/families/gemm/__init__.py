@@ -31,7 +31,10 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     persistent block likewise against the accumulator buffers, and none at all."""
     t = Tiling(p, s, device)
     stages, (cluster_m, cluster_n) = s.num_stages, t.cluster
-    if not s.persistent:
+    if t.split:  # each CTA's share; the last class is uneven
+        plan = [(k * s.split_k, 1) for k in sorted({1, stages, 2 * stages + 1})]
+        plan.append(((stages + 1) * s.split_k + 1, 1))
+    elif not s.persistent:
         plan = [(k, 1) for k in sorted({1, stages - 1, stages, 2 * stages + 1})]
     else:
         wrap = 2 * s.acc_buffers + 1

@@ -11,6 +11,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import consumer_regs
 from ptxflow.compiler.families.gemm.output import Store, region
+from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
@@ -60,9 +61,11 @@ class _Kernel:
         self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
         held = COLUMNS if self.rows == 128 else COLUMNS // 2
         self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
-        self.ring = Ring.of("ring", s.num_stages, 1, t.cluster_size if t.multicast else 1)
+        self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
         self.store = Store(t, self.warps)
+        per_thread = s.tile_m * s.tile_n // (32 * self.warps)
+        self.reduction = SplitK(t, self.warps, per_thread, 2 * QUAD)
 
     def build(self) -> UOp:
         s, t = self.s, self.t
@@ -75,7 +78,7 @@ class _Kernel:
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,
             params=t.params,
-            storage=t.storage(*bars, self.acc, self.out, self.tmem),
+            storage=t.storage(*bars, self.acc, self.out, self.tmem, *self.reduction.storage),
             cta_group=s.cta_group,
         )
         epilogue = [t.each_tile("e", self.epilogue), *self.store.drain()]
@@ -83,7 +86,10 @@ class _Kernel:
         if not s.warp_specialized:
             alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue))
             return finish(
-                info, role(Role("epilogue", 0, self.warps), alone, epilogue), drained=t.staged
+                info,
+                role(Role("epilogue", 0, self.warps), alone, epilogue),
+                *self.reduction.after(self.reduce),
+                drained=t.staged,
             )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce))
         issuer = WARP.eq(self.warps + 1)
@@ -92,6 +98,7 @@ class _Kernel:
             info,
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
+            *self.reduction.after(self.reduce),
             drained=t.staged,  # the warps that stage C meet after their last read
         )
 
@@ -191,7 +198,7 @@ class _Kernel:
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
         read: list[Body] = [
-            self._chunk(buffer, block0 + i, column0 + c, m0, n0)
+            self._chunk(buffer, block0 + i, column0 + c, m0, n0, (i * columns + c) // COLUMNS)
             for i in range(blocks)
             for c in range(0, columns, COLUMNS)
         ]
@@ -220,8 +227,10 @@ class _Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    def _chunk(self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp) -> list[UOp]:
-        """32 columns: TMEM to registers, rounded, and on to C."""
+    def _chunk(
+        self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
+    ) -> list[UOp]:
+        """32 columns: TMEM to registers, and rounded to C, or exchanged as they are."""
         source = slot(self.tmem, buffer, block * self.s.tile_n + column, COLUMNS)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         wide = self.rows == 128
@@ -231,11 +240,11 @@ class _Kernel:
         row = block * 128 + (WARP & 3) * warp_rows
         lane_row = LANE if wide else LANE & 15
         lane_column = column if wide else column + (LANE >> 4) * (COLUMNS // 2)
-        out = [
-            at.tcgen05_ld(slot(self.acc), source, quarter, **form),
-            at.tcgen05_wait_ld(),
-            at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype),
-        ]
+        out = [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
+        if self.t.split:
+            held = self.acc.arg.size
+            return [*out, *self.reduction.publish(self.acc, index * held, held)]
+        out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
         for first in range(0, self.out.arg.size, 4):
             registers, at_column = slot(self.out, 0, first, 4), lane_column + 2 * first
             if self.t.staged:
@@ -243,7 +252,36 @@ class _Kernel:
                 chunk = self.store.chunk(lane_row, at_column)
                 out.append(at.st_shared_v4(target, chunk, registers))
             else:
-                writes = region(m0 + row, n0 + column, warp_rows, COLUMNS)
+                writes = self._eight(m0 + row, n0 + column + 2 * first)
                 where = m0 + row + lane_row, n0 + at_column
                 out.append(self.store.direct(*where, registers, writes))
         return out
+
+    def _eight(self, row: UOp, column: UOp) -> UOp:
+        """Eight columns of every lane: 32 rows, or 16 rows twice where M is 64."""
+        if self.rows == 128:
+            return region(row, column, 32, 8)
+        return region(row, column, 16, 8, 2, COLUMNS // 2)
+
+    def reduce(self, piece: UOp, values: UOp) -> Body:
+        """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
+        m0, n0 = self.t.origin(self.t.my_cluster)
+        _, columns, block0, column0 = self._share()
+        per_chunk = self.acc.arg.size // (2 * QUAD)
+        chunk, inside = piece // per_chunk, piece % per_chunk
+        per_block = columns // COLUMNS
+        block = block0 + chunk // per_block
+        column = n0 + column0 + chunk % per_block * COLUMNS
+        wide = self.rows == 128
+        warp_rows = 32 if wide else 16
+        row = m0 + block * 128 + (WARP & 3) * warp_rows
+        lane_row = LANE if wide else LANE & 15
+        within = inside * (2 * QUAD)
+        writes = self._eight(row, column + within)
+        if not wide:
+            within = within + (LANE >> 4) * (COLUMNS // 2)
+        registers = slot(self.out, 0, 0, QUAD)
+        return [
+            at.pack(registers, values, dtype=self.t.dtype),
+            self.store.direct(row + lane_row, column + within, registers, writes),
+        ]

@@ -28,6 +28,7 @@ DECISIONS = (
     Decision("tile_k", (32, 64, 128), "elements of K in one pipeline stage"),
     Decision("swizzle", (64, 128), "bytes of the shared-memory swizzle atom"),
     Decision("cluster", ("1x1", "2x1", "1x2"), "CTAs of a cluster along M x N; operands multicast"),
+    Decision("split_k", (1, 2, 4, 8), "CTAs of a cluster that share the K loop of a tile"),
     Decision("epilogue", (DIRECT, TMA), "registers to global memory, or staged and TMA-stored"),
     Decision("num_stages", (2, 3, 4, 5, 6, 7), "depth of the shared-memory ring"),
     Decision("warp_specialized", (0, 1), "own warps for loading and issuing"),
@@ -57,8 +58,18 @@ def staging_bytes(f: Fields) -> Any:
     return np.where(f.epilogue == TMA, f.tile_m * f.tile_n * ELEMENT, 0)
 
 
+def partial_bytes(f: Fields) -> Any:
+    """Shared memory of the float32 partial tile that CTAs of a K split exchange."""
+    return np.where(f.split_k > 1, f.tile_m * f.tile_n * 4, 0)
+
+
 def smem_bytes(f: Fields) -> Any:
-    return BARRIER_BYTES + f.num_stages * stage_bytes(f) + staging_bytes(f)
+    return BARRIER_BYTES + f.num_stages * stage_bytes(f) + staging_bytes(f) + partial_bytes(f)
+
+
+def tiles(f: Fields, problem: Problem) -> Any:
+    """Tiles of C."""
+    return -(-problem["M"] // f.tile_m) * -(-problem["N"] // f.tile_n)
 
 
 def warps(f: Fields, device: Device) -> Any:
@@ -67,7 +78,7 @@ def warps(f: Fields, device: Device) -> Any:
 
 
 def accumulators(f: Fields, device: Device) -> Any:
-    """float32 accumulator registers of a consumer thread (sm_90a)."""
+    """float32 accumulators of a consumer thread: held (sm_90a), or read from TMEM (sm_100a)."""
     return f.tile_m // f.consumers * f.tile_n // WARPGROUP
 
 
@@ -191,18 +202,48 @@ RULES = (
         ),
     ),
     _rule(
+        "a cluster either splits K, or shares operands or MMAs",
+        "cta_group cluster split_k",
+        lambda f, p, d: (f.split_k == 1) | ((f.cta_group == 1) & (f.cluster == "1x1")),
+    ),
+    _rule(
+        "splitting K is for problems with fewer tiles than the device has SMs",
+        "tile_m tile_n split_k",
+        lambda f, p, d: (f.split_k == 1) | (tiles(f, p) < d.sms),
+    ),
+    _rule(
+        "every CTA of a K split needs two steps of its own",
+        "tile_k split_k",
+        lambda f, p, d: (f.split_k == 1) | (-(-p["K"] // f.tile_k) >= 2 * f.split_k),
+    ),
+    _rule(
+        "every CTA of a K split reduces a slice of each thread's accumulators",
+        "tile_m tile_n consumers split_k",
+        lambda f, p, d: (
+            (f.split_k == 1) | (accumulators(f, d) >= (8 if d.has_tmem else 4) * f.split_k)
+        ),
+    ),
+    _rule(
+        "a K split writes C from registers, once a launch, with no register split",
+        "split_k epilogue persistent producer_regs",
+        lambda f, p, d: (
+            (f.split_k == 1)
+            | ((f.epilogue == DIRECT) & (f.persistent == 0) & (f.producer_regs == 0))
+        ),
+    ),
+    _rule(
         "a TMA store needs rows of C that are a multiple of 16 bytes",
         "epilogue",
         lambda f, p, d: (f.epilogue == DIRECT) | (p["N"] * ELEMENT % 16 == 0),
     ),
     _rule(
         "stages deeper than the K loop are never filled",
-        "tile_k num_stages",
-        lambda f, p, d: (f.num_stages <= -(-p["K"] // f.tile_k)) | (f.num_stages == 2),
+        "tile_k split_k num_stages",
+        lambda f, p, d: (f.num_stages <= -(-p["K"] // f.tile_k) // f.split_k) | (f.num_stages == 2),
     ),
     _rule(
         "shared memory of the ring and the staged tile exceeds what a block may have",
-        "cta_group tile_m tile_n tile_k epilogue num_stages",
+        "cta_group tile_m tile_n tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f) <= d.smem_per_block,
     ),
     _rule(
@@ -213,9 +254,7 @@ RULES = (
     _rule(
         "a persistent kernel needs more tiles than the device has SMs",
         "tile_m tile_n persistent",
-        lambda f, p, d: (
-            (f.persistent == 0) | (-(-p["M"] // f.tile_m) * -(-p["N"] // f.tile_n) > d.sms)
-        ),
+        lambda f, p, d: (f.persistent == 0) | (tiles(f, p) > d.sms),
     ),
     _rule(
         "two accumulators are for persistent tcgen05 kernels",

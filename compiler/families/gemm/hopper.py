@@ -11,6 +11,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import consumer_regs
 from ptxflow.compiler.families.gemm.output import Store, region, release_one
+from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
@@ -50,8 +51,9 @@ class _Kernel:
         self.per_mma = t.s.mma_n // 2
         self.acc = frag("acc", self.blocks_m * self.blocks_n * self.per_mma, "f32")
         self.out = frag("out", 4, "b32")
-        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.cluster_size)
+        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.sharers)
         self.store = Store(t, self.warps)
+        self.reduction = SplitK(t, self.warps, self.acc.arg.size, QUAD)
 
     def build(self) -> UOp:
         s, t = self.s, self.t
@@ -61,14 +63,16 @@ class _Kernel:
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,
             params=t.params,
-            storage=t.storage(self.ring.full, self.ring.empty, self.acc, self.out),
+            storage=t.storage(
+                self.ring.full, self.ring.empty, self.acc, self.out, *self.reduction.storage
+            ),
         )
         roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
             body = t.each_tile("p", self.produce)
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
-        return finish(info, *roles)
+        return finish(info, *roles, *self.reduction.after(self.reduce))
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -132,7 +136,7 @@ class _Kernel:
         ]
 
     def release(self, use: UOp) -> UOp:
-        return release_one(self.ring.empty, self.ring.stage(use), self.t.cluster_size)
+        return release_one(self.ring.empty, self.ring.stage(use), self.t.sharers)
 
     def first_row(self, block: int) -> Value:
         """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
@@ -179,6 +183,8 @@ class _Kernel:
 
     def epilogue(self, m0: UOp, n0: UOp) -> Body:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
+        if self.t.split:
+            return self.reduction.publish(self.acc, 0, self.acc.arg.size)
         emit = self._stage_block if self.t.staged else self._store_block
         return [emit(i, j, m0, n0) for i in range(self.blocks_m) for j in range(self.blocks_n)]
 
@@ -203,11 +209,24 @@ class _Kernel:
         out = []
         for first in range(0, self.per_mma, 4):  # 4 accumulators: 8 columns, rows r and r + 8
             corner_column = n0 + (j * self.s.mma_n + 2 * first)
-            pair = slot(self.out, 0, 0, 2)
-            out.append(at.pack(pair, self.accumulators(i, j, first, 4), dtype=self.t.dtype))
-            for half in range(2):
-                row = corner_row + 8 * half
-                writes = region(row, corner_column, 8, 8)
-                lane = row + (LANE >> 2), corner_column + ((LANE & 3) << 1)
-                out.append(self.store.direct(*lane, slot(self.out, 0, half, 1), writes))
+            out += self._store_quad(corner_row, corner_column, self.accumulators(i, j, first, 4))
         return out
+
+    def _store_quad(self, corner_row: UOp, corner_column: UOp, values: UOp) -> list[UOp]:
+        """Four accumulators a thread, 16 x 8 of a warp, to C."""
+        out = [at.pack(slot(self.out, 0, 0, 2), values, dtype=self.t.dtype)]
+        for half in range(2):
+            row = corner_row + 8 * half
+            writes = region(row, corner_column, 8, 8)
+            lane = row + (LANE >> 2), corner_column + ((LANE & 3) << 1)
+            out.append(self.store.direct(*lane, slot(self.out, 0, half, 1), writes))
+        return out
+
+    def reduce(self, piece: UOp, values: UOp) -> Body:
+        """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
+        m0, n0 = self.t.origin(self.t.my_cluster)
+        per_block = self.per_mma // QUAD
+        block, inside = piece // per_block, piece % per_block
+        row = block // self.blocks_n * MMA_M + self._warp_row(0)
+        column = block % self.blocks_n * self.s.mma_n + inside * (2 * QUAD)
+        return self._store_quad(m0 + row, n0 + column, values)

@@ -36,6 +36,8 @@ MULTICAST_SYNC = 15  # a stage is released by every CTA of the cluster (estimate
 HALF_LINE = 1.12  # cost of 64-byte rows over 128-byte ones in TMA and L2 (estimated)
 STORE_RATE = {"direct": 24.0, TMA: 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
 CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
+EXCHANGE_SYNC = 1200  # two cluster barriers, and the latency of a remote read (estimated)
+EXCHANGE_WRITE, EXCHANGE_READ = 128.0, 24.0  # bytes a cycle and SM (estimated)
 BLOCK_SETUP = 700  # launch, barrier init, tensor-map fetch (estimated)
 CLUSTER_SETUP = 300  # co-scheduling and the first cluster barrier (estimated)
 TMEM_SETUP = 250  # allocation and its broadcast (estimated)
@@ -46,7 +48,7 @@ L2_SHARE = 0.7  # of L2 that operands keep while C streams through (estimated)
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; arrays over candidates, as `Load` describes."""
     tiles_m, tiles_n = tile_counts(f, problem)
-    total = tiles_m * tiles_n
+    total = tiles_m * tiles_n * f.split_k
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
@@ -54,7 +56,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
         tiles=-(-total // blocks),
-        steps=-(-problem["K"] // f.tile_k),
+        steps=-(-(-(-problem["K"] // f.tile_k)) // f.split_k),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
         smem_bytes=_smem_traffic(f, device),
@@ -143,6 +145,9 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     cycles = convert + store + latency
     drains = np.where(f.epilogue == TMA, store / cycles, 0.1)
     overlap = np.where(f.acc_buffers == 2, 0.95, drains)
+    part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
+    exchange = EXCHANGE_SYNC + part / EXCHANGE_WRITE + part / EXCHANGE_READ
+    cycles = cycles + np.where(f.split_k > 1, exchange, 0.0)
     return cycles, np.where(f.persistent == 1, overlap, 0.0)
 
 
@@ -166,7 +171,7 @@ def _dram_bytes(
 
 def _setup_cycles(f: Fields, device: Device) -> Any:
     """Cycles of a block before its first load."""
-    cluster = np.where(f.cluster == "1x1", 0, CLUSTER_SETUP)
+    cluster = np.where((f.cluster == "1x1") & (f.split_k == 1), 0, CLUSTER_SETUP)
     tmem = TMEM_SETUP if device.has_tmem else 0
     return BLOCK_SETUP + cluster + tmem + np.where(f.producer_regs > 0, SPLIT_SETUP, 0)
 
@@ -178,9 +183,9 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     Per tile_m x tile_n: tiles, rounds of tiles over the SMs, and the share of those that is full.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    tiles_m, tiles_n, tiles_k = (
+    tiles_m, tiles_n, tiles_k, (_, *splits) = (
         sorted(int(c) for d in DECISIONS if d.name == name for c in d.choices)
-        for name in ("tile_m", "tile_n", "tile_k")
+        for name in ("tile_m", "tile_n", "tile_k", "split_k")
     )
     out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
     for axis, extent, units in (("m", m, tiles_m), ("n", n, tiles_n)):
@@ -196,4 +201,8 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
             out[f"tiles_{shape}"] = (math.log2(tiles) - 7) / 4
             out[f"rounds_{shape}"] = (math.log2(rounds) - 3) / 3
             out[f"full_{shape}"] = 2 * tiles / (rounds * device.sms) - 1
+            for split in splits:
+                blocks = tiles * split
+                full = blocks / (-(-blocks // device.sms) * device.sms)
+                out[f"full_{shape}/{split}"] = 2 * full - 1
     return out

@@ -77,9 +77,11 @@ class Store:
         return at.named_sync(id=STORE_BARRIER, threads=32 * self.warps)
 
 
-def region(row: Value, column: Value, rows: int, columns: int) -> UOp:
-    """A rectangle of C, for the validator."""
-    return UOp(Op.SLOT, (C, value(row), value(column)), (rows, columns))
+def region(
+    row: Value, column: Value, rows: int, columns: int, count: int = 1, stride: int = 0
+) -> UOp:
+    """What a warp writes of C, for the validator: `count` rectangles, `stride` columns apart."""
+    return UOp(Op.SLOT, (C, value(row), value(column)), (rows, columns, count, stride))
 
 
 def release_one(bars: UOp, stage: UOp, ranks: int) -> UOp:

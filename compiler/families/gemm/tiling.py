@@ -57,8 +57,17 @@ class Tiling:
         return int(m), int(n)
 
     @property
-    def cluster_size(self) -> int:
+    def sharers(self) -> int:
+        """CTAs of a cluster that work on neighbouring tiles."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def cluster_size(self) -> int:
+        return self.sharers * int(self.s.split_k)
+
+    @property
+    def split(self) -> bool:
+        return bool(self.s.split_k > 1)
 
     @property
     def pair(self) -> bool:
@@ -66,7 +75,7 @@ class Tiling:
 
     @property
     def multicast(self) -> bool:
-        return self.cluster_size > 1 and not self.pair
+        return self.sharers > 1 and not self.pair
 
     @property
     def dtype(self) -> str:
@@ -74,7 +83,21 @@ class Tiling:
 
     @property
     def k_trips(self) -> UOp:
+        """K steps of this CTA, for one tile."""
+        return self._k_edge(1) - self.k_first if self.split else self._all_k
+
+    @property
+    def k_first(self) -> UOp:
+        """The first K step of this CTA."""
+        return self._k_edge(0) if self.split else const(0)
+
+    @property
+    def _all_k(self) -> UOp:
         return const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
+
+    def _k_edge(self, after: int) -> UOp:
+        """Where the share of this CTA (or of the one after it) begins: even to one step."""
+        return self._all_k * (CTA_RANK + after) // self.s.split_k
 
     @cached_property
     def tiles_n(self) -> UOp:
@@ -154,9 +177,15 @@ class Tiling:
         ctas: int = self.s.cta_group
         return (self.a.bytes + self.b.bytes) * ctas
 
+    @cached_property
+    def partial(self) -> UOp:
+        """float32 partial sums of a tile, as the threads hold them."""
+        return smem("partial", self.s.tile_m * self.s.tile_n * 4)
+
     def storage(self, *more: UOp) -> tuple[UOp, ...]:
         staging = (self.c_smem,) if self.staged else ()
-        return (*more, self.a_smem, self.b_smem, *staging)
+        partial = (self.partial,) if self.split else ()
+        return (*more, self.a_smem, self.b_smem, *staging, *partial)
 
     # -- loads --------------------------------------------------------------------------------
 
@@ -193,7 +222,7 @@ class Tiling:
             operands = (
                 slot(storage, stage, offset, extent),
                 param(f"{name}_map"),
-                k * self.s.tile_k + column,
+                (self.k_first + k) * self.s.tile_k + column,
                 value(row) + mine,
                 bar,
             )
