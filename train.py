@@ -279,7 +279,8 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
             print(
                 f"{label:12} mean {s['mean']:.4f}, max {s['max']:.4f}, {s['workloads']} workloads"
             )
-    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s, {run.rate:.0f} trajectories/s; "
+    speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
+    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
 
 
