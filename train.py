@@ -144,7 +144,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
-    add("--threads", type=positive(int), help="CPU threads (default: all cores)")
+    add(
+        "--threads",
+        type=positive(int),
+        help="CPU threads (default: 1; more pay on idle cores only)",
+    )
     add("--out", type=Path, help="folder of the run (default: runs/DEVICE, demo: runs/demo)")
     add("--overwrite", action="store_true", help="replace the run in --out (demo always does)")
     add("--export", type=Path, metavar="FILE", help="also write the policy alone, for sample.py")
@@ -176,7 +180,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
         steps=args.steps,
         minutes=args.minutes or (None if args.steps else preset.minutes),
         measurements=preset.measurements,
-        threads=args.threads or os.cpu_count() or 1,
+        threads=args.threads or 1,
         train={**preset.train, **{k: v for k, v in options.items() if v is not None}},
     )
 
