@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from ptxflow.compiler.emulator import tensormap
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
 from ptxflow.compiler.emulator.fault import Fault
@@ -72,13 +74,17 @@ class Report:
 class Cta:
     """One CTA of the cluster."""
 
+    machine: Machine
+    rank: int
+    index: int
+
     def __init__(self, machine: Machine, rank: int, index: int):
         self.machine, self.rank, self.index = machine, rank, index
         self.shared = Shared(machine.shared_bytes)
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.pool = RegisterPool(machine.launch_registers)
-        self.units: dict[type, object] = {}
+        self.units: dict[type, Unit] = {}
         program = machine.program
         self.warps = [
             Warp(self, i, program.code, program.widths) for i in range(machine.launch.block // 32)
@@ -92,9 +98,8 @@ class Cta:
         """This CTA's state of some instructions, made when first asked for."""
         found = self.units.get(kind)
         if found is None:
-            found = self.units[kind] = kind()
-        assert isinstance(found, kind)
-        return found
+            found = self.units[kind] = kind()  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
 
     def barrier(self, offset: int) -> MBarrier:
         if offset % 8:
@@ -115,6 +120,10 @@ class Cta:
 
 class Machine:
     """A program with its launch and tensors."""
+
+    launch: Launch
+    grid: int  # CTAs along x
+    cluster_size: int
 
     def __init__(
         self,
@@ -194,7 +203,8 @@ class Machine:
         for index in range(self.grid // self.cluster_size) if clusters is None else clusters:
             if not 0 <= index < self.grid // self.cluster_size:
                 raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
-            self._run_cluster(index)
+            with np.errstate(all="ignore"):  # NaN and infinity are values like others
+                self._run_cluster(index)
             self.report.clusters += 1
         return self.report
 
@@ -246,7 +256,7 @@ class Machine:
         if not cta.exited:
             return
         for unit in cta.units.values():
-            self._nothing_left(unit.left())  # type: ignore[attr-defined]
+            self._nothing_left(unit.left())
         for landing in self.landings:
             if cta.rank in landing.ctas:
                 self._nothing_left(
