@@ -147,7 +147,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--threads",
         type=positive(int),
-        help="CPU threads (default: 1; more pay on idle cores only)",
+        help="CPU threads (default: 1; more pay if cores idle)",
     )
     add("--out", type=Path, help="folder of the run (default: runs/DEVICE, demo: runs/demo)")
     add("--overwrite", action="store_true", help="replace the run in --out (demo always does)")
