@@ -1,8 +1,8 @@
 """The machine: clusters of CTAs of warps, asynchronous work in flight, schedules, deadlock.
 
 Clusters run one after another; the warps of a cluster take turns. With seed 0 every asynchronous
-operation lands only when nobody can go on, oldest first; other seeds vary who runs, how far, and
-what lands when.
+operation lands only when nobody can go on, oldest first. Other seeds vary who runs, how far, and
+what lands when: odd ones starve warpgroups (seed 1 the first of them), even ones take turns.
 """
 
 from __future__ import annotations
@@ -146,6 +146,9 @@ class Machine:
         self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
         self._bind(axes)
         self.rng = random.Random(seed) if seed else None
+        self.strict = seed % 2 == 1  # a warp runs only when none before it can
+        self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
+        self.seed = seed
         self.leader = self.rng.randrange(32) if self.rng else 0  # the lane that elect.sync picks
         self.report = Report()
 
@@ -214,24 +217,39 @@ class Machine:
         self.landings: list[Landing] = []
         warps = [w for cta in self.ctas for w in cta.warps]
         self.cluster_barrier = ClusterBarrier(len(warps))
+        self.priority: dict[tuple[int, int], int] = {}
         executed = 0
         while warps:
+            self._reorder(warps)
+            if self.landings and self.rng and self.rng.random() < self.early:
+                self._land()
+                continue
             progress = False
-            if self.rng:
-                self.rng.shuffle(warps)
             for w in warps:
                 if w.runnable():
                     executed += self._turn(w)
                     progress = True
+                    if self.strict:
+                        break
             warps = [w for w in warps if not w.done]
             if executed > LIMIT:
                 raise Fault(f"{executed} instructions: the run does not end")
-            early = self.rng is not None and self.rng.random() < 0.25
-            if self.landings and (early or not progress):
+            if not progress and warps:
+                if not self.landings:
+                    raise Fault(self._deadlock(warps))
                 self._land()
-            elif not progress and warps:
-                raise Fault(self._deadlock(warps))
         self.report.instructions += executed
+
+    def _reorder(self, warps: list[Warp]) -> None:
+        """Whose turn comes first: anyone's, or by a priority of warpgroups that seldom changes."""
+        if self.rng and not self.strict:
+            self.rng.shuffle(warps)
+        elif self.rng and (not self.priority or self.rng.random() < 0.01):
+            groups = sorted({(w.cta.rank, w.index // 4) for w in warps}, reverse=True)
+            if self.priority or self.seed > 1:
+                self.rng.shuffle(groups)
+            self.priority = {group: i for i, group in enumerate(groups)}
+            warps.sort(key=lambda w: (self.priority[w.cta.rank, w.index // 4], w.index))
 
     def _turn(self, w: Warp) -> int:
         budget = self.rng.randint(1, 300) if self.rng else 1 << 30
