@@ -144,7 +144,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
-    add("--threads", type=positive(int), help="CPU threads (default: all cores)")
+    add(
+        "--threads",
+        type=positive(int),
+        help="CPU threads (default: 1; more pay if cores idle)",
+    )
     add("--out", type=Path, help="folder of the run (default: runs/DEVICE, demo: runs/demo)")
     add("--overwrite", action="store_true", help="replace the run in --out (demo always does)")
     add("--export", type=Path, metavar="FILE", help="also write the policy alone, for sample.py")
@@ -176,7 +180,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
         steps=args.steps,
         minutes=args.minutes or (None if args.steps else preset.minutes),
         measurements=preset.measurements,
-        threads=args.threads or os.cpu_count() or 1,
+        threads=args.threads or 1,
         train={**preset.train, **{k: v for k, v in options.items() if v is not None}},
     )
 
@@ -279,7 +283,8 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
             print(
                 f"{label:12} mean {s['mean']:.4f}, max {s['max']:.4f}, {s['workloads']} workloads"
             )
-    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s, {run.rate:.0f} trajectories/s; "
+    speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
+    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
 
 

@@ -88,6 +88,7 @@ class KernelInfo:
     storage: tuple[UOp, ...]
     cta_group: int = 1
     max_registers: int = 255
+    dependent: bool = False  # launched while the grid before it may still run
 
 
 class UOp:

@@ -23,7 +23,6 @@ from ptxflow.gfn.training import StepReport, Trainer
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 LOG_EVERY = 10  # steps a metrics row
 WATCHED = 6  # workloads whose distance is measured on the way, trained and held out each
-PLAN_AFTER = 20  # steps, before the length of a run that is given in minutes is known
 
 
 @dataclass
@@ -42,7 +41,6 @@ class Run:
     pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
     session_steps: int = 0
     session_seconds: float = 0.0  # of steps alone, this session
-    measure_seconds: float = 0.0  # what the last measurement took
 
     def log(self, event: str, **values: Any) -> None:
         row = {"event": event, "step": self.trainer.step, "elapsed_s": round(self.elapsed, 3)}
@@ -74,13 +72,10 @@ class Run:
         return batches / self.session_seconds if self.session_seconds else 0.0
 
     def plan(self) -> None:
-        """Fit the number of steps to the minutes, from the speed of this session's steps."""
-        if self.minutes is None:
-            return
-        pace = self.session_seconds / self.session_steps
-        ahead = self.measurements * (1 - self.trainer.progress) * self.measure_seconds
-        left = max(0.0, 60 * self.minutes - self.elapsed - ahead)
-        self.trainer.total = self.trainer.step + round(left / pace)
+        """Where the length is in minutes: as many steps as make progress the share of the time."""
+        if self.minutes is not None:
+            steps = self.trainer.step * 60 * self.minutes / max(self.elapsed, 1e-9)
+            self.trainer.total = max(round(steps), self.trainer.step)
 
     @property
     def finished(self) -> bool:
@@ -102,10 +97,8 @@ class Run:
         self.log("measure", stage=stage, **distances)
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
-        self.measure_seconds = time.monotonic() - start
-        self.elapsed += self.measure_seconds
+        self.elapsed += time.monotonic() - start
         self.plan()
-        # a longer plan sets the progress back, which must not bring the same measurement again
         self.measured = max(self.measured + 1, int(self.trainer.progress * self.measurements))
         return distances
 
@@ -125,7 +118,7 @@ def train(run: Run) -> int | None:
     caught: list[int] = []
     handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
     trainer = run.trainer
-    session, shown = trainer.step, dict[str, str]()
+    shown: dict[str, str] = {}
     bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
     try:
         while not run.finished and not caught:
@@ -137,11 +130,9 @@ def train(run: Run) -> int | None:
             run.elapsed += seconds
             bar.update()
             if trainer.step % LOG_EVERY == 0:
-                shown |= log_steps(run)
-            if trainer.step == session + PLAN_AFTER:
                 run.plan()
-            planned = run.steps or trainer.step >= PLAN_AFTER
-            if planned and trainer.progress * run.measurements >= run.measured + 1:
+                shown |= log_steps(run)
+            if trainer.progress * run.measurements >= run.measured + 1:
                 shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
                 run.save()
                 if bar.disable:

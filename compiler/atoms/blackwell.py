@@ -44,6 +44,7 @@ tmem_relinquish = define(
         Lanes.ALL,
         "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
         "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
+        effect="tmem_relinquish",
         archs=_BLACKWELL,
     )
 )

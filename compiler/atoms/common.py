@@ -51,6 +51,10 @@ cta_sync = define(
         orders=True,
     )
 )
+_NAMED_RULES = (
+    Rule("a named barrier is 1..15", lambda u: 1 <= u.arg.attr("id") <= 15),
+    Rule("it counts whole warps", lambda u: u.arg.attr("threads") % 32 == 0),
+)
 named_sync = define(
     Atom(
         "named_sync",
@@ -61,10 +65,33 @@ named_sync = define(
         "9.7.13.1 barrier.sync",
         effect="named_sync",
         orders=True,
-        rules=(
-            Rule("a named barrier is 1..15", lambda u: 1 <= u.arg.attr("id") <= 15),
-            Rule("it counts whole warps", lambda u: u.arg.attr("threads") % 32 == 0),
-        ),
+        rules=_NAMED_RULES,
+    )
+)
+named_arrive = define(
+    Atom(
+        "named_arrive",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "bar.arrive {id}, {threads};",
+        "9.7.13.1 barrier.arrive: hands over without waiting; others bar.sync on the same barrier",
+        effect="named_arrive",
+        sass=("bar.arrive",),
+        orders=True,
+        rules=_NAMED_RULES,
+    )
+)
+warp_sync = define(
+    Atom(
+        "warp_sync",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "bar.warp.sync 0xFFFFFFFF;",
+        "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes",
+        effect="warp_sync",
+        orders=True,
     )
 )
 cluster_arrive = define(
@@ -104,6 +131,22 @@ mbar_wait = define(
         sass=("mbarrier.try_wait",),
         label=True,
         orders=True,
+    )
+)
+mbar_wait_cluster = define(
+    Atom(
+        "mbar_wait_cluster",
+        (("bar", "mbar"), ("parity", "value")),
+        Scope.THREAD,
+        Lanes.ANY,
+        "WAIT_{uid}:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %pw, [{bar}], "
+        "{parity};\n@!%pw bra WAIT_{uid};",
+        "9.7.13.15.16 mbarrier.try_wait; acquire.cluster: takes over what a peer released",
+        effect="mbar_wait",
+        sass=("mbarrier.try_wait",),
+        label=True,
+        orders=True,
+        defaults=(("acquire", "cluster"),),
     )
 )
 mbar_arrive = define(
@@ -254,6 +297,30 @@ fence_proxy_async = define(
         orders=True,
     )
 )
+grid_wait = define(
+    Atom(
+        "grid_wait",
+        (),
+        Scope.THREAD,
+        Lanes.ANY,
+        "griddepcontrol.wait;",
+        "9.7.13.13 griddepcontrol: until the grids before have completed and are visible",
+        effect="grid_wait",
+        sass=("griddepcontrol.wait",),
+        orders=True,
+    )
+)
+grid_launch_dependents = define(
+    Atom(
+        "grid_launch_dependents",
+        (),
+        Scope.THREAD,
+        Lanes.ANY,
+        "griddepcontrol.launch_dependents;",
+        "9.7.13.13 griddepcontrol: a hint that the next grid may start",
+        sass=("griddepcontrol.launch",),
+    )
+)
 set_max_registers = define(
     Atom(
         "set_max_registers",
@@ -262,6 +329,7 @@ set_max_registers = define(
         Lanes.ALL,
         "setmaxnreg.{direction}.sync.aligned.u32 {registers};",
         "9.7.19.5 setmaxnreg",
+        effect="registers",
         sass=lambda u: ("setmaxnreg." + u.arg.attr("direction"),),
         rules=(
             Rule(
@@ -303,6 +371,20 @@ st_shared_v4 = define(
         "9.7.9.11 st",
         accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
         rules=(Rule("it stores four registers", lambda u: u.src[2].arg == 4),),
+    )
+)
+
+
+ld_shared_v4 = define(
+    Atom(
+        "ld_shared_v4",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {src_reg}, {offset};\nld.shared.v4.b32 {{{dst}}}, [%ra];",
+        "9.7.9.8 ld",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
     )
 )
 

@@ -12,11 +12,12 @@ from ptxflow.compiler.check.state import History, Past
 from ptxflow.compiler.ir import Op, UOp, show
 
 if TYPE_CHECKING:
+    from ptxflow.compiler.check.access import Accesses
     from ptxflow.compiler.check.machine import Machine
 
 
 def race(
-    machine: Machine, agent: Agent, node: UOp, access: Access, history: History, past: Past
+    machine: Accesses, agent: Agent, node: UOp, access: Access, history: History, past: Past
 ) -> str:
     """Two conflicting accesses, and the ordering that is missing between them."""
     earlier = machine.events[past.event]
@@ -29,18 +30,23 @@ def race(
 
 
 def _missing(
-    machine: Machine, agent: Agent, access: Access, history: History, past: Past
+    machine: Accesses, agent: Agent, access: Access, history: History, past: Past
 ) -> tuple[str, str]:
     k, bit = agent.knows, past.bit
     earlier = machine.events[past.event]
     if k.tensor_seen & bit and access.proxy == "tensor":
         return "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
-    if k.generic & bit and access.proxy == "async":
+    if k.generic & bit and access.proxy != "generic" and history.kind is not Op.TMEM:
         fence = "wgmma.fence" if history.kind is Op.FRAG else "fence.proxy.async"
         return "known to the generic proxy only", f"{fence} after the earlier access"
+    if agent.every.of(access.proxy) & bit:
+        return (
+            "done by all lanes, of which the elected one knows its own part",
+            "bar.warp.sync after the earlier access",
+        )
     if earlier.agent is agent:
         return "still in flight", "commit it and wait for it first"
-    if access.proxy == "tensor" and earlier.agent.knows.tensor & bit:
+    if access.proxy == "tensor" and earlier.agent.every.tensor & bit:
         return (
             "complete, but not released",
             "tcgen05.fence::before_thread_sync and an arrive after the earlier access",
@@ -51,7 +57,7 @@ def _missing(
     )
 
 
-def unwritten(machine: Machine, node: UOp, access: Access, history: History) -> str:
+def unwritten(machine: Accesses, node: UOp, access: Access, history: History) -> str:
     """A read of what nothing wrote, and who writes there."""
     operand = atom(node.arg.atom).operand(node, access.operand)
     writers = machine.program.writers(operand.src[0])

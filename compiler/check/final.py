@@ -31,11 +31,25 @@ def check_end(machine: Machine) -> None:
                 f"nobody reads what {machine.events[event]} put into {history.name} "
                 f"[{machine.trip.name}]; fix: consume every stage that is produced"
             )
-    for cta, state in machine.tmem.items():
-        if state == "allocated":
+    for key, meeting in machine.rendezvous.items():
+        if meeting.arrived:
+            left = ", ".join(sorted({f"{show(n)} at {n.site}" for n in meeting.arrived.values()}))
+            raise HazardError(
+                f"the kernel ends with barrier {key[-1]} half way: {len(meeting.arrived)} of "
+                f"{meeting.expected} warps have arrived ({left}) [{machine.trip.name}]; "
+                "fix: a wait for each arrival"
+            )
+    for cta, memory in enumerate(machine.tmem):
+        if memory.state == "allocated":
             raise HazardError(
                 f"CTA {cta} exits with tensor memory allocated [{machine.trip.name}]; "
                 "fix: tcgen05.dealloc after the last access"
+            )
+        if memory.state != "not allocated" and not memory.relinquished:
+            raise HazardError(
+                f"CTA {cta} never gives up the right to allocate tensor memory "
+                f"[{machine.trip.name}]; fix: tcgen05.relinquish_alloc_permit after the alloc, "
+                "else another CTA of the SM hangs in its own"
             )
     _check_output(machine)
 
@@ -44,9 +58,9 @@ def _in_flight(agent: Agent) -> None:
     """Every asynchronous operation but tcgen05's must have been waited for by its own warp."""
     waiting: list[tuple[str, Group]] = [*agent.open.items()]
     waiting += [(pipe, g) for pipe, groups in agent.groups.items() for g in groups]
+    known = agent.known()
     for pipe, group in waiting:
-        known = agent.knows.generic | agent.knows.tensor
-        if pipe != "tcgen05" and group.last is not None and group.local & ~known:
+        if pipe != "tcgen05" and group.last is not None and group.flying() & ~known:
             raise HazardError(
                 f"{agent.who()} exits with {show(group.last)} at {group.last.site} in flight on "
                 f"{pipe}; fix: commit it and wait for it before the end"
@@ -58,8 +72,7 @@ def _left_over(machine: Machine, cta: int) -> None:
     known = 0
     for agent in machine.agents:
         if agent.cta == cta:
-            k = agent.knows
-            known |= k.generic | k.async_ | k.tensor | k.tensor_seen
+            known |= agent.known()
     missing = machine.foreign[cta] & ~known
     if missing:
         event = machine.events[missing.bit_length() - 1]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
-from ptxflow.compiler.check.state import Knowledge
+from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.ir import Op, UOp, show, walk
+from ptxflow.compiler.lower import launch_registers, layout
 
 _EXPRESSION = {
     "add": "({}+{})",
@@ -32,6 +33,14 @@ Env = dict[str, int]
 Steps = Generator[UOp, None, None]
 
 
+def registers_at_launch(warps: int, largest: int) -> int:
+    """Registers of a lane at launch; `largest` is the kernel's greatest setmaxnreg.
+
+    With two warpgroups ptxas launches with that value, with more the block fills the file.
+    """
+    return min(launch_registers(32 * warps), largest if warps == 8 else 255)
+
+
 class Program:
     """A kernel with its values compiled to functions of an environment, shared by many runs."""
 
@@ -43,6 +52,13 @@ class Program:
                 for operand in node.src:
                     if operand.op is Op.SLOT:
                         self.users.setdefault(operand.src[0], []).append(node)
+        self.plan = layout(kernel.arg)
+        asked = [
+            node.arg.attr("registers")
+            for _, node in walk(kernel)
+            if node.op is Op.ATOM and atom(node.arg.atom).effect == "registers"
+        ]
+        self.launched = registers_at_launch(kernel.arg.warps, max(asked, default=0))
         self._values: dict[UOp, Callable[[Env], int]] = {}
         self._text: dict[UOp, str] = {}
 
@@ -98,35 +114,81 @@ def _list(nodes: Iterable[UOp]) -> str:
 
 @dataclass
 class Group:
-    """Asynchronous operations of one pipe: shared-memory or register events, and global ones.
+    """Asynchronous operations of one pipe: events in memory, in registers, and in global memory.
 
     `after` is what their issuer knew: it is complete whenever they are.
     """
 
     local: int = 0
+    registers: int = 0
     remote: int = 0
     after: int = 0
     last: UOp | None = None
 
+    def flying(self) -> int:
+        """What must be complete before the warp may leave."""
+        return self.local | self.registers
+
 
 @dataclass
 class Agent:
-    """One warp of one CTA."""
+    """One warp of one CTA.
+
+    `every` is what each of its lanes knows, `one` what the elected lane knows; `knows` is that of
+    the lanes that run now. A lane knows only its own part of the events in `apart`: those were
+    issued by all lanes, and nothing has ordered the lanes since.
+    """
 
     index: int
     cta: int
     warp: int
     env: Env
     role: str = "prologue"
-    knows: Knowledge = field(default_factory=Knowledge)
-    own: dict[Op, int] = field(default_factory=dict)  # generic events by kind of storage
+    every: Knowledge = field(default_factory=Knowledge)
+    one: Knowledge = field(default_factory=Knowledge)
+    apart: int = 0
+    own: dict[tuple[Op, bool], int] = field(default_factory=dict)  # generic events by storage, lane
     open: dict[str, Group] = field(default_factory=dict)  # not yet committed, by pipe
     groups: dict[str, list[Group]] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)  # barrier -> newest phase observed
-    epoch: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Machine._shared_event
+    epoch: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Accesses._shared_event
     cluster_arrivals: int = 0
     cluster_waits: int = 0
+    registers: int = 0
     has_address: bool = False
+    knows: Knowledge = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.knows = self.every
+
+    def elect(self) -> None:
+        """One lane goes on alone: it knows what every lane knows, of joint events only its part."""
+        self.one.include(self.every, self.apart)
+        self.knows = self.one
+
+    def rejoin(self) -> None:
+        """All lanes go on; what the elected one learned is its own until something syncs them."""
+        self.knows = self.every
+
+    def sync_lanes(self) -> None:
+        """All lanes meet: each learns what the others know."""
+        self.apart = 0
+        self.every.learn(self.one.message())
+        self.one.learn(self.every.message())
+
+    def message(self, lanes: int) -> Message:
+        """What these lanes publish when they arrive somewhere with release semantics."""
+        out = self.knows.message()
+        if lanes > 1:
+            out.add(self.one.message())
+        return out
+
+    def known(self) -> int:
+        """Events that some lane knows, in whatever proxy."""
+        out = 0
+        for k in (self.every, self.one):
+            out |= k.generic | k.async_ | k.tensor | k.tensor_seen
+        return out
 
     def who(self) -> str:
         return f"{self.role} warp {self.warp}" + (f" of CTA {self.cta}" if self.cta >= 0 else "")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms.table import KINDS, STORAGE_OF, Atom, Lanes, Scope, atom
+from ptxflow.compiler.check.program import registers_at_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import KernelInfo, Op, Role, UOp, body_of, show
-from ptxflow.compiler.lower import launch_registers, layout
+from ptxflow.compiler.lower import layout
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,38 @@ def _statement(node: UOp, place: Place, info: KernelInfo) -> int:
             if place.role.name != "block":
                 _fail(node, "a role inside a role")
             place = Place(node.arg, node.arg.elected)
+            _splits_registers(node)
         case Op.IF:
+            _uniform(node, node.src[:1])
             place = Place(place.role, place.elected or node.arg, True)
         case Op.LOOP:
-            pass
+            _uniform(node, node.src[1:4])
         case _:
             _fail(node, f"{node.op.name} is not a statement")
     return sum(_statement(s, place, info) for s in body_of(node))
+
+
+def _splits_registers(node: UOp) -> None:
+    """A role that counts on a number of registers begins by asking for them."""
+    regs, first = node.arg.regs, node.src[0] if node.src else node
+    if regs and not (
+        first.op is Op.ATOM
+        and atom(first.arg.atom).effect == "registers"
+        and first.arg.attr("registers") == regs
+    ):
+        _fail(node, f"role {node.arg.name} is to have {regs} registers: begin with setmaxnreg")
+
+
+def _uniform(node: UOp, values: tuple[UOp, ...]) -> None:
+    """Lanes of a warp branch together: barriers and .aligned instructions rely on it."""
+    if any(_depends(v, "lane") for v in values):
+        _fail(node, "branches on the lane: lanes must stay together, use elect")
+
+
+def _depends(node: UOp, name: str) -> bool:
+    if node.op is Op.VAR:
+        return bool(node.arg == (name, "special"))
+    return any(_depends(s, name) for s in node.src)
 
 
 def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
@@ -72,6 +98,8 @@ def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
     for rule in row.rules:
         if not rule.holds(node):
             _fail(node, rule.sentence)
+    if node.arg.attr("cta_group", info.cta_group) != info.cta_group:
+        _fail(node, f"cta_group must be {info.cta_group} throughout the kernel")
     _scope(node, row, place)
     return len(row.operands) + len(row.rules) + 2
 
@@ -134,7 +162,7 @@ def _register_pool(info: KernelInfo, roles: list[Role]) -> list[tuple[str, bool,
     if not any(r.regs for r in roles):
         return []
     largest = max(r.regs for r in roles)
-    launched = min(launch_registers(32 * info.warps), largest if info.warps == 8 else 255)
+    launched = registers_at_launch(info.warps, largest)
     pool = launched * info.warps // 4
     asked = sum(r.regs * r.warps // 4 for r in roles)
     return [

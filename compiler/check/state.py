@@ -51,27 +51,45 @@ def _minus(a: Region, b: Region) -> list[Region]:
 
 @dataclass
 class Knowledge:
-    """The events seen complete, per proxy, and what the tcgen05 fences hold back."""
+    """The events seen complete, per proxy, and what the tcgen05 fences hold back.
+
+    `tensor` is what later tcgen05 operations of the thread are ordered after: their shared-memory
+    operands are accessed through the async proxy, but a barrier that the thread waited for orders
+    them only from tcgen05.fence::after_thread_sync on.
+    """
 
     generic: int = 0
     async_: int = 0
     tensor: int = 0
-    tensor_seen: int = 0  # learned, but not yet ordered by fence::after_thread_sync
-    tensor_released: int = 0  # known, and ordered by fence::before_thread_sync
+    tensor_seen: int = 0  # learned from a barrier, so ordered before any later arrival
+    tensor_released: int = 0  # own accesses, ordered by fence::before_thread_sync
+    over: int = 0  # asynchronous accesses known to be over: their place may be reused, not read
 
-    def of(self, proxy: str) -> int:
-        return (
-            self.generic if proxy == "generic" else self.async_ if proxy == "async" else self.tensor
-        )
+    def of(self, proxy: str, mode: str = "rw") -> int:
+        if proxy == "generic":
+            return self.generic
+        known = self.async_ if proxy == "async" else self.tensor
+        return known | self.over if mode == "w" else known
 
     def message(self) -> Message:
-        """What an arrive with release semantics publishes."""
-        return Message(self.generic, self.async_, self.tensor_released)
+        """What an arrival with release semantics publishes."""
+        seen = self.tensor_released | self.tensor_seen
+        return Message(self.generic, self.async_, seen, self.over)
 
     def learn(self, message: Message) -> None:
         self.generic |= message.generic
         self.async_ |= message.async_
-        self.tensor_seen |= message.tensor
+        self.tensor_seen |= message.tensor | message.async_
+        self.over |= message.over
+
+    def include(self, other: Knowledge, but: int) -> None:
+        """Add what another part of the same warp knows, except some events."""
+        self.generic |= other.generic & ~but
+        self.async_ |= other.async_ & ~but
+        self.tensor |= other.tensor & ~but
+        self.tensor_seen |= other.tensor_seen & ~but
+        self.tensor_released |= other.tensor_released & ~but
+        self.over |= other.over & ~but
 
 
 @dataclass
@@ -81,23 +99,40 @@ class Message:
     generic: int = 0
     async_: int = 0
     tensor: int = 0
+    over: int = 0
 
     def add(self, other: Message) -> None:
         self.generic |= other.generic
         self.async_ |= other.async_
         self.tensor |= other.tensor
+        self.over |= other.over
+
+    def relaxed(self, handed: int, asynchronous: int) -> Message:
+        """What a relaxed arrival hands over: no data, but places that nothing uses any more.
+
+        `handed` are arrivals and accesses to tensor memory, whose own fences order them (PTX ISA
+        9.7.16.6); `asynchronous` are accesses to shared memory.
+        """
+        return Message(
+            0, self.async_ & handed, self.tensor & handed, self.over | self.async_ & asynchronous
+        )
 
 
 @dataclass(slots=True)
 class Past:
-    """An earlier access that later ones must be ordered after."""
+    """An earlier access that later ones must be ordered after.
+
+    `source` is where a TMA load's box lies in its tensor: (map, first column, row at offset 0).
+    """
 
     event: int
     bit: int
     mode: str
     region: Region
     agent: int
-    pipe: str
+    proxy: str
+    pipe: str = ""
+    source: tuple[str, int, int] | None = None
 
 
 @dataclass
@@ -111,11 +146,14 @@ class History:
     unread: dict[int, Region] = field(default_factory=dict)
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
-        """The first earlier conflicting access that is not known; hardware orders one pipe."""
+        """The first earlier conflicting access that is not known.
+
+        Hardware orders operations of one pipe on the same accumulator, so on the same region.
+        """
         for past in self.past:
             if past.bit & known or (mode == "r" and past.mode == "r"):
                 continue
-            if pipe and past.pipe == pipe:
+            if pipe and past.pipe == pipe and past.region == region:
                 continue
             if overlap(past.region, region):
                 return past
@@ -130,7 +168,7 @@ class History:
                 if not (
                     p.mode == "r"
                     and p.agent == new.agent
-                    and p.pipe == new.pipe
+                    and p.proxy == new.proxy
                     and inside(p.region, new.region)
                 )
             ]
@@ -157,18 +195,19 @@ class Barrier:
     tx: int = 0
     observed: int = -1  # the newest completed phase that somebody has waited for
     message: Message = field(default_factory=Message)
-    done: dict[int, Message] = field(default_factory=dict)
+    distant: Message = field(default_factory=Message)  # what peers released: acquire.cluster
+    done: dict[int, tuple[Message, Message]] = field(default_factory=dict)
     init: int = -1  # event of the mbarrier.init
     arrivers: dict[UOp, int] = field(default_factory=dict)  # in the current phase
 
     def settle(self) -> None:
         """Complete the phase if nothing is outstanding."""
         if self.pending == 0 and self.tx == 0:
-            self.done[self.phase] = self.message
+            self.done[self.phase] = self.message, self.distant
             self.done.pop(self.phase - 2, None)
             self.phase += 1
             self.pending = self.count
-            self.message = Message()
+            self.message, self.distant = Message(), Message()
             self.arrivers = {}
 
     def state(self) -> str:
@@ -184,18 +223,28 @@ class Rendezvous:
     """A CTA, named or cluster barrier: everybody arrives, then everybody knows what all knew."""
 
     expected: int
-    arrived: set[int] = field(default_factory=set)
+    arrived: dict[int, UOp] = field(default_factory=dict)  # by agent, with its statement
     generation: int = 0
     message: Message = field(default_factory=Message)
     done: dict[int, Message] = field(default_factory=dict)
 
-    def arrive(self, agent: int, message: Message) -> int:
+    def arrive(self, agent: int, node: UOp, message: Message) -> int:
         """The generation that this arrival belongs to."""
         mine = self.generation
-        self.arrived.add(agent)
+        self.arrived[agent] = node
         self.message.add(message)
         if len(self.arrived) == self.expected:
             self.done[mine] = self.message
-            self.arrived, self.message = set(), Message()
+            self.arrived, self.message = {}, Message()
             self.generation += 1
         return mine
+
+
+@dataclass
+class TensorMemory:
+    """The tensor memory of one CTA; `event` is its allocation."""
+
+    state: str = "not allocated"
+    columns: int = 0
+    event: int = 0
+    relinquished: bool = False

@@ -19,7 +19,8 @@ class Order:
     """What tcgen05's fences order: lanes that synchronised, and loads that were completed."""
 
     def __init__(self) -> None:
-        self.synced = 0  # lanes that waited since their last fence::after_thread_sync
+        self.synced = 0  # lanes that passed an mbarrier since their last fence::after_thread_sync
+        self.joined = 0  # the same of barriers of the CTA or the cluster
         self.loaded = 0  # lanes that read TMEM since their last fence::before_thread_sync
         self.barriers: list[MBarrier] = []  # initialised, not yet fenced
 
@@ -35,8 +36,8 @@ def arrives(w: Warp, line: int) -> None:
         )
 
 
-def synced(w: Warp) -> None:
-    w.unit(Order).synced |= w.mask
+def joined(w: Warp) -> None:
+    w.unit(Order).joined |= w.mask
 
 
 # -- branches and warps ---------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def barrier_sync(line: Line) -> Step:
             if count % 32 or not 0 < count <= w.cta.machine.launch.block:
                 raise Fault(f"{name} for {count} threads of {w.cta.machine.launch.block}")
             mine = bar.arrive(w.index, count, name, count)
-        synced(w)
+        joined(w)
         if not waits or bar.generation > mine:
             return None
         return Wait(lambda: bar.generation > mine, f"{name}: {32 * len(bar.arrived)} threads came")
@@ -200,7 +201,7 @@ def cluster_barrier(line: Line) -> Step:
             bar.arrive(w.cta.rank << 8 | w.index)
             return None
         mine = bar.wait(w.cta.rank << 8 | w.index)
-        synced(w)
+        joined(w)
         if bar.generation > mine:
             return None
         return Wait(lambda: bar.generation > mine, "the cluster barrier")
@@ -351,5 +352,6 @@ def fence_tensor(line: Line) -> Step:
             order.loaded &= ~w.mask
         else:
             order.synced &= ~w.mask
+            order.joined &= ~w.mask
 
     return run

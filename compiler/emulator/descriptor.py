@@ -28,7 +28,8 @@ def swizzled(address: Array, width: int) -> Array:
     """The XOR of a swizzle on absolute byte addresses: bits 4-6 by bits 7-9."""
     if not width:
         return address
-    return address ^ (((address >> 7) & _XOR_MASK[width]) << 4)
+    moved: Array = address ^ (((address >> 7) & _XOR_MASK[width]) << 4)
+    return moved
 
 
 def field(bits: int, low: int, high: int) -> int:

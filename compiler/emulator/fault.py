@@ -1,4 +1,4 @@
-"""What the emulator refuses, and what it merely notes: `Fault` stops a run, a hazard is a line of text.
+"""What the emulator refuses: `Fault` stops a run. (A hazard it notes is a line of text.)
 
 A fault names the thread, the PTX line and its text, the rule and the facts.
 """

@@ -1,8 +1,8 @@
 """The machine: clusters of CTAs of warps, asynchronous work in flight, schedules, deadlock.
 
 Clusters run one after another; the warps of a cluster take turns. With seed 0 every asynchronous
-operation lands only when nobody can go on, oldest first; other seeds vary who runs, how far, and
-what lands when.
+operation lands only when nobody can go on, oldest first. Other seeds vary who runs, how far, and
+what lands when: odd ones starve warpgroups (seed 1 the first of them), even ones take turns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from ptxflow.compiler.emulator import tensormap
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
@@ -72,13 +74,17 @@ class Report:
 class Cta:
     """One CTA of the cluster."""
 
+    machine: Machine
+    rank: int
+    index: int
+
     def __init__(self, machine: Machine, rank: int, index: int):
         self.machine, self.rank, self.index = machine, rank, index
         self.shared = Shared(machine.shared_bytes)
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.pool = RegisterPool(machine.launch_registers)
-        self.units: dict[type, object] = {}
+        self.units: dict[type, Unit] = {}
         program = machine.program
         self.warps = [
             Warp(self, i, program.code, program.widths) for i in range(machine.launch.block // 32)
@@ -92,9 +98,8 @@ class Cta:
         """This CTA's state of some instructions, made when first asked for."""
         found = self.units.get(kind)
         if found is None:
-            found = self.units[kind] = kind()
-        assert isinstance(found, kind)
-        return found
+            found = self.units[kind] = kind()  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
 
     def barrier(self, offset: int) -> MBarrier:
         if offset % 8:
@@ -115,6 +120,10 @@ class Cta:
 
 class Machine:
     """A program with its launch and tensors."""
+
+    launch: Launch
+    grid: int  # CTAs along x
+    cluster_size: int
 
     def __init__(
         self,
@@ -137,6 +146,9 @@ class Machine:
         self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
         self._bind(axes)
         self.rng = random.Random(seed) if seed else None
+        self.strict = seed % 2 == 1  # a warp runs only when none before it can
+        self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
+        self.seed = seed
         self.leader = self.rng.randrange(32) if self.rng else 0  # the lane that elect.sync picks
         self.report = Report()
 
@@ -194,7 +206,8 @@ class Machine:
         for index in range(self.grid // self.cluster_size) if clusters is None else clusters:
             if not 0 <= index < self.grid // self.cluster_size:
                 raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
-            self._run_cluster(index)
+            with np.errstate(all="ignore"):  # NaN and infinity are values like others
+                self._run_cluster(index)
             self.report.clusters += 1
         return self.report
 
@@ -204,24 +217,39 @@ class Machine:
         self.landings: list[Landing] = []
         warps = [w for cta in self.ctas for w in cta.warps]
         self.cluster_barrier = ClusterBarrier(len(warps))
+        self.priority: dict[tuple[int, int], int] = {}
         executed = 0
         while warps:
+            self._reorder(warps)
+            if self.landings and self.rng and self.rng.random() < self.early:
+                self._land()
+                continue
             progress = False
-            if self.rng:
-                self.rng.shuffle(warps)
             for w in warps:
                 if w.runnable():
                     executed += self._turn(w)
                     progress = True
+                    if self.strict:
+                        break
             warps = [w for w in warps if not w.done]
             if executed > LIMIT:
                 raise Fault(f"{executed} instructions: the run does not end")
-            early = self.rng is not None and self.rng.random() < 0.25
-            if self.landings and (early or not progress):
+            if not progress and warps:
+                if not self.landings:
+                    raise Fault(self._deadlock(warps))
                 self._land()
-            elif not progress and warps:
-                raise Fault(self._deadlock(warps))
         self.report.instructions += executed
+
+    def _reorder(self, warps: list[Warp]) -> None:
+        """Whose turn comes first: anyone's, or by a priority of warpgroups that seldom changes."""
+        if self.rng and not self.strict:
+            self.rng.shuffle(warps)
+        elif self.rng and (not self.priority or self.rng.random() < 0.01):
+            groups = sorted({(w.cta.rank, w.index // 4) for w in warps}, reverse=True)
+            if self.priority or self.seed > 1:
+                self.rng.shuffle(groups)
+            self.priority = {group: i for i, group in enumerate(groups)}
+            warps.sort(key=lambda w: (self.priority[w.cta.rank, w.index // 4], w.index))
 
     def _turn(self, w: Warp) -> int:
         budget = self.rng.randint(1, 300) if self.rng else 1 << 30
@@ -246,7 +274,7 @@ class Machine:
         if not cta.exited:
             return
         for unit in cta.units.values():
-            self._nothing_left(unit.left())  # type: ignore[attr-defined]
+            self._nothing_left(unit.left())
         for landing in self.landings:
             if cta.rank in landing.ctas:
                 self._nothing_left(

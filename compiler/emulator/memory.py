@@ -1,8 +1,8 @@
 """Shared and global memory, byte by byte.
 
-Shared addresses carry the CTA's rank in the cluster in bits 24 and up, as `mapa` makes them; a CTA's
-own window starts with 1 KiB that is reserved. Every shared byte has a state, so that a read of what
-was never written, or is still to land, is a fault.
+Shared addresses carry the CTA's rank in the cluster in bits 24 and up, as `mapa` makes them; a
+CTA's own window starts with 1 KiB that is reserved. Every shared byte has a state, so that a read
+of what was never written, or is still to land, is a fault.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -174,7 +173,3 @@ def parameter_layout(sizes: list[tuple[str, int, int]]) -> dict[str, int]:
         out[name] = at
         at += size
     return out
-
-
-def bits(value: Any, size: int) -> int:
-    return int(value) & ((1 << 8 * size) - 1)

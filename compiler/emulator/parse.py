@@ -359,7 +359,8 @@ class _Parser:
         if "|" in text:
             first, second = text.split("|")
             return Pair(
-                self._operand(first.strip(), scope, line), self._operand(second.strip(), scope, line)
+                self._operand(first.strip(), scope, line),
+                self._operand(second.strip(), scope, line),
             )
         value = number(text)
         if value is not None:

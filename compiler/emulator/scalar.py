@@ -162,8 +162,10 @@ def _wide(value: Value, is_signed: bool) -> Value:
     """A 32-bit value extended to 64 bits."""
     if not is_vector(value):
         return to_signed(value, 32) & MASKS[64] if is_signed else value
-    return value.view(np.int32).astype(np.int64).view(np.uint64) if is_signed else value.astype(
-        np.uint64
+    return (
+        value.view(np.int32).astype(np.int64).view(np.uint64)
+        if is_signed
+        else value.astype(np.uint64)
     )
 
 
@@ -351,8 +353,7 @@ def float_binary(line: Line) -> Step:
     write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
 
     def run(w: Warp) -> None:
-        with np.errstate(all="ignore"):
-            write(w, compute(floats(a(w)), floats(b(w))).view(np.uint32))
+        write(w, compute(floats(a(w)), floats(b(w))).view(np.uint32))
 
     return run
 
@@ -365,8 +366,7 @@ def fused(line: Line) -> Step:
     a, b, c = line.read(1, 32), line.read(2, 32), line.read(3, 32)
 
     def run(w: Warp) -> None:
-        with np.errstate(all="ignore"):
-            product = floats(a(w)).astype(np.float64) * floats(b(w))
-            write(w, (product + floats(c(w))).astype(np.float32).view(np.uint32))
+        product = floats(a(w)).astype(np.float64) * floats(b(w))
+        write(w, (product + floats(c(w))).astype(np.float32).view(np.uint32))
 
     return run

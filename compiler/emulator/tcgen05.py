@@ -7,10 +7,11 @@ are in flight. A load reads tensor memory at its wait::ld.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
+from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.control import Order, own
 from ptxflow.compiler.emulator.descriptor import (
     InstructionDescriptor,
@@ -185,10 +186,9 @@ def deallocate(line: Line) -> Step:
         count = uniform(w, columns(w), "the number of columns")
         if memory.allocated.get(base) != count:
             raise Fault(f"{count} columns at {base} are no allocation: {memory.allocated}")
-        _unordered(w, line.ins.line)
-        if memory.products or memory.loads:
-            busy = [*memory.products, *memory.loads][0]
-            raise Fault(f"line {busy.line} still works on tensor memory")
+        _unordered(w, line.ins.line, w.unit(Order).joined)
+        for line_number in [x.line for x in memory.products] + [x.line for x in memory.loads]:
+            raise Fault(f"line {line_number} still works on tensor memory")
         del memory.allocated[base]
         memory.state[:, base : base + count] = UNWRITTEN
 
@@ -206,8 +206,9 @@ def relinquish(line: Line) -> Step:
     return run
 
 
-def _unordered(w: Warp, line: int) -> None:
-    if w.unit(Order).synced & w.mask:
+def _unordered(w: Warp, line: int, joined: int = 0) -> None:
+    """`joined`: lanes for which a barrier of the CTA or the cluster counts too."""
+    if (w.unit(Order).synced | joined) & w.mask:
         w.cta.machine.hazard(
             line, "no tcgen05.fence::after_thread_sync since the thread last synchronised"
         )
@@ -356,16 +357,18 @@ def commit(line: Line) -> Step:
             products = w.unit(Issued).products.pop(lane, [])
             touched = {*ranks, *(part.rank for p in products for part in p.parts)}
 
-            def land(products: list[Product] = products, signals: list[object] = [*signals]) -> None:
-                for p in products:
-                    run_product(w, p)
-                for signal in signals:
-                    machine.hazard(line.ins.line, signal.arrive())  # type: ignore[attr-defined]
-
-            thread = (w.cta.rank, w.index, lane)
-            machine.issue(w, tuple(sorted(touched)), land, thread)
+            land = partial(_complete, w, line.ins.line, products, signals)
+            machine.issue(w, tuple(sorted(touched)), land, (w.cta.rank, w.index, lane))
 
     return run
+
+
+def _complete(w: Warp, line: int, products: list[Product], signals: list[MBarrier]) -> None:
+    """A commit lands: its products run, then its barriers get their arrival."""
+    for p in products:
+        run_product(w, p)
+    for signal in signals:
+        w.cta.machine.hazard(line, signal.arrive())
 
 
 # -- loads ----------------------------------------------------------------------------------------

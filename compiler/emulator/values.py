@@ -10,8 +10,7 @@ from ptxflow.compiler.emulator.warp import Array
 def half_bits(value: Array, bfloat16: bool) -> Array:
     """float32 rounded to nearest even, as the 16 bits of float16 or bfloat16."""
     if not bfloat16:
-        with np.errstate(over="ignore"):
-            return value.astype(np.float16).view(np.uint16)
+        return value.astype(np.float16).view(np.uint16)
     word = value.view(np.uint32)
     rounded = (word + (((word >> 16) & 1) + 0x7FFF).astype(np.uint32)) >> 16
     return np.where(np.isnan(value), 0x7FFF, rounded).astype(np.uint16)

@@ -41,7 +41,6 @@ class Product:
     chained: bool
     issued: set[int] = field(default_factory=set)
     inputs: dict[int, Array] = field(default_factory=dict)
-    done: bool = False
 
 
 class Warpgroup:
@@ -51,7 +50,9 @@ class Warpgroup:
         self.products: list[Product] = []
         self.position = [0] * WARPS
         self.ends: list[list[int]] = [[] for _ in range(WARPS)]
+        self.done = 0  # leading products that have run
         self.landed = [0] * WARPS
+        self.owed: list[set[tuple[int, ...]]] = [set() for _ in range(WARPS)]
         self.accumulators: dict[tuple[int, ...], Array] = {}
 
     def issue(self, w: Warp, new: Product) -> None:
@@ -96,17 +97,23 @@ class Warpgroup:
                 self.accumulators[product.slots] = held
             out += self.accumulators[product.slots]
         self.accumulators[product.slots] = out
-        product.done = True
 
     def land(self, w: Warp, upto: int) -> None:
         """Give the warp the accumulators that no product from `upto` on still writes."""
         me = w.index % WARPS
+        self.owed[me] |= {p.slots for p in self.products[self.landed[me] : upto]}
+        self.landed[me] = max(self.landed[me], upto)
         busy = {p.slots for p in self.products[upto : self.position[me]]}
-        for slots in {p.slots for p in self.products[self.landed[me] : upto]} - busy:
+        for slots in self.owed[me] - busy:
             out = self.accumulators[slots]
             row, column = fragment(2 * len(slots))
             w.land(slots, out[16 * me + row, column].view(np.uint32))
-        self.landed[me] = max(self.landed[me], upto) if not busy else self.landed[me]
+        self.owed[me] &= busy
+
+    def flying(self, w: Warp) -> set[tuple[int, ...]]:
+        """The warp's accumulators in flight."""
+        me = w.index % WARPS
+        return self.owed[me] | {p.slots for p in self.products[self.landed[me] : self.position[me]]}
 
 
 class Warpgroups:
@@ -120,9 +127,8 @@ class Warpgroups:
 
     def left(self) -> str | None:
         for group in self.groups.values():
-            for p in group.products:
-                if not p.done:
-                    return f"the wgmma of line {p.line} was never waited for"
+            for p in group.products[group.done :]:
+                return f"the wgmma of line {p.line} was never waited for"
         return None
 
 
@@ -169,7 +175,7 @@ def multiply(line: Line) -> Step:
         scale = bool(uniform(w, scale_d(w), "scale-d"))
         group = w.cta.unit(Warpgroups).of(w)
         flight = key & w.flight.keys()
-        if flight and (flight != key or slots not in _flying(group, w)):
+        if flight and (flight != key or slots not in group.flying(w)):
             raise Fault("some of its accumulators are in flight in another shape")
         new = Product(line.ins.line, n, bfloat16, scale, slots, at, tiles, bool(flight))
         if scale and not flight:
@@ -179,11 +185,6 @@ def multiply(line: Line) -> Step:
         group.issue(w, new)
 
     return run
-
-
-def _flying(group: Warpgroup, w: Warp) -> set[tuple[int, ...]]:
-    me = w.index % WARPS
-    return {p.slots for p in group.products[group.landed[me] : group.position[me]]}
 
 
 @operation(r"wgmma\.fence\.sync\.aligned")
@@ -217,7 +218,7 @@ def wait(line: Line) -> Step:
         group, me = w.cta.unit(Warpgroups).of(w), w.index % WARPS
         ends = group.ends[me]
         upto = ends[-1 - pending] if len(ends) > pending else 0
-        covered = [p for p in group.products[:upto] if not p.done]
+        covered = group.products[group.done : upto]
         if any(len(p.issued) < WARPS for p in covered):
             w.pc = w.at
             return Wait(
@@ -226,6 +227,7 @@ def wait(line: Line) -> Step:
             )
         for p in covered:
             group.run(w, p)
+        group.done = max(group.done, upto)
         group.land(w, upto)
         if upto == group.position[me]:
             w.unit(Fence).fenced = False

@@ -15,6 +15,7 @@ from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.replay import LeafReplay
+from ptxflow.gfn.run import Run
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 SpaceOf = Callable[[int], Space]
@@ -140,3 +141,23 @@ def test_an_empty_replay_gives_nothing() -> None:
     assert LeafReplay(2, 4).sample(torch.tensor([0, 1]), np.random.default_rng(0)).tolist() == [
         -1, -1,
     ]  # fmt: skip
+
+
+def test_a_run_in_minutes_plans_by_the_share_of_the_time(
+    toy: SpaceOf, toy_reward: Any, tmp_path: Path
+) -> None:
+    trainer = Trainer([toy(1)], SMALL, 10**6, toy_reward)
+    run = Run(tmp_path, trainer, (), steps=None, minutes=2.0, measurements=4, settings={})
+    trainer.step, run.elapsed = 50, 30.0
+    run.plan()
+    assert trainer.total == 200 and trainer.progress == 0.25 and not run.finished
+    run.measure()
+    assert run.measured == 1
+    trainer.step, run.elapsed = 60, 60.0  # the machine became slower
+    run.plan()
+    assert trainer.progress == 0.5 and not run.finished
+    run.elapsed = 120.0
+    assert run.finished
+    fixed = Run(tmp_path, trainer, (), steps=120, minutes=None, measurements=4, settings={})
+    fixed.plan()
+    assert trainer.total == 120, "a length in steps is not planned anew"

@@ -68,11 +68,11 @@ def test_commit_that_signals_one_cta_of_a_pair(pair):  # type: ignore[no-untyped
     refused(edit(tree, path, (bad,)), trips, B200, "deadlock")
 
 
-def test_relaxed_arrive_hands_over_no_registers(pair):  # type: ignore[no-untyped-def]
+def test_relaxed_arrive_hands_over_tensor_memory(pair):  # type: ignore[no-untyped-def]
+    """Harmless: tcgen05's own fences order accesses to TMEM; no other data is handed over here."""
     tree, trips = pair
     path, arrive = find(tree, "mbar_release_peer")
-    bad = at.mbar_arrive_peer(*arrive.src)
-    refused(edit(tree, path, (bad,)), trips, B200, "race on acc")
+    assert check(edit(tree, path, (at.mbar_arrive_peer(*arrive.src),)), trips, B200)
 
 
 def test_stage_released_too_early(hopper):  # type: ignore[no-untyped-def]

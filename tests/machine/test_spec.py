@@ -10,6 +10,7 @@ from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, define
 from ptxflow.compiler.check import Machine, check_spec
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import (
+    LANE,
     WARP,
     KernelInfo,
     Op,
@@ -20,10 +21,12 @@ from ptxflow.compiler.ir import (
     elect,
     frag,
     kernel,
+    loop,
     mbar,
     role,
     slot,
     smem,
+    var,
     when,
 )  # fmt: skip
 from tests.gemm_cases import B200, CASES, H200, IDS, build
@@ -58,11 +61,26 @@ def test_the_kernels_hold(dev, name, s):  # type: ignore[no-untyped-def]
         ([elect(const(1), at.mbar_arrive_expect(slot(BAR), bytes=1 << 20))], r"below 2\^20"),
         ([UOp(Op.ATOM, (), Use("warp_drive"), "here:1")], "unknown atom 'warp_drive'"),
         ([role(Role("inner", 0, 4))], "role inside a role"),
+        ([when(LANE < 16, at.named_sync(id=1, threads=128))], "branches on the lane"),
+        ([loop(var("i"), LANE, at.named_sync(id=1, threads=128))], "branches on the lane"),
     ],
 )
 def test_refusals(body, message):  # type: ignore[no-untyped-def]
     with pytest.raises(SpecError, match=message):
         one(*body)
+
+
+def test_one_cta_group_throughout():
+    use = at.tmem_relinquish(cta_group=2)
+    with pytest.raises(SpecError, match="cta_group must be 1 throughout"):
+        one(use, dev=B200)
+
+
+def test_a_role_asks_for_the_registers_it_counts_on():
+    with pytest.raises(SpecError, match="role r is to have 40 registers: begin with setmaxnreg"):
+        info = KernelInfo("k", H200.arch, 4, 1, (), ())
+        asks = at.set_max_registers(direction="dec", registers=48)
+        check_spec(kernel(info, role(Role("r", 0, 4, regs=40), asks)), H200)
 
 
 def test_budgets():
@@ -93,7 +111,7 @@ def test_rows_are_complete(row: Atom):
 def test_the_table_refuses_duplicates_and_unknown_names():
     with pytest.raises(ValueError, match="defined twice"):
         define(atom("cta_sync"))
-    with pytest.raises(KeyError, match="unknown atom 'nope'; known: bulk_commit"):
+    with pytest.raises(KeyError, match="unknown atom 'nope'; known: add_f32, bulk_commit"):
         atom("nope")
     with pytest.raises(TypeError, match=r"mbar_wait takes \(bar, parity\)"):
         at.mbar_wait(slot(BAR))

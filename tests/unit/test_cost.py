@@ -82,7 +82,8 @@ def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
     assert (asked.blocks * asked.tiles * f.tile_m * f.tile_n >= m * n).all()
     assert (asked.blocks[f.persistent == 1] <= device.sms).all()
     assert (asked.tiles[f.persistent == 0] == 1).all()
-    assert (asked.steps * f.tile_k >= k).all() and ((asked.steps - 1) * f.tile_k < k).all()
+    share = f.tile_k * f.split_k
+    assert (asked.steps * share >= k).all() and ((asked.steps - 1) * share < k).all()
     flops = 2 * f.tile_m * f.tile_n * f.tile_k
     assert (flops / asked.mma_cycles <= device.mma_flops_per_cycle).all()
     assert (asked.dram_bytes >= space.problem.bytes).all()

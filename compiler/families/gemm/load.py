@@ -36,6 +36,8 @@ MULTICAST_SYNC = 15  # a stage is released by every CTA of the cluster (estimate
 HALF_LINE = 1.12  # cost of 64-byte rows over 128-byte ones in TMA and L2 (estimated)
 STORE_RATE = {"direct": 24.0, TMA: 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
 CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
+OUTSIDE_CYCLES = 4.5  # of a box row out of bounds: n4096_k4096 at M 1, 16 and 64 on an H200
+SMEM_BYTES_PER_CYCLE = 128
 EXCHANGE_SYNC = 1200  # two cluster barriers, and the latency of a remote read (estimated)
 EXCHANGE_WRITE, EXCHANGE_READ = 128.0, 24.0  # bytes a cycle and SM (estimated)
 BLOCK_SETUP = 700  # launch, barrier init, tensor-map fetch (estimated)
@@ -59,7 +61,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         steps=-(-(-(-problem["K"] // f.tile_k)) // f.split_k),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
-        smem_bytes=_smem_traffic(f, device),
+        smem_bytes=_smem_traffic(f, problem, device),
         l2_bytes=_l2_bytes(f, problem),
         issue_cycles=_issue_cycles(f, device),
         epilogue_cycles=epilogue,
@@ -93,7 +95,7 @@ def _mma_cycles(f: Fields, device: Device) -> Any:
     return along_m * along_n * one * (f.tile_k / MMA_K)
 
 
-def _smem_traffic(f: Fields, device: Device) -> Any:
+def _smem_traffic(f: Fields, problem: Problem, device: Device) -> Any:
     """Shared-memory bytes of a step: operands read by each instruction, and the TMA fill.
 
     A is read again for each instruction along N, the CTA's rows of B for each along M.
@@ -101,7 +103,15 @@ def _smem_traffic(f: Fields, device: Device) -> Any:
     along_m, along_n = _instructions(f, device)
     rows = f.tile_m * along_n + f.tile_n // f.cta_group * along_m
     fill = stage_bytes(f) * np.where(f.swizzle == 64, HALF_LINE, 1.0)
-    return rows * f.tile_k * ELEMENT + fill
+    return rows * f.tile_k * ELEMENT + fill + _outside(f, problem)
+
+
+def _outside(f: Fields, problem: Problem) -> Any:
+    """The cost of box rows beyond M, as bytes: the TMA fills them with zeros one by one."""
+    _, along_n = cluster_shape(f)
+    rows = np.maximum(f.tile_m - problem["M"], 0) / along_n
+    boxes = f.tile_k * ELEMENT / f.swizzle
+    return rows * boxes * OUTSIDE_CYCLES * SMEM_BYTES_PER_CYCLE
 
 
 def _l2_bytes(f: Fields, problem: Problem) -> Any:

@@ -1,0 +1,411 @@
+"""Accesses of the abstract machine: where they fall, what they must know, what completes them.
+
+An access is refused unless its issuer knows, in the access's proxy, every earlier conflicting one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ptxflow.compiler.atoms.table import Access, Atom, atom
+from ptxflow.compiler.check import explain
+from ptxflow.compiler.check.program import Agent, Event, Group, Program
+from ptxflow.compiler.check.state import (
+    Barrier,
+    History,
+    Past,
+    Region,
+    Rendezvous,
+    TensorMemory,
+    inside,
+    overlap,
+    uncovered,
+)
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.strategy import Trip
+
+LANES = 32
+_BAND = 8  # rows of a global tensor that share a history
+
+
+class Accesses:
+    """The state of one abstract run, and its memory."""
+
+    def __init__(self, program: Program, trip: Trip, schedule: str):
+        self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
+        self.events: list[Event] = []
+        self.histories: dict[tuple[Any, ...], History] = {}
+        self.barriers: dict[tuple[Any, ...], Barrier] = {}
+        self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
+        self.landing: list[Callable[[], None]] = []
+        self.foreign = [0] * self.info.cluster  # events that reach into a CTA
+        self.handed = 0  # events that even a relaxed arrival hands over: see Message.relaxed
+        self.asynchronous = 0  # asynchronous accesses to shared memory
+        self.grid_waits = 0
+        self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
+        self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
+        self.steps = 0
+        values = dict(trip.values)
+        base = values.pop("ctaid", 0) * self.info.cluster
+        self.agents = [
+            Agent(
+                i,
+                i // self.info.warps,
+                i % self.info.warps,
+                {
+                    "ctas": self.info.cluster,
+                    **values,
+                    "ctaid": base + i // self.info.warps,
+                    "cta_rank": i // self.info.warps,
+                    "warp": i % self.info.warps,
+                    "lane": 0,
+                },
+                registers=program.launched,
+            )
+            for i in range(self.info.cluster * self.info.warps)
+        ]
+
+    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> NoReturn:
+        raise HazardError(
+            f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
+        )
+
+    # -- events and histories -----------------------------------------------------------------
+
+    def _event(self, agent: Agent, node: UOp) -> int:
+        self.events.append(Event(agent, agent.who(), node))
+        return 1 << (len(self.events) - 1)
+
+    def _shared_event(self, agent: Agent, node: UOp, access: Access, key: tuple[Any, ...]) -> int:
+        """One event for all like accesses of a warp between two ordering statements.
+
+        They become known together, so telling them apart would change no verdict. TMA loads are
+        not shared: each counts its own bytes.
+        """
+        if access.done == "mbar":
+            return self._event(agent, node)
+        key = (access.done, access.proxy, *key)
+        found = agent.epoch.get(key)
+        if found is None:
+            found = agent.epoch[key] = self._event(agent, node)
+        return found
+
+    def _history(self, key: tuple[Any, ...], name: str) -> History:
+        """The history of one stage of a storage; the key starts with the storage's Op."""
+        found = self.histories.get(key)
+        if found is None:
+            found = self.histories[key] = History(name, key[0])
+        return found
+
+    def _registers_at_entry(self, agent: Agent) -> None:
+        """What the registers hold at entry was written generically."""
+        for storage in self.info.storage:
+            if storage.op is Op.FRAG:
+                bit = self._event(agent, self.program.kernel)
+                history = self._history((Op.FRAG, storage.arg.name, agent.index), storage.arg.name)
+                whole = (0, storage.arg.size, 0, 1)
+                past = Past(bit.bit_length() - 1, bit, "w", whole, agent.index, "generic")
+                history.past.append(past)
+                agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | bit
+                agent.every.generic |= bit
+
+    # -- places -------------------------------------------------------------------------------
+
+    def _places(
+        self, agent: Agent, node: UOp, row: Atom, operand: UOp, cta: int
+    ) -> list[tuple[History, Region]]:
+        """The histories and regions that an operand names, as this warp sees them in this CTA."""
+        storage, stage_node, offset_node = operand.src
+        value, env = self.program.value, agent.env
+        stage, offset = value(stage_node)(env), value(offset_node)(env)
+        name = storage.arg.name
+        match storage.op:
+            case Op.GLOBAL:
+                rows, columns, count, stride = operand.arg
+                return [
+                    place
+                    for i in range(count)
+                    for place in self.bands(name, stage, offset + i * stride, rows, columns)
+                ]
+            case Op.FRAG:
+                key: tuple[Any, ...] = (Op.FRAG, name, agent.index)
+            case kind:
+                key = (kind, name, cta, stage)
+        self._bounds(agent, node, operand, stage, offset)
+        lanes = (0, 1)
+        if storage.op is Op.TMEM:
+            lanes = self._lanes(agent, node, row, cta)
+            self._columns(agent, node, operand, stage, offset, cta)
+        region = (offset, offset + operand.arg, *lanes)
+        return [(self._history(key, f"{name}[{stage}]"), region)]
+
+    def bands(
+        self, name: str, first: int, column: int, rows: int, columns: int
+    ) -> list[tuple[History, Region]]:
+        """A rectangle of a global tensor, cut into bands of rows to keep histories short."""
+        out = []
+        for band in range(first // _BAND, -(-(first + rows) // _BAND)):
+            lo, hi = max(first, band * _BAND), min(first + rows, (band + 1) * _BAND)
+            history = self._history((Op.GLOBAL, name, band), name)
+            out.append((history, (lo, hi, column, column + columns)))
+        return out
+
+    def _lanes(self, agent: Agent, node: UOp, row: Atom, cta: int) -> tuple[int, int]:
+        """Lanes of TMEM that are touched: a load's quarter, or all."""
+        memory = self.tmem[cta]
+        if memory.state != "allocated":
+            self._refuse(
+                agent,
+                node,
+                f"tensor memory of CTA {cta} is {memory.state}",
+                "access TMEM between tcgen05.alloc and tcgen05.dealloc",
+            )
+        if not agent.has_address and agent.cta == cta:
+            self._refuse(agent, node, "does not know the TMEM address", "read the slot first")
+        if not agent.knows.generic & memory.event:
+            self._refuse(
+                agent,
+                node,
+                f"is not ordered after {self.events[memory.event.bit_length() - 1]}, which "
+                f"allocates the tensor memory of CTA {cta}",
+                "a barrier with the allocating warp",
+            )
+        if not any(n == "lane" for n, _ in row.operands):
+            return 0, 128
+        first = self.program.value(row.operand(node, "lane"))(agent.env) >> 16
+        if first != 32 * (agent.warp % 4):
+            self._refuse(
+                agent,
+                node,
+                f"lanes {first}.. are out of reach of warp {agent.warp}",
+                "a warp reaches lanes 32*(warp % 4) and up",
+            )
+        return first, first + 32
+
+    def _columns(
+        self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int
+    ) -> None:
+        storage = operand.src[0]
+        last = self.program.plan.tmem[storage] + stage * storage.arg.size + offset + operand.arg
+        if last > self.tmem[cta].columns:
+            self._refuse(
+                agent,
+                node,
+                f"reaches column {last} of {self.tmem[cta].columns} allocated",
+                "allocate what the kernel declares",
+            )
+
+    def _bounds(self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int) -> None:
+        buffer = operand.src[0].arg
+        if stage >= buffer.stages:
+            self._refuse(
+                agent, node, f"{buffer.name} has no stage {stage}", "index modulo the stages"
+            )
+        if offset + operand.arg > buffer.size:
+            self._refuse(
+                agent,
+                node,
+                f"{buffer.name}[{stage}] ends at {buffer.size}, not at {offset + operand.arg}",
+                "keep the access inside its stage",
+            )
+
+    def _ctas(self, agent: Agent, node: UOp, access: Access) -> list[int]:
+        """The CTAs in which an access takes place."""
+        use = node.arg
+        if access.done == "mbar" and use.attr("mask"):
+            return self._masked(agent, node, use.attr("mask"))
+        if access.done == "tcgen05" and use.attr("cta_group") == 2:
+            return [agent.cta & ~1, agent.cta | 1]
+        row = atom(use.atom)
+        if row.operand(node, access.operand).src[0].op is Op.SMEM:
+            for (name, _), operand in zip(row.operands, node.src, strict=True):
+                if name == "rank":
+                    return [self.program.value(operand)(agent.env)]
+        return [agent.cta]
+
+    def _masked(self, agent: Agent, node: UOp, mask: int) -> list[int]:
+        """The CTAs of a multicast mask."""
+        if mask >> self.info.cluster:
+            self._refuse(
+                agent,
+                node,
+                f"mask {mask:#b} names CTAs outside the cluster of {self.info.cluster}",
+                "one bit for each rank of the cluster",
+            )
+        return [c for c in range(self.info.cluster) if mask >> c & 1]
+
+    # -- the access itself --------------------------------------------------------------------
+
+    def _access(self, agent: Agent, row: Atom, node: UOp, access: Access, lanes: int) -> None:
+        operand = row.operand(node, access.operand)
+        kind = operand.src[0].op
+        if kind is Op.MBAR:
+            self._init_barrier(agent, node, operand)
+            return
+        pipe = self._pipe(agent, node, access)
+        known = agent.knows.of(access.proxy, access.mode)
+        for cta in self._ctas(agent, node, access):
+            bit = 0
+            for history, region in self._places(agent, node, row, operand, cta):
+                conflict = history.conflicts(region, access.mode, known, pipe)
+                if conflict is not None:
+                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
+                self._check_data(agent, node, access, history, region)
+                bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
+                event = bit.bit_length() - 1
+                source = self._source(agent, row, node, region) if access.done == "mbar" else None
+                history.record(
+                    Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
+                )
+                if access.done == "mbar":
+                    history.unread[event] = region
+            self._pending(agent, node, access, kind, bit, cta, lanes)
+
+    def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
+        """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
+        if access.mode == "rw" and access.done != "now":
+            shape = node.arg.attr("n") or node.arg.attr("idesc")
+            return f"{access.done} {agent.index} {shape}"
+        return ""
+
+    def _source(
+        self, agent: Agent, row: Atom, node: UOp, region: Region
+    ) -> tuple[str, int, int] | None:
+        """Where a box comes from: its map and first column, and the row that offset 0 would hold.
+
+        Boxes side by side in one operand of an MMA must agree in all three.
+        """
+        columns, _ = node.arg.attr("box")
+        value, env = self.program.value, agent.env
+        row_at_0 = value(row.operand(node, "c1"))(env) - region[0] // (
+            columns * node.arg.attr("element")
+        )
+        name = row.operand(node, "map").arg
+        return name, value(row.operand(node, "c0"))(env), row_at_0 & 0xFFFFFFFF
+
+    def _check_data(
+        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+    ) -> None:
+        if access.mode == "r" or (access.mode == "rw" and self._accumulates(agent, node)):
+            self._check_read(agent, node, access, history, region)
+        if access.mode != "r" and history.unread:
+            for event, waiting in history.unread.items():
+                if overlap(waiting, region):
+                    self._refuse(
+                        agent,
+                        node,
+                        f"overwrites {history.name} before anyone read what "
+                        f"{self.events[event]} put there",
+                        "consume every stage that is produced",
+                    )
+
+    def _check_read(
+        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+    ) -> None:
+        if not any(inside(region, w) for w in history.written) and uncovered(
+            region, history.written
+        ):
+            self._refuse(
+                agent,
+                node,
+                explain.unwritten(self, node, access, history),
+                "wait for the data before reading it",
+            )
+        sources = {p.source for p in history.past if p.source and overlap(p.region, region)}
+        if len(sources) > 1 and dict(atom(node.arg.atom).operands)[access.operand] == "desc":
+            told = ", ".join(
+                f"{name} at column {column}, row {row} upwards"
+                for name, column, row in sorted(sources)
+            )
+            self._refuse(
+                agent,
+                node,
+                f"{history.name} holds parts of different tiles ({told})",
+                "let all CTAs that share an operand work on the same tile",
+            )
+        history.read(region)
+
+    def _accumulates(self, agent: Agent, node: UOp) -> bool:
+        row = atom(node.arg.atom)
+        if not any(name == "accumulate" for name, _ in row.operands):
+            return True
+        return bool(self.program.value(row.operand(node, "accumulate"))(agent.env))
+
+    def _pending(
+        self, agent: Agent, node: UOp, access: Access, kind: Op, bit: int, cta: int, lanes: int
+    ) -> None:
+        """File an access under what completes it."""
+        if access.done == "now":
+            agent.own[kind, lanes > 1] = agent.own.get((kind, lanes > 1), 0) | bit
+            agent.knows.generic |= bit
+            if lanes > 1 and kind is not Op.FRAG:
+                agent.apart |= bit
+            if cta != agent.cta:
+                self.foreign[cta] |= bit
+            return
+        if kind is Op.TMEM:
+            self.handed |= bit
+        elif kind is Op.SMEM:
+            self.asynchronous |= bit
+        if access.done == "mbar":
+            self.foreign[cta] |= bit
+            agent.open.setdefault(f"tma {cta}", Group()).local |= bit
+            return
+        group = agent.open.setdefault(access.done, Group())
+        group.last = node
+        group.after |= agent.knows.of(access.proxy)
+        if kind is Op.GLOBAL:
+            group.remote |= bit
+        elif kind is Op.FRAG:
+            group.registers |= bit
+        else:
+            group.local |= bit
+            self.foreign[cta] |= bit
+
+    # -- mbarriers as objects -----------------------------------------------------------------
+
+    def _init_barrier(self, agent: Agent, node: UOp, operand: UOp) -> None:
+        stage = self.program.value(operand.src[1])(agent.env)
+        buffer = operand.src[0].arg
+        key = (buffer.name, agent.cta, stage)
+        if stage >= buffer.stages:
+            self._refuse(
+                agent, node, f"{buffer.name} has no stage {stage}", "index modulo the stages"
+            )
+        if key in self.barriers:
+            self._refuse(agent, node, f"{buffer.name}[{stage}] is initialised twice", "init once")
+        bit = self._event(agent, node)
+        agent.own[Op.MBAR, False] = agent.own.get((Op.MBAR, False), 0) | bit
+        agent.knows.generic |= bit
+        self.barriers[key] = Barrier(
+            f"{buffer.name}[{stage}]", buffer.count, buffer.count, init=bit.bit_length() - 1
+        )
+
+    def _barrier(
+        self, agent: Agent, node: UOp, operand: UOp, cta: int, fenced: bool = False
+    ) -> Barrier:
+        """The barrier that an operand names, which its user must know to be initialised.
+
+        `fenced`: its user is TMA, a commit or a peer, which sees the initialisation only behind
+        fence.mbarrier_init (PTX ISA 9.7.13.4); threads of the CTA need a CTA barrier alone.
+        """
+        stage = self.program.value(operand.src[1])(agent.env)
+        name = operand.src[0].arg.name
+        found = self.barriers.get((name, cta, stage))
+        k = agent.knows
+        known = k.async_ if fenced or cta != agent.cta else k.generic | k.async_
+        if found is None or not known >> found.init & 1:
+            why = (
+                "was never initialised"
+                if found is None
+                else f"was initialised by {self.events[found.init]}, which is not ordered before"
+            )
+            self._refuse(
+                agent,
+                node,
+                f"{name}[{stage}] of CTA {cta} {why}",
+                "mbarrier.init, fence.mbarrier_init, then a barrier of all its users",
+            )
+        return found

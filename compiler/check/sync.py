@@ -1,0 +1,351 @@
+"""What synchronising instructions do to the abstract machine: one method for each `effect`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ptxflow.compiler.atoms.table import Access, atom
+from ptxflow.compiler.check import explain
+from ptxflow.compiler.check.access import LANES, Accesses
+from ptxflow.compiler.check.program import Agent, Group, Steps
+from ptxflow.compiler.check.state import Barrier, Knowledge, Message, Rendezvous
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.ir import Op, UOp
+
+
+class Synchronisation(Accesses):
+    """Barriers, groups, fences, rendezvous, tensor memory and registers."""
+
+    # -- mbarriers ----------------------------------------------------------------------------
+
+    def _do_mbar_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+        bar = self._barrier(agent, node, node.src[0], agent.cta)
+        parity = self.program.value(node.src[1])(agent.env)
+        if parity > 1:
+            self._refuse(
+                agent, node, f"waits for parity {parity} of {bar.name}", "take the turn modulo 2"
+            )
+        while (bar.phase & 1) == parity:
+            yield node
+        self.steps += 1
+        phase = bar.phase - 1
+        last = agent.seen.get(id(bar), -1)
+        if phase - last > 1:
+            self._refuse(
+                agent,
+                node,
+                f"{bar.name} is at phase {phase}, but this warp last saw {last}: the "
+                "parity bit cannot tell them apart",
+                "wait for every phase, with its own parity",
+            )
+        agent.seen[id(bar)] = phase
+        bar.observed = max(bar.observed, phase)
+        if phase >= 0:
+            near, far = bar.done[phase]
+            agent.knows.learn(near)
+            if node.arg.attr("acquire") == "cluster":
+                agent.knows.learn(far)
+
+    def _do_mbar_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+        row = atom(node.arg.atom)
+        message = agent.message(lanes)
+        if not any(name == "rank" for name, _ in row.operands):
+            bar = self._barrier(agent, node, node.src[0], agent.cta)
+            self._arrive(agent, node, bar, lanes, message, node.arg.attr("bytes", 0))
+            return
+        cta = self.program.value(row.operand(node, "rank"))(agent.env)
+        if cta >= self.info.cluster:
+            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+        bar = self._barrier(agent, node, node.src[0], cta)
+        handed = message.relaxed(self.handed, self.asynchronous)
+        if cta != agent.cta:
+            bit = self._event(agent, node)
+            agent.knows.generic |= bit
+            self.foreign[cta] |= bit
+            self.handed |= bit
+            handed.async_ |= bit
+            if node.arg.attr("release"):  # and the waiter must acquire at cluster scope
+                bar.distant.add(message)
+        elif node.arg.attr("release"):
+            handed = message
+        self._arrive(agent, node, bar, lanes, handed)
+
+    def _arrive(
+        self, agent: Agent, node: UOp, bar: Barrier, lanes: int, message: Message, tx: int = 0
+    ) -> None:
+        if bar.pending < lanes:
+            self._refuse(
+                agent,
+                node,
+                f"{bar.name} gets more arrivals than its count: {bar.state()}",
+                "wait for the phase before arriving again, or declare the right count",
+            )
+        if bar.phase - 1 > bar.observed:
+            self._refuse(
+                agent,
+                node,
+                f"{bar.name} enters phase {bar.phase}, but nobody waited for phase {bar.phase - 1}",
+                "wait for each phase before arriving for the next",
+            )
+        bar.arrivers[node] = bar.arrivers.get(node, 0) + lanes
+        bar.message.add(message)
+        bar.tx += tx
+        bar.pending -= lanes
+        bar.settle()
+
+    def _do_tma_load(self, agent: Agent, node: UOp, lanes: int) -> None:
+        row = atom(node.arg.atom)
+        operand = row.operand(node, "bar")
+        mask = node.arg.attr("mask") or 0
+        targets = self._masked(agent, node, mask) if mask else [agent.cta]
+        columns, rows = node.arg.attr("box")
+        size = columns * rows * node.arg.attr("element")
+        for cta in targets:
+            bits = agent.open.pop(f"tma {cta}").local
+            leader = cta & ~1 if node.arg.attr("leader") else cta
+            bar = self._barrier(agent, node, operand, leader, fenced=True)
+            message = Message(bits, bits, bits)
+            self._later(partial(self._complete, bar, size, message))
+
+    def _complete(self, bar: Barrier, size: int, message: Message) -> None:
+        bar.message.add(message)
+        bar.tx -= size
+        bar.settle()
+
+    def _later(self, land: Callable[[], None]) -> None:
+        """Asynchronous work lands now, or as late as it can."""
+        if self.schedule == "late":
+            self.landing.append(land)
+        else:
+            land()
+
+    def _do_tcgen05_commit(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """An arrival when all earlier tcgen05 operations of the thread are complete.
+
+        Commits of one thread arrive in their order (practice; the ISA does not list the pair).
+        """
+        done = agent.groups.setdefault("tcgen05", [Group()])[0]
+        group = agent.open.pop("tcgen05", Group())
+        done.local |= group.local
+        done.after |= group.after
+        complete = done.local | done.after
+        k = agent.knows
+        released = complete | k.tensor_released | k.tensor_seen
+        mask = node.arg.attr("mask")
+        targets = self._masked(agent, node, mask) if mask else [agent.cta]
+        for cta in targets:
+            message = Message(complete, complete, released)
+            if cta != agent.cta:
+                bit = self._event(agent, node)
+                self.foreign[cta] |= bit
+                self.handed |= bit
+                message.async_ |= bit
+                done.after |= bit
+            bar = self._barrier(agent, node, node.src[0], cta, fenced=True)
+            self._later(partial(self._arrive, agent, node, bar, 1, message))
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def _do_mma(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """The accesses say it all: operations stay open until they are committed."""
+
+    def _do_commit(self, agent: Agent, node: UOp, lanes: int) -> None:
+        pipe = node.arg.attr("pipe")
+        agent.groups.setdefault(pipe, []).append(agent.open.pop(pipe, Group()))
+
+    def _do_wait_group(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """Registers go back to the generic proxy: wgmma takes them again behind wgmma.fence."""
+        pipe, pending = node.arg.attr("pipe"), node.arg.attr("pending")
+        groups = agent.groups.setdefault(pipe, [])
+        while len(groups) > pending:
+            group = groups.pop(0)
+            agent.knows.generic |= group.local | group.registers
+            agent.knows.async_ |= group.local
+            agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | group.registers
+
+    def _do_wait_ld(self, agent: Agent, node: UOp, lanes: int) -> None:
+        group = agent.open.pop("ld", Group())
+        agent.knows.generic |= group.local | group.registers
+        agent.knows.tensor |= group.local
+        agent.apart |= group.local
+
+    # -- fences -------------------------------------------------------------------------------
+
+    def _parts(self, agent: Agent, lanes: int) -> list[tuple[Knowledge, bool]]:
+        """Whose knowledge a fence changes: the elected lane's, and every lane's if all fence."""
+        return [(agent.one, False)] + ([(agent.every, True)] if lanes > 1 else [])
+
+    def _do_fence_mbar_init(self, agent: Agent, node: UOp, lanes: int) -> None:
+        agent.one.async_ |= agent.own.get((Op.MBAR, False), 0)
+
+    def _do_fence_proxy_async(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """Only the lane's own accesses: a fence by one thread does nothing for others' writes."""
+        for knows, joint in self._parts(agent, lanes):
+            own = agent.own.get((Op.SMEM, joint), 0)
+            knows.async_ |= own
+            knows.tensor |= own
+
+    def _do_fence_registers(self, agent: Agent, node: UOp, lanes: int) -> None:
+        agent.every.async_ |= agent.own.get((Op.FRAG, True), 0)
+
+    def _do_fence_before(self, agent: Agent, node: UOp, lanes: int) -> None:
+        for knows, _ in self._parts(agent, lanes):
+            knows.tensor_released |= knows.tensor
+
+    def _do_fence_after(self, agent: Agent, node: UOp, lanes: int) -> None:
+        for knows, _ in self._parts(agent, lanes):
+            knows.tensor |= knows.tensor_seen
+
+    # -- rendezvous ---------------------------------------------------------------------------
+
+    def _meeting(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Rendezvous:
+        meeting = self.rendezvous.setdefault(key, Rendezvous(expected))
+        if meeting.expected != expected:
+            self._refuse(
+                agent,
+                node,
+                f"barrier {key[-1]} is used with {expected} warps and {meeting.expected}",
+                "name the same number of threads in every use",
+            )
+        if agent.index in meeting.arrived:
+            earlier = meeting.arrived[agent.index]
+            self._refuse(
+                agent,
+                node,
+                f"arrives at barrier {key[-1]} again, before what it began at {earlier.site} is "
+                "complete",
+                "wait on the barrier, or hear from its waiters, before arriving again",
+            )
+        return meeting
+
+    def _meet(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Steps:
+        meeting = self._meeting(agent, node, key, expected)
+        mine = meeting.arrive(agent.index, node, agent.message(LANES))
+        while meeting.generation == mine:
+            yield node
+        self.steps += 1
+        agent.sync_lanes()
+        agent.knows.learn(meeting.done[mine])
+
+    def _do_cta_sync(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+        return self._meet(agent, node, (agent.cta, 0), self.info.warps)
+
+    def _do_named_sync(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+        use = node.arg
+        return self._meet(agent, node, (agent.cta, use.attr("id")), use.attr("threads") // LANES)
+
+    def _do_named_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+        use = node.arg
+        key = (agent.cta, use.attr("id"))
+        meeting = self._meeting(agent, node, key, use.attr("threads") // LANES)
+        meeting.arrive(agent.index, node, agent.message(LANES))
+
+    def _do_warp_sync(self, agent: Agent, node: UOp, lanes: int) -> None:
+        agent.sync_lanes()
+
+    def _do_cluster_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+        if agent.cluster_arrivals != agent.cluster_waits:
+            self._refuse(agent, node, "arrives twice without a wait", "pair arrive and wait")
+        meeting = self.rendezvous.setdefault(("cluster",), Rendezvous(len(self.agents)))
+        meeting.arrive(agent.index, node, agent.message(LANES))
+        agent.cluster_arrivals += 1
+
+    def _do_cluster_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+        if agent.cluster_waits >= agent.cluster_arrivals:
+            self._refuse(
+                agent,
+                node,
+                "waits for the cluster without having arrived",
+                "barrier.cluster.arrive before barrier.cluster.wait",
+            )
+        meeting = self.rendezvous[("cluster",)]
+        mine = agent.cluster_waits
+        while meeting.generation <= mine:
+            yield node
+        self.steps += 1
+        agent.cluster_waits += 1
+        agent.sync_lanes()
+        agent.knows.learn(meeting.done[mine])
+
+    # -- grids and registers ------------------------------------------------------------------
+
+    def _do_grid_wait(self, agent: Agent, node: UOp, lanes: int) -> None:
+        bit = self._event(agent, node)
+        self.grid_waits |= bit
+        agent.knows.generic |= bit
+        agent.knows.async_ |= bit
+
+    def _do_registers(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+        """setmaxnreg: dec gives registers to the CTA's pool, inc waits until they are there."""
+        asked, up = node.arg.attr("registers"), node.arg.attr("direction") == "inc"
+        if asked != agent.registers and (asked > agent.registers) != up:
+            self._refuse(
+                agent,
+                node,
+                f"{node.arg.attr('direction')} to {asked}, but a lane has {agent.registers}",
+                "inc above and dec below what the warp has",
+            )
+        while asked - agent.registers > self.free_registers[agent.cta]:
+            yield node
+        self.steps += 1
+        self.free_registers[agent.cta] -= asked - agent.registers
+        agent.registers = asked
+
+    # -- tensor memory ------------------------------------------------------------------------
+
+    def _do_tmem_alloc(self, agent: Agent, node: UOp, lanes: int) -> None:
+        memory = self.tmem[agent.cta]
+        if node.arg.attr("cta_group") == 2 and not agent.cluster_waits:
+            self._refuse(
+                agent,
+                node,
+                "a pair allocates before its peer is known to run",
+                "a cluster barrier before tcgen05.alloc",
+            )
+        if memory.state != "not allocated":
+            self._refuse(agent, node, f"tensor memory is already {memory.state}", "alloc once")
+        if memory.relinquished:
+            self._refuse(
+                agent, node, "the right to allocate was given up", "alloc before relinquishing"
+            )
+        memory.state, memory.columns = "allocated", node.arg.attr("columns")
+        memory.event = self._event(agent, node)
+        agent.knows.generic |= memory.event
+
+    def _do_tmem_relinquish(self, agent: Agent, node: UOp, lanes: int) -> None:
+        self.tmem[agent.cta].relinquished = True
+
+    def _do_tmem_address(self, agent: Agent, node: UOp, lanes: int) -> None:
+        agent.has_address = True
+
+    def _do_tmem_dealloc(self, agent: Agent, node: UOp, lanes: int) -> None:
+        memory = self.tmem[agent.cta]
+        if memory.state != "allocated" or not agent.has_address:
+            self._refuse(agent, node, "frees tensor memory it has not", "alloc before dealloc")
+        if node.arg.attr("columns") != memory.columns:
+            self._refuse(
+                agent,
+                node,
+                f"frees {node.arg.attr('columns')} columns of {memory.columns}",
+                "free the whole allocation",
+            )
+        pair = node.arg.attr("cta_group") == 2  # collective: it frees for both CTAs
+        ctas = {agent.cta & ~1, agent.cta | 1} if pair else {agent.cta}
+        for cta in ctas:
+            if not agent.knows.generic & self.tmem[cta].event:
+                self._refuse(
+                    agent,
+                    node,
+                    f"is not ordered after the allocation of CTA {cta}",
+                    "a cluster barrier between the pair's alloc and dealloc",
+                )
+        access = Access("tensor memory", "w", "tensor")
+        everything = (0, 1 << 20, 0, 1 << 20)
+        for key, history in self.histories.items():
+            if key[0] is Op.TMEM and key[2] in ctas:
+                conflict = history.conflicts(everything, "w", agent.knows.tensor, "")
+                if conflict is not None:
+                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
+        memory.state = "deallocated"
