@@ -349,6 +349,22 @@ def _pack_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
+def _mov_text(use: UOp, text: dict[str, str]) -> str:
+    kind = use.src[0].src[0].arg.dtype
+    return "\n".join(f"mov.{kind} {d}, {text['value']};" for d in text["dst"].split(", "))
+
+
+mov = define(
+    Atom(
+        "mov",
+        (("dst", "frag"), ("value", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _mov_text,
+        "9.7.9.3 mov: one value to every register",
+        accesses=(Access("dst", "w", GENERIC),),
+    )
+)
 pack = define(
     Atom(
         "pack",

@@ -181,7 +181,13 @@ class Agent:
         out = self.knows.message()
         if lanes > 1:
             out.add(self.one.message())
-        return out
+            return out
+        return out.without(self.apart)
+
+    def learn(self, message: Message) -> None:
+        """Take over what a barrier published; joint events in it were published by all lanes."""
+        self.knows.learn(message)
+        self.apart &= ~(message.generic | message.async_ | message.tensor)
 
     def known(self) -> int:
         """Events that some lane knows, in whatever proxy."""

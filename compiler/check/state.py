@@ -86,7 +86,7 @@ class Knowledge:
         """Add what another part of the same warp knows, except some events."""
         self.generic |= other.generic & ~but
         self.async_ |= other.async_ & ~but
-        self.tensor |= other.tensor & ~but
+        self.tensor |= other.tensor  # tcgen05.ld and its wait are .aligned: done for all lanes
         self.tensor_seen |= other.tensor_seen & ~but
         self.tensor_released |= other.tensor_released & ~but
         self.over |= other.over & ~but
@@ -106,6 +106,10 @@ class Message:
         self.async_ |= other.async_
         self.tensor |= other.tensor
         self.over |= other.over
+
+    def without(self, events: int) -> Message:
+        rest = ~events
+        return Message(self.generic & rest, self.async_ & rest, self.tensor & rest, self.over)
 
     def relaxed(self, handed: int, asynchronous: int) -> Message:
         """What a relaxed arrival hands over: no data, but places that nothing uses any more.

@@ -44,9 +44,9 @@ class Synchronisation(Accesses):
         bar.observed = max(bar.observed, phase)
         if phase >= 0:
             near, far = bar.done[phase]
-            agent.knows.learn(near)
+            agent.learn(near)
             if node.arg.attr("acquire") == "cluster":
-                agent.knows.learn(far)
+                agent.learn(far)
 
     def _do_mbar_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
         row = atom(node.arg.atom)
@@ -227,7 +227,7 @@ class Synchronisation(Accesses):
             yield node
         self.steps += 1
         agent.sync_lanes()
-        agent.knows.learn(meeting.done[mine])
+        agent.learn(meeting.done[mine])
 
     def _do_cta_sync(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         return self._meet(agent, node, (agent.cta, 0), self.info.warps)
@@ -267,7 +267,7 @@ class Synchronisation(Accesses):
         self.steps += 1
         agent.cluster_waits += 1
         agent.sync_lanes()
-        agent.knows.learn(meeting.done[mine])
+        agent.learn(meeting.done[mine])
 
     # -- grids and registers ------------------------------------------------------------------
 

@@ -371,7 +371,7 @@ class _Parser:
             return Register(found.slot, found.width, found.name, negated)
         if not negated and _SPECIAL.match(text):
             return Special(text)
-        if not negated and re.match(rf"{_NAME}$", text):
+        if not negated and text[:1] != "%" and re.match(rf"{_NAME}$", text):
             return Symbol(text)
         raise self._fail(f"unknown operand {text!r}", line)
 

@@ -1,0 +1,87 @@
+"""GEMM kernels of both targets under the emulator: exactly right on integer-valued data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.device import device
+from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.families import family
+from ptxflow.compiler.ptx import write
+from ptxflow.compiler.strategy import Problem
+from ptxflow.env.space import enumerate_space
+
+Build = Callable[..., Any]
+Run = Callable[..., Any]
+DEVICES = ("h200", "b200")
+
+
+@pytest.mark.parametrize("m", [200, 1])
+@pytest.mark.parametrize("name", DEVICES)
+def test_sampled_strategies(run: Run, name: str, m: int) -> None:
+    n, k = 328, 200  # no tile divides them
+    axes = (("M", m), ("N", n), ("K", k))
+    problem = Problem("gemm", "gemm", axes, "float16", 2.0 * m * n * k, 2.0 * (m + n) * k)
+    maker, target = family("gemm"), device(name)
+    space = enumerate_space(maker, problem, target)
+    for i, code in enumerate(space.sample_uniform(12, np.random.default_rng(m))):
+        strategy = space.strategy(code)
+        ptx = write(maker.build(problem, strategy, target), target)
+        launch = maker.launch(problem, strategy, target)
+        right, report = run(ptx, launch, m, n, k, seed=i)
+        assert right, strategy
+        assert not report.hazards, (strategy, report.hazards)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("h200", {"cluster": "2x1", "acc_buffers": 1}),
+        ("h200", {"consumers": 2, "tile_m": 256, "epilogue": "direct"}),
+        ("b200", {"acc_buffers": 2}),
+        ("b200", {"acc_buffers": 2, "cta_group": 2, "cluster": "2x1"}),
+        ("b200", {"acc_buffers": 2, "tile_m": 64, "cluster": "1x2", "epilogue": "direct"}),
+    ],
+)
+def test_persistent(
+    build: Build, run: Run, name: str, choices: dict[str, int | str], seed: int
+) -> None:
+    """One cluster works through all the tiles, under schedules that starve each role."""
+    m, n, k = 300, 192, 320
+    ptx, launch = build(name, m, n, k, persistent=1, **choices)
+    right, report = run(ptx, launch, m, n, k, seed=seed, grid=launch.cluster[0])
+    assert right and not report.hazards and report.clusters == 1
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_bfloat16(build: Build, run: Run, name: str) -> None:
+    ptx, launch = build(name, 130, 64, 192, "bfloat16")
+    assert run(ptx, launch, 130, 64, 192, "bfloat16")[0]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_random_normal_data(build: Build, name: str) -> None:
+    """The order of the sum is open: close to float64, within the rounding of C."""
+    m, n, k = 128, 64, 448
+    ptx, launch = build(name, m, n, k)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((rows, k)).astype(np.float16) for rows in (m, n))
+    c = np.full((m, n), np.nan, np.float16)
+    emulate(ptx, launch, {"A": a, "B": b, "C": c}, {"M": m, "N": n, "K": k})
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    assert np.abs(c - want).max() <= 2**-11 * np.abs(want).max() + 1e-4
+
+
+def test_a_chosen_cluster_writes_its_tile_only(build: Build) -> None:
+    m, n, k = 256, 128, 64
+    ptx, launch = build("b200", m, n, k)
+    a, b = np.ones((m, k), np.float16), np.ones((n, k), np.float16)
+    c = np.full((m, n), np.nan, np.float16)
+    report = emulate(ptx, launch, {"A": a, "B": b, "C": c}, {"M": m, "N": n, "K": k}, clusters=[3])
+    assert report.clusters == 1
+    assert (c[128:, 64:] == k).all() and np.isnan(c[:128]).all() and np.isnan(c[128:, :64]).all()

@@ -1,0 +1,82 @@
+"""The parser: every form the writer uses, scopes, and errors that name their line."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxflow.compiler.emulator import PtxSyntaxError
+from ptxflow.compiler.emulator.operands import Program
+from ptxflow.compiler.emulator.parse import Address, Immediate, Register, Vector, number, parse
+
+HEAD = """.version 8.8
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 smem[];
+.visible .entry k(
+	.param .align 64 .b8 map[128],
+	.param .u32 M
+)
+.reqntid 64, 1, 1
+{
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<2>;
+	.reg .pred %p<2>;
+"""
+
+
+def test_module() -> None:
+    module = parse(HEAD + "AGAIN:\n\tmov.u32 %r1, 0x10; // note\n\t@!%p1 bra AGAIN;\n\tret;\n}\n")
+    assert (module.target, module.entry) == ("sm_90a", "k")
+    assert [(p.name, p.bytes, p.align) for p in module.parameters] == [
+        ("map", 128, 64),
+        ("M", 4, 4),
+    ]
+    assert module.directives["reqntid"] == (64, 1, 1)
+    move, branch, _ = module.code
+    assert move.operands[1] == Immediate(16) and move.line == 15
+    assert branch.target == 0 and branch.guard is not None and branch.guard.negated
+
+
+def test_operands() -> None:
+    line = "\tcp.async [%r1+16], [%rd1, {%r2, %r3}], [smem];\n"
+    first, second, third = parse(HEAD + line + "}\n").code[0].operands
+    assert isinstance(first, Address) and first.offset == 16
+    assert isinstance(second, Address) and isinstance(second.coordinates, Vector)
+    assert [r.name for r in second.coordinates.items if isinstance(r, Register)] == ["%r2", "%r3"]
+    assert isinstance(third, Address)
+
+
+def test_numbers() -> None:
+    assert [number(t) for t in ("10", "0xFF", "-3", "017", "0f3F800000", "%r1")] == [
+        10,
+        255,
+        -3,
+        15,
+        0x3F800000,
+        None,
+    ]
+
+
+def test_inner_scope_shadows() -> None:
+    body = "{\n\t.reg .b64 %r1;\n\tmov.b64 %r1, 1;\n}\n\tmov.u32 %r1, 2;\n}\n"
+    inner, outer = (i.operands[0] for i in parse(HEAD + body).code)
+    assert isinstance(inner, Register) and isinstance(outer, Register)
+    assert (inner.width, outer.width) == (64, 32) and inner.slot != outer.slot
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("frobnicate.u32 %r1, %r2;", "line 14: unknown instruction `frobnicate.u32"),
+        ("add.u32.sat %r1, %r2, 1;", "line 14: unknown instruction"),
+        ("add.u32 %r1, %r9, 1;", "line 14: unknown operand '%r9'"),
+        ("add.u32 %r1, %rd1, 1;", "%rd1 has 64 bits, not 32"),
+        ("mov.u32 %r1, %clock;", "unknown special register"),
+        ("bra NOWHERE;", "no label 'NOWHERE'"),
+        ("mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;", "unknown instruction"),
+    ],
+)
+def test_errors_name_the_line(line: str, says: str) -> None:
+    with pytest.raises(PtxSyntaxError) as error:
+        Program(parse(f"{HEAD}\t{line}\n}}\n"))
+    assert says in str(error.value)

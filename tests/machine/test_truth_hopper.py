@@ -1,0 +1,465 @@
+"""Hazard classes of sm_90a: which combinations of optional statements are safe, in one line each.
+
+Sections: HOPPER.md (1.4 wgmma, 2.4 mbarrier, 2.5 clusters, 2.6 fences) after PTX ISA 9.7.13-9.7.15.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    WARP,
+    Body,
+    Role,
+    UOp,
+    const,
+    elect,
+    frag,
+    kernel,
+    loop,
+    mbar,
+    role,
+    slot,
+    smem,
+    var,
+    when,
+)  # fmt: skip
+from tests.gemm_cases import H200
+from tests.machine.truth import (
+    ACC,
+    OUT,
+    TILE,
+    A,
+    B,
+    Options,
+    block,
+    expect,
+    info,
+    load,
+    one,
+    param,
+    read,
+    store,
+    table,
+    wgmma,
+    write,
+)  # fmt: skip
+
+FULL, EMPTY = mbar("full", 1, 1), mbar("empty", 1, 4)
+PACKED = frag("packed", 16, "b32")
+DRAIN = at.wgmma_wait(pending=0)
+
+
+def wait(bar: UOp, parity: int = 0, stage: int = 0) -> UOp:
+    return at.mbar_wait(slot(bar, stage), parity)
+
+
+def consumers(*body: Body) -> UOp:
+    return role(Role("consumer", 0, 4), list(body))
+
+
+def producer(*body: Body) -> UOp:
+    return role(Role("producer", 4, 1, elected=True), list(body))
+
+
+def both(*more: UOp) -> list[UOp]:
+    """Load A and B."""
+    return [load(A, FULL), load(B, FULL), *more]
+
+
+def multiply(accumulate: int = 0) -> list[UOp]:
+    return [at.wgmma_fence(), wgmma(A, B, accumulate), at.wgmma_commit()]
+
+
+def test_tma_load_to_wgmma():
+    """A proxy fence changes nothing: both are in the async proxy."""
+
+    def build(o: Options) -> UOp:
+        return block(
+            H200,
+            (FULL, A, B, ACC),
+            producer(o("expect", expect(FULL, 2 * TILE)), both()),
+            consumers(
+                o("wait", wait(FULL)),
+                o("proxy", at.fence_proxy_async()),
+                o("fence", at.wgmma_fence()),
+                wgmma(A, B),
+                at.wgmma_commit(),
+                DRAIN,
+            ),
+            warps=5,
+        )
+
+    table("expect wait proxy fence", build, lambda o: o.expect and o.wait and o.fence, H200)
+
+
+def test_tma_load_to_generic_read():
+    def build(o: Options) -> UOp:
+        return block(
+            H200,
+            (FULL, A, OUT),
+            producer(o("expect", expect(FULL)), load(A, FULL)),
+            consumers(o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), read(A)),
+            warps=5,
+        )
+
+    table("expect wait proxy", build, lambda o: o.expect and o.wait, H200)
+
+
+def test_generic_write_to_tma_store():
+    """A fence by the storing thread after the barrier does not replace the writers' own.
+
+    The ISA's wording leaves that open; 2.6 asks every writer for it, as shipped kernels do.
+    """
+
+    def build(o: Options) -> UOp:
+        body: list[Body] = [
+            write(A, 4),
+            o("fence", at.fence_proxy_async()),
+            o("sync", at.named_sync(id=1, threads=128)),
+            elect(
+                WARP.eq(0),
+                o("late", at.fence_proxy_async()),
+                store(A),
+                o("commit", at.bulk_commit()),
+                o("wait", at.bulk_wait_read(pending=0)),
+            ),
+        ]
+        return block(H200, (A, OUT), consumers(*body), warps=4)
+
+    truth = lambda o: o.fence and o.sync and o.commit and o.wait  # noqa: E731
+    table("fence sync late commit wait", build, truth, H200)
+
+
+def test_one_lane_fences_for_its_warp():
+    """fence.proxy.async orders the accesses of the lane that runs it, not of the others."""
+
+    def build(o: Options) -> UOp:
+        body: list[Body] = [
+            write(A),
+            o("each", at.fence_proxy_async()),
+            o("elected", one(at.fence_proxy_async())),
+            o("sync", at.warp_sync()),
+            one(store(A), at.bulk_commit(), at.bulk_wait_read(pending=0)),
+        ]
+        return block(H200, (A, OUT), role(Role("writer", 0, 1), body), warps=1)
+
+    table("each elected sync", build, lambda o: o.each and o.sync, H200)
+
+
+def test_store_source_reuse():
+    def build(o: Options) -> UOp:
+        sync = at.named_sync(id=1, threads=128)
+        hand_over: list[Body] = [at.fence_proxy_async(), sync]
+        again: list[Body] = [
+            store(A),
+            o("commit", at.bulk_commit()),
+            o("wait", at.bulk_wait_read(pending=0)),
+        ]
+        last: list[Body] = [store(A, 64), at.bulk_commit(), at.bulk_wait_read(pending=0)]
+        body: list[Body] = [
+            write(A, 4), hand_over, elect(WARP.eq(0), again), o("sync", sync),
+            write(A, 4), hand_over, elect(WARP.eq(0), last),
+        ]  # fmt: skip
+        return block(H200, (A, OUT), consumers(*body), warps=4)
+
+    table("commit wait sync", build, lambda o: o.commit and o.wait and o.sync, H200)
+
+
+def two_turns(o: Options, use: list[Body], release: list[Body], empty: UOp = EMPTY) -> UOp:
+    """One stage, filled twice; consumers use it and release it after the first turn."""
+    fill = [expect(FULL, 2 * TILE), *both()]
+    return block(
+        H200,
+        (FULL, empty, A, B, ACC, OUT),
+        producer(fill, o("wait", wait(empty)), fill),
+        consumers(wait(FULL), use, release, wait(FULL, 1), use, DRAIN),
+        warps=5,
+    )
+
+
+def test_stage_release_to_tma_refill():
+    """wgmma has read the stage once its group is complete; no proxy fence is needed."""
+
+    def build(o: Options) -> UOp:
+        use: list[Body] = [*multiply(), *o("group", DRAIN)]
+        release: list[Body] = [
+            *o("proxy", at.fence_proxy_async()), *o("arrive", one(at.mbar_arrive(slot(EMPTY)))),
+        ]  # fmt: skip
+        return two_turns(o, use, release)
+
+    truth = lambda o: o.group and o.arrive and o.wait  # noqa: E731
+    table("group proxy arrive wait", build, truth, H200)
+
+
+@pytest.mark.parametrize("lanes", [1, 32])
+def test_generic_read_to_tma_refill(lanes):
+    """ld.shared needs the proxy fence before the release; one lane that releases for its warp
+    needs the warp to meet first, 32 that release for themselves do not."""
+    empty = mbar("empty", 1, 4 * lanes)
+
+    def build(o: Options) -> UOp:
+        arrive = at.mbar_arrive(slot(empty))
+        release: list[Body] = [
+            *o("fence", at.fence_proxy_async()),
+            *o("meet", at.warp_sync()),
+            *o("arrive", one(arrive) if lanes == 1 else arrive),
+        ]
+        return two_turns(o, [read(A), read(B)], release, empty)
+
+    truth = lambda o: o.fence and (o.meet or lanes == 32) and o.arrive and o.wait  # noqa: E731
+    table("fence meet arrive wait", build, truth, H200)
+
+
+def test_accumulators_to_registers():
+    def build(o: Options) -> UOp:
+        body: list[Body] = [
+            wait(FULL), at.wgmma_fence(), wgmma(A, B), o("commit", at.wgmma_commit()),
+            o("wait", DRAIN), o("fence", at.wgmma_fence()),
+            at.pack(slot(PACKED), slot(ACC), dtype="f16"), at.wgmma_commit(), DRAIN,
+        ]  # fmt: skip
+        fill = producer(expect(FULL, 2 * TILE), both())
+        return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
+
+    table("commit wait fence", build, lambda o: o.commit and o.wait, H200)
+
+
+def test_registers_to_accumulators():
+    """Between two wgmmas of one shape nothing is needed; after a register access, the fence is."""
+
+    def build(o: Options) -> UOp:
+        look: list[Body] = [DRAIN, at.pack(slot(PACKED), slot(ACC), dtype="f16")]
+        body: list[Body] = [
+            wait(FULL), multiply(), o("look", *look), o("fence", at.wgmma_fence()),
+            wgmma(A, B, 1), at.wgmma_commit(), DRAIN,
+        ]  # fmt: skip
+        fill = producer(expect(FULL, 2 * TILE), both())
+        return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
+
+    table("look fence", build, lambda o: o.fence or not o.look, H200)
+
+
+def test_wgmma_of_another_shape_on_the_same_registers():
+    """The hardware keeps the order of one shape only; the wait does not replace the fence (1.4)."""
+
+    def build(o: Options) -> UOp:
+        attrs = {"dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
+        n = 64 if o.same else 32
+        other = at.wgmma(slot(ACC, 0, 0, n // 2), slot(A), slot(B), 1, n=n, **attrs)
+        body: list[Body] = [
+            wait(FULL), multiply(), o("drain", DRAIN), o("fence", at.wgmma_fence()), other,
+            at.wgmma_commit(), DRAIN,
+        ]  # fmt: skip
+        fill = producer(expect(FULL, 2 * TILE), both())
+        return block(H200, (FULL, A, B, ACC), fill, consumers(*body), warps=5)
+
+    # whether the fence alone would do is open in the ISA: the registers are still in flight
+    table("same drain fence", build, lambda o: o.same or (o.drain and o.fence), H200)
+
+
+def test_wgmma_group_depth():
+    """With one group in flight only the stage of the group before it is free."""
+    a, b = smem("a", TILE, 2), smem("b", TILE, 2)
+    full, empty = mbar("full", 2, 1), mbar("empty", 2, 4)
+    k, j = var("k"), var("j")
+
+    def build(o: Options) -> UOp:
+        def release(use: UOp) -> UOp:
+            return one(at.mbar_arrive(slot(empty, use % 2)))
+
+        done = release(k) if o.current else when(const(0) < k, release(k - 1))
+        fill = loop(
+            j, 6,
+            at.mbar_wait(slot(empty, j % 2), ((j // 2) & 1) ^ 1),
+            expect(full, 2 * TILE, j % 2), load(a, full, j % 2), load(b, full, j % 2),
+        )  # fmt: skip
+        body = loop(
+            k, 6,
+            at.mbar_wait(slot(full, k % 2), (k // 2) & 1),
+            at.wgmma_fence(), wgmma(a, b, k.ne(0), k % 2), at.wgmma_commit(),
+            at.wgmma_wait(pending=0 if o.drain else 1),
+            done,
+        )  # fmt: skip
+        last: list[Body] = [] if o.current else [release(const(5))]
+        work = consumers(body, DRAIN, last)
+        return block(H200, (full, empty, a, b, ACC), producer(fill), work, warps=5)
+
+    table("current drain", build, lambda o: o.drain or not o.current, H200)
+
+
+# -- barriers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["tma", "threads"])
+def test_barrier_init_to_use(user):
+    """TMA sees the initialisation behind its fence; threads of the CTA need the barrier alone."""
+    bar, flag = mbar("full", 1, 1), mbar("flag", 1, 1)
+
+    def build(o: Options) -> UOp:
+        init = [at.mbar_init(slot(bar)), at.mbar_init(slot(flag))]
+        prologue = elect(WARP.eq(0), o("init", *init), o("fence", at.fence_mbar_init()))
+        arrive = [expect(bar), load(A, bar)] if user == "tma" else [at.mbar_arrive(slot(bar))]
+        return kernel(
+            info(H200, (bar, flag, A, OUT), 2),
+            [prologue, *o("sync", at.cta_sync())],
+            role(Role("arriver", 1, 1, elected=True), arrive),
+            role(Role("waiter", 0, 1), wait(bar), [read(A)] if user == "tma" else []),
+        )
+
+    fenced = lambda o: o.fence or user == "threads"  # noqa: E731
+    table("init fence sync", build, lambda o: o.init and fenced(o) and o.sync, H200)
+
+
+def test_barrier_init_to_a_peer():
+    bar = mbar("bar", 1, 1)
+
+    def build(o: Options) -> UOp:
+        meet = [at.cluster_arrive(), at.cluster_wait()]
+        prologue = elect(WARP.eq(0), at.mbar_init(slot(bar)), o("fence", at.fence_mbar_init()))
+        ring = one(at.mbar_arrive_peer(slot(bar), CTA_RANK ^ 1))
+        return kernel(
+            info(H200, (bar,), 1, cluster=2),
+            [prologue, *o("cta", at.cta_sync()), *o("cluster", *meet)],
+            role(Role("all", 0, 1), ring, wait(bar)),
+        )
+
+    table("fence cta cluster", build, lambda o: o.fence and o.cluster, H200)
+
+
+def test_named_barrier_hand_over():
+    """One warp arrives and goes on, the other waits."""
+
+    def build(o: Options) -> UOp:
+        writer: list[Body] = [write(A), *o("arrive", at.named_arrive(id=1, threads=64))]
+        reader: list[Body] = [*o("wait", at.named_sync(id=1, threads=64)), read(A)]
+        return block(
+            H200,
+            (A, OUT),
+            role(Role("writer", 0, 1), *writer),
+            role(Role("reader", 1, 1), *reader),
+            warps=2,
+        )
+
+    table("arrive wait", build, lambda o: o.arrive and o.wait, H200)
+
+
+# -- clusters ---------------------------------------------------------------------------------
+
+HALF = (64, 32)
+
+
+def multicast(bar: UOp, tile: UOp = A) -> UOp:
+    """This CTA's half of the tile, to both CTAs."""
+    where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
+    coordinates = 0, CTA_RANK * 32
+    return at.tma_load_multicast(
+        where, param("A_map"), *coordinates, slot(bar), mask=3, box=HALF, element=2
+    )
+
+
+def test_multicast_needs_the_peers_release():
+    """A stage that both CTAs fill is free when the warps of both have released it."""
+
+    def build(o: Options) -> UOp:
+        arrivals = 4 * (o.own + o.peer)
+        empty = mbar("empty", 1, max(arrivals, 1))
+        fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
+        release: list[Body] = [
+            *o("own", at.mbar_arrive_peer(slot(empty), CTA_RANK)),
+            *o("peer", at.mbar_arrive_peer(slot(empty), CTA_RANK ^ 1)),
+        ]
+        between = wait(empty) if arrivals else None
+        use: list[Body] = [*multiply(), *o("group", DRAIN)]
+        return block(
+            H200,
+            (FULL, empty, A, B, ACC),
+            producer(fill, between, fill),
+            consumers(wait(FULL), use, one(*release), wait(FULL, 1), use, DRAIN),
+            warps=5,
+            cluster=2,
+        )
+
+    table("own peer group", build, lambda o: o.own and o.peer and o.group, H200)
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["generic reads", "wgmma reads"])
+def test_remote_arrive_with_and_without_data(data):
+    """Generic accesses are handed to a peer by release.cluster and acquire.cluster, behind a proxy
+    fence; completed asynchronous reads by a relaxed arrive (HOPPER.md 2.5: practice of CUTLASS)."""
+    empty = mbar("empty", 1, 8)
+
+    def build(o: Options) -> UOp:
+        release = at.mbar_release_peer if o.release else at.mbar_arrive_peer
+        acquire = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+        fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
+        use: list[Body] = [read(A), read(B)] if data else [*multiply(), *o("over", DRAIN)]
+        after: list[Body] = [*o("over", at.fence_proxy_async()), at.warp_sync()] if data else []
+        done = one(*(release(slot(empty), rank) for rank in range(2)))
+        return block(
+            H200,
+            (FULL, empty, A, B, ACC, OUT),
+            producer(fill, acquire(slot(empty), 0), fill),
+            consumers(wait(FULL), use, after, done, wait(FULL, 1), use, DRAIN),
+            warps=5,
+            cluster=2,
+        )
+
+    truth = (lambda o: o.over and o.release and o.acquire) if data else (lambda o: o.over)
+    table("over release acquire", build, truth, H200)
+
+
+def test_cluster_exit():
+    """A CTA may go once what its peer sends has arrived: it saw it, or both met."""
+    bar = mbar("bar", 1, 1)
+
+    def build(o: Options) -> UOp:
+        body: list[Body] = [
+            one(at.mbar_arrive_peer(slot(bar), CTA_RANK ^ 1)),
+            *o("seen", wait(bar)),
+        ]
+        whole = block(H200, (bar,), role(Role("all", 0, 1), *body), warps=1, cluster=2)
+        return whole if o.meet else kernel(whole.arg, whole.src[:-2])
+
+    table("seen meet", build, lambda o: o.seen or o.meet, H200)
+
+
+# -- grids and registers ----------------------------------------------------------------------
+
+
+def test_dependent_launch():
+    """The wait of another warp serves if a barrier follows it."""
+
+    def build(o: Options) -> UOp:
+        loads: list[Body] = [*o("own", at.grid_wait()), expect(FULL), load(A, FULL)]
+        whole = kernel(
+            type(base := info(H200, (FULL, A, OUT), 2))(**{**base.__dict__, "dependent": True}),
+            elect(WARP.eq(0), at.mbar_init(slot(FULL)), at.fence_mbar_init()),
+            when(WARP.eq(0), *o("other", at.grid_wait())),
+            at.cta_sync(),
+            *o("late", when(WARP.eq(0), at.grid_wait())),
+            role(Role("loader", 1, 1, elected=True), loads),
+            role(Role("reader", 0, 1), wait(FULL), read(A)),
+        )
+        return whole
+
+    table("own other late", build, lambda o: o.own or o.other, H200)
+
+
+def test_register_split():
+    """What one warpgroup takes another must have given: 168 registers a lane at launch."""
+
+    def build(o: Options) -> UOp:
+        def change(up: bool, registers: int) -> UOp:
+            return at.set_max_registers(direction="inc" if up else "dec", registers=registers)
+
+        return block(
+            H200,
+            (),
+            role(Role("producer", 8, 4), o("give", change(False, 40))),
+            role(Role("consumer", 0, 8), o("take", change(True, 232))),
+            warps=12,
+        )
+
+    table("give take", build, lambda o: o.give or not o.take, H200)

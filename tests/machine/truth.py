@@ -1,0 +1,135 @@
+"""Truth tables: a small kernel with optional statements, run in all 2^n combinations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.check import check
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import CompileError, HazardError
+from ptxflow.compiler.ir import (
+    WARP,
+    Body,
+    KernelInfo,
+    Op,
+    UOp,
+    Value,
+    const,
+    elect,
+    frag,
+    global_tensor,
+    param,
+    slot,
+    smem,
+    tmem,
+)  # fmt: skip
+from ptxflow.compiler.lower import finish
+from ptxflow.compiler.strategy import Trip
+
+ROWS, N = 64, 64  # of one operand tile: 64 columns of 16 bits in rows of 128 bytes
+TILE = ROWS * 128
+MAPS = (("A_map", "map"), ("C_map", "map"), ("C", "ptr"))
+ONCE = [Trip("one run", (("C", 0),))]
+
+A, B = smem("a", TILE, 1), smem("b", TILE, 1)
+ACC, OUT = frag("acc", N // 2, "f32"), frag("out", 4, "b32")
+D = tmem("d", N)
+
+
+@dataclass(frozen=True)
+class Options:
+    """One row of a table: which options are on. Call it to keep statements only if one is on."""
+
+    on: frozenset[str]
+
+    def __getattr__(self, name: str) -> bool:
+        return name in self.on
+
+    def __call__(self, name: str, *statements: Body) -> list[Body]:
+        return list(statements) if name in self.on else []
+
+
+def table(
+    names: str, build: Callable[[Options], UOp], safe: Callable[[Options], bool], dev: Device
+) -> None:
+    """Assert that a combination is accepted exactly where `safe` says, and refusals say why."""
+    options, wrong, verdicts = names.split(), [], set()
+    for chosen in itertools.product((False, True), repeat=len(options)):
+        o = Options(frozenset(n for n, c in zip(options, chosen, strict=True) if c))
+        told = refusal(build(o), dev)
+        assert told is None or "; fix: " in told, told
+        verdicts.add(safe(o))
+        if safe(o) != (told is None):
+            wrong.append(f"{sorted(o.on)}: {'safe, but refused: ' if told else 'accepted'}{told}")
+    assert verdicts == {True, False}, "the truth is constant"
+    assert not wrong, "\n".join(wrong)
+
+
+def refusal(kernel: UOp, dev: Device, trips: list[Trip] = ONCE) -> str | None:
+    """The validator's message, or None where it accepts. A static refusal is a broken test."""
+    try:
+        check(kernel, trips, dev)
+    except HazardError as hazard:
+        return str(hazard)
+    except CompileError as other:
+        raise AssertionError(f"not the kernel that was meant: {other}") from None
+    return None
+
+
+def block(
+    dev: Device, storage: tuple[UOp, ...], *roles: UOp, warps: int, cluster: int = 1, group: int = 1
+) -> UOp:
+    """A whole kernel: prologue and teardown derived."""
+    return finish(info(dev, storage, warps, cluster, group), *roles)
+
+
+def info(
+    dev: Device, storage: tuple[UOp, ...], warps: int, cluster: int = 1, group: int = 1
+) -> KernelInfo:
+    return KernelInfo("k", dev.arch, warps, cluster, MAPS, storage, cta_group=group)
+
+
+def one(*body: Body) -> UOp:
+    """The body, in one elected lane of each warp."""
+    return elect(const(1), *body)
+
+
+def load(tile: UOp, bar: UOp, stage: Value = 0, row: Value = 0) -> UOp:
+    where = slot(tile, stage), param("A_map"), 0, row, slot(bar, stage)
+    return at.tma_load(*where, box=(64, tile.arg.size // 128), element=2)
+
+
+def expect(bar: UOp, size: int = TILE, stage: Value = 0) -> UOp:
+    return at.mbar_arrive_expect(slot(bar, stage), bytes=size)
+
+
+def store(tile: UOp, row: int = 0) -> UOp:
+    rows = tile.arg.size // 128
+    target = UOp(Op.SLOT, (global_tensor("C"), const(row), const(0)), (rows, 64))
+    return at.tma_store(slot(tile), param("C_map"), 0, row, target, box=(64, rows), element=2)
+
+
+def write(tile: UOp, warps: int = 1) -> list[UOp]:
+    """Generic writes of a tile: each of the warps, counted from 0, its share of the rows."""
+    share = tile.arg.size // warps
+    place = slot(tile, 0, WARP * share if warps > 1 else 0, share)
+    return [at.mov(slot(OUT), 0), at.st_shared_v4(place, 0, slot(OUT))]
+
+
+def read(tile: UOp, stage: Value = 0) -> UOp:
+    """Generic reads of a whole tile by the warp."""
+    return at.ld_shared_v4(slot(OUT), slot(tile, stage), 0)
+
+
+def wgmma(a: UOp, b: UOp, accumulate: Value = 0, stage: Value = 0) -> UOp:
+    slots = slot(ACC), slot(a, stage), slot(b, stage)
+    attrs = {"n": N, "dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
+    return at.wgmma(*slots, accumulate, **attrs)
+
+
+def mma(d: UOp, a: UOp, b: UOp, accumulate: Value = 0, group: int = 1) -> UOp:
+    attrs = {"cta_group": group, "idesc": 1, "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
+    return at.tcgen05_mma(slot(d), slot(a), slot(b), accumulate, **attrs)
