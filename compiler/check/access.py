@@ -123,7 +123,8 @@ class Accesses:
         name = storage.arg.name
         match storage.op:
             case Op.GLOBAL:
-                rows, columns, count, stride = operand.arg
+                rows, columns, *again = operand.arg
+                count, stride = again or (1, 0)
                 return [
                     place
                     for i in range(count)

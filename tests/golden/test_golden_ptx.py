@@ -24,7 +24,8 @@ FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair"}
 
 def emitted() -> dict[str, str]:
     return {
-        name: prepare(problem_for(s), s, dev).ptx for name, (dev, _, s) in zip(IDS, CASES, strict=True)
+        name: prepare(problem_for(s), s, dev).ptx
+        for name, (dev, _, s) in zip(IDS, CASES, strict=True)
     }
 
 

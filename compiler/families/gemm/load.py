@@ -38,8 +38,8 @@ STORE_RATE = {"direct": 24.0, TMA: 64.0}  # bytes a cycle and SM out of the epil
 CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
 OUTSIDE_CYCLES = 4.5  # of a box row out of bounds: n4096_k4096 at M 1, 16 and 64 on an H200
 SMEM_BYTES_PER_CYCLE = 128
-EXCHANGE_SYNC = 1200  # two cluster barriers, and the latency of a remote read (estimated)
-EXCHANGE_WRITE, EXCHANGE_READ = 128.0, 24.0  # bytes a cycle and SM (estimated)
+EXCHANGE_SYNC = 2500  # two cluster barriers, and the latency of remote reads (fitted on an H200)
+EXCHANGE_WRITE, EXCHANGE_READ = 128.0, 8.0  # bytes a cycle and SM (fitted on an H200)
 BLOCK_SETUP = 700  # launch, barrier init, tensor-map fetch (estimated)
 CLUSTER_SETUP = 300  # co-scheduling and the first cluster barrier (estimated)
 TMEM_SETUP = 250  # allocation and its broadcast (estimated)
@@ -51,6 +51,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; arrays over candidates, as `Load` describes."""
     tiles_m, tiles_n = tile_counts(f, problem)
     total = tiles_m * tiles_n * f.split_k
+    k_steps = -(-problem["K"] // f.tile_k)
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
@@ -58,7 +59,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
         tiles=-(-total // blocks),
-        steps=-(-(-(-problem["K"] // f.tile_k)) // f.split_k),
+        steps=-(-k_steps // f.split_k),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
         smem_bytes=_smem_traffic(f, problem, device),
