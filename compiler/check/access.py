@@ -312,7 +312,7 @@ class Accesses:
                 agent,
                 node,
                 explain.unwritten(self, node, access, history),
-                "wait for the data before reading it",
+                "wait for the data before reading it, on a barrier that expects all its bytes",
             )
         sources = {p.source for p in history.past if p.source and overlap(p.region, region)}
         if len(sources) > 1 and dict(atom(node.arg.atom).operands)[access.operand] == "desc":

@@ -51,6 +51,16 @@ def _missing(
             "complete, but not released",
             "tcgen05.fence::before_thread_sync and an arrive after the earlier access",
         )
+    if past.proxy == "generic" and earlier.agent.cta != agent.cta:
+        return (
+            "nothing hands it over at cluster scope",
+            "mbarrier.arrive.release.cluster after it, and an acquire.cluster wait before this",
+        )
+    if atom(earlier.node.arg.atom).effect == "tma_load":
+        return (
+            "its bytes are not known to have landed",
+            "arrive.expect_tx with all bytes of the phase, and a wait on that barrier",
+        )
     return (
         "not known to be complete",
         "a wait on a barrier that the earlier access completes or its issuer arrives at",
@@ -72,16 +82,30 @@ def deadlock(machine: Machine, blocked: Iterable[tuple[Agent, UOp]]) -> str:
     waiting: dict[str, list[str]] = {}
     for agent, node in blocked:
         what = f"{show(node)} at {node.site}"
-        bar = machine.waits_for(agent, node)
-        if bar is not None:
-            arrivers = machine.program.arrivers(node.src[0].src[0])
-            what += f" ({bar.name} is in {bar.state()}; {arrivers} arrives there)"
+        what += _awaited(machine, agent, node)
         waiting.setdefault(what, []).append(agent.who())
     told = "; ".join(f"{_fold(who)} at {what}" for what, who in waiting.items())
     return (
-        f"deadlock [{machine.trip.name}]: {told}; fix: make somebody arrive, or send the bytes, "
-        "that each of these waits for"
+        f"deadlock [{machine.trip.name}]: {told}; fix: make somebody arrive, send the bytes or "
+        "give the registers that each of these waits for"
     )
+
+
+def _awaited(machine: Machine, agent: Agent, node: UOp) -> str:
+    """The state of what a blocked statement waits for."""
+    match atom(node.arg.atom).effect:
+        case "mbar_wait":
+            bar = machine.waits_for(agent, node)
+            arrivers = machine.program.arrivers(node.src[0].src[0])
+            return f" ({bar.name} is in {bar.state()}; {arrivers} arrives there)"
+        case "registers":
+            asked, free = node.arg.attr("registers"), machine.free_registers[agent.cta]
+            return (
+                f" (a lane has {agent.registers} of the {asked} registers it asks for, and {free} "
+                "lie free: no setmaxnreg.dec gives more)"
+            )
+        case _:
+            return ""
 
 
 def _fold(who: list[str]) -> str:

@@ -115,8 +115,6 @@ class Machine(Synchronisation):
                 "griddepcontrol.wait before the first access of a dependent launch",
             )
 
-    def waits_for(self, agent: Agent, node: UOp) -> Barrier | None:
-        """The mbarrier that a blocked statement waits for, if it is one."""
-        if atom(node.arg.atom).effect != "mbar_wait":
-            return None
+    def waits_for(self, agent: Agent, node: UOp) -> Barrier:
+        """The mbarrier that a blocked wait waits for."""
         return self._barrier(agent, node, node.src[0], agent.cta)

@@ -135,7 +135,8 @@ TEXT_FAULTS = {
     "named barrier of more": (("hopper",), r"(bar\.sync 1), 128;", r"\1, 160;", "deadlock"),
     "store's wait dropped": (("hopper",), r"^\tcp\.async\.bulk\.wait_group.*\n", "", "TMA store"),
     "store coordinates swapped": (
-        ("hopper", "blackwell"), r"(bulk_group \[%rd\d+, \{)(%r\d+), (%r\d+)", r"\1\3, \2", "wrong"),
+        ("hopper", "blackwell"), r"(bulk_group \[%rd\d+, \{)(%r\d+), (%r\d+)", r"\1\3, \2",
+        "wrong"),
     "multicast mask": (("hopper cluster",), r"mov\.b16 %rh, 3;", "mov.b16 %rh, 1;", ""),
     "last cluster wait dropped": (
         ("hopper cluster",), r"^\tbarrier\.cluster\.wait\.acquire\.aligned;\n\tret", "\tret",

@@ -31,7 +31,7 @@ from ptxflow.compiler.strategy import Trip
 
 ROWS, N = 64, 64  # of one operand tile: 64 columns of 16 bits in rows of 128 bytes
 TILE = ROWS * 128
-MAPS = (("A_map", "map"), ("C_map", "map"), ("C", "ptr"))
+MAPS = (("A_map", "map"), ("B_map", "map"), ("C_map", "map"), ("C", "ptr"))
 ONCE = [Trip("one run", (("C", 0),))]
 
 A, B = smem("a", TILE, 1), smem("b", TILE, 1)

@@ -1,0 +1,167 @@
+"""README.md and docs/: links, commands, flags, paths and figures agree with what is there."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import geometric_mean
+
+import pytest
+
+from ptxflow.compiler.atoms import document
+from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.families import family
+from ptxflow.eval.records import read_records
+from ptxflow.eval.report import summary
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"python (?:(train|sample)\.py|-m (ptxflow[\w.]+))")
+FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-k)(?![\w-])")
+FOLDERS = ("compiler", "env", "gfn", "eval")
+#: bare names of modules; main.py is what a Solution holds
+MODULES = {"train.py", "sample.py", "main.py"} | {
+    path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+}
+PLACE = re.compile(
+    r"(?<![\w./-])((?:compiler|env|gfn|eval|docs|tests|checkpoints|\.ci)/[\w./-]*\w|\w+\.py)\b"
+)
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments that headings give."""
+    heads = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """(script or module, arguments) of every command in a fenced block or in code quotes."""
+    code = [*FENCE.findall(text), *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
+    for line in "\n".join(code).replace("\\\n", " ").splitlines():
+        for found in COMMAND.finditer(line):
+            name = f"{found[1]}.py" if found[1] else found[2]
+            yield name, re.split(r" [|>#]|   ", line[found.end() :])[0]
+
+
+@functools.cache
+def help_of(name: str) -> str:
+    start = [name] if name.endswith(".py") else ["-m", name]
+    if name == "ptxflow.eval.solution":
+        start.append("check")
+    done = subprocess.run(
+        [sys.executable, *start, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def flags(text: str) -> set[str]:
+    return set(FLAG.findall(text))
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in LINK.findall(FENCE.sub("", text)):
+        if "://" in link:
+            continue
+        path, _, fragment = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if fragment:
+            assert fragment in anchors(target.read_text(encoding="utf-8")), f"{page.name}: {link}"
+
+
+@each_page
+def test_commands_and_their_flags_exist(page: Path) -> None:
+    for name, arguments in commands(page.read_text(encoding="utf-8")):
+        if name.endswith(".py"):
+            assert (ROOT / name).exists()
+        else:
+            assert importlib.util.find_spec(name) is not None, f"{page.name}: {name}"
+        if asked := flags(arguments):
+            assert asked <= flags(help_of(name)), f"{page.name}: {name} {asked}"
+
+
+@each_page
+def test_flags_in_prose_exist(page: Path) -> None:
+    """A flag that stands alone in code quotes belongs to one of our commands."""
+    known = set[str]().union(
+        *(flags(help_of(n)) for n in ("train.py", "sample.py", "ptxflow.eval.bench"))
+    )
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for code in re.findall(r"`(-[^`\n]+)`", prose):
+        assert flags(code) <= known | {"--update-golden"}, f"{page.name}: {code}"
+
+
+@each_page
+def test_paths_exist(page: Path) -> None:
+    text = re.sub(r"--(?:export|out) \S+", "", page.read_text(encoding="utf-8"))
+    for place in PLACE.findall(text):
+        if "/" in place:
+            assert (ROOT / place).exists(), f"{page.name} names {place}"
+        else:
+            assert place in MODULES, f"{page.name} names {place}"
+
+
+@each_page
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:^|`)make (\w+)", page.read_text(encoding="utf-8"), re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), f"{page.name}: make {target}"
+
+
+def test_the_atom_page_is_what_the_rows_say() -> None:
+    assert (ROOT / "docs" / "atoms.md").read_text(encoding="utf-8") == document.page(), (
+        "run python -m ptxflow.compiler.atoms.document > docs/atoms.md"
+    )
+
+
+def test_the_decisions_of_the_readme_are_those_of_the_family() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGES[0].read_text(encoding="utf-8"), re.M)
+    gemm = family("gemm")
+    assert rows == [(d.name, ", ".join(map(str, d.choices))) for d in gemm.decisions]
+
+
+def test_the_readme_names_every_device() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert all(name.upper() in text for name in DEVICES)
+
+
+@each_page
+def test_quoted_reports_are_those_of_the_records(page: Path) -> None:
+    """Lines under a report command are lines of its output on the committed records."""
+    for block in FENCE.findall(page.read_text(encoding="utf-8")):
+        first, _, quoted = block.partition("\n")
+        asked = re.fullmatch(r"\$ python -m ptxflow\.eval\.report (\S+)", first)
+        if asked:
+            lines = set(summary(read_records(ROOT / asked[1])).splitlines())
+            wrong = [line for line in quoted.splitlines() if line not in lines | {"..."}]
+            assert not wrong, f"{page.name}: {wrong}"
+
+
+def test_the_readme_quotes_the_measurements() -> None:
+    assert "$ python -m ptxflow.eval.report eval/measurements/" in PAGES[0].read_text("utf-8")
+
+
+def test_what_the_readme_concludes_from_the_measurements() -> None:
+    records = read_records(ROOT / "eval" / "measurements" / "h200-gemm-uniform.jsonl.xz")
+    best: dict[tuple[str, int], float] = {}
+    for r in records:
+        assert r.status == "ok" and r.ratio is not None
+        place = (r.definition, r.axes["M"])
+        best[place] = max(best.get(place, 0.0), r.ratio)
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    lost = sum(ratio < 1 for ratio in best.values())
+    assert lost == len(best) and f"loses to `torch.mm` on all {lost} workloads" in text
+    worst = min(best, key=lambda place: best[place])
+    assert f"by a factor of {1 / geometric_mean(best.values()):.1f} in the geometric mean" in text
+    assert f"of {1 / best[worst]:.1f} at worst, `{worst[0]}` at M={worst[1]}," in text

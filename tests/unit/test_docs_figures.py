@@ -1,0 +1,92 @@
+"""What README.md says of the trained policies is what the committed checkpoints say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.device import device
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.reward import ModelReward, target
+from ptxflow.env.space import Space, enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
+from ptxflow.gfn.checkpoint import read
+from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CHECKPOINTS = sorted((ROOT / "checkpoints").glob("gemm-*.safetensors"))
+KINDS = {"trained": "trained", "held_out": "held-out M", "unseen": "unseen N or K"}
+WORST = re.compile(r"(\w+)'s worst is `(\w+)` at M=(\d+), (0\.\d+)")
+SAMPLE = re.compile(
+    r"^\$ python sample\.py --definition (\w+) --axes M=(\d+)(?: --device (\w+))?.*\n"
+    r"((?:(?!```).*\n)*)",
+    re.M,
+)
+
+
+def space(definition: str, m: int, name: str) -> Space:
+    return enumerate_space(*find_problem(load(definition), {"M": m}), device(name))
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda p: p.stem)
+def test_distances_are_those_in_the_header(path: Path) -> None:
+    result = read(path).config["result"]
+    policy = path.stem.removeprefix("gemm-").upper()
+    for kind, label in KINDS.items():
+        r = result[kind]
+        row = f"| {policy} | {label} | {r['workloads']} | {r['mean']:.4f} | {r['max']:.4f} |"
+        assert row in README, f"README.md should have: {row}"
+
+
+@pytest.mark.parametrize(("name", "definition", "m", "distance"), WORST.findall(README))
+def test_the_worst_distance_is_what_the_policy_gives(
+    name: str, definition: str, m: str, distance: str
+) -> None:
+    path = ROOT / "checkpoints" / f"gemm-{name.lower()}.safetensors"
+    where = space(definition, int(m), name.lower())
+    config = read(path).config
+    exact, _ = target(where, ModelReward(), config["train"]["tau"])
+    ours = log_probs(load_policy(path), where)
+    measured = 0.5 * np.abs(np.exp(ours) - np.exp(exact)).sum()
+    assert measured == pytest.approx(float(distance), abs=1e-3)
+    assert measured == pytest.approx(config["result"]["held_out"]["max"], abs=1e-3)
+
+
+@pytest.mark.parametrize(("definition", "m", "name", "output"), SAMPLE.findall(README))
+def test_quoted_samples_are_what_the_policy_draws(
+    definition: str, m: str, name: str, output: str
+) -> None:
+    """Keys, modelled TFLOP/s, share of the best and log-probability of every quoted kernel."""
+    name = name or "b200"
+    rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
+    assert len(rows) == 8
+    where = space(definition, int(m), name)
+    policy = load_policy(ROOT / "checkpoints" / f"gemm-{name}.safetensors")
+    scores = log_probs(policy, where)
+    modelled = model_tflops(where.family, where.fields(), where.problem, where.device)
+    drawn = {
+        where.strategy(int(c)).key: int(np.searchsorted(where.codes, c))
+        for c in sample_distinct(policy, where, 8, seed=0)
+    }
+    for key, tflops, share, log_prob in rows:
+        assert key in drawn, "README.md: run the command again and quote what it prints"
+        at = drawn[key]
+        assert modelled[at] == pytest.approx(float(tflops), abs=0.06)
+        assert 100 * modelled[at] / modelled.max() == pytest.approx(float(share), abs=0.06)
+        assert scores[at] == pytest.approx(float(log_prob), abs=0.02)
+
+
+def test_the_sizes_of_the_spaces() -> None:
+    found = re.search(r"M = 4096: ([\d,]+) on B200 and\s+([\d,]+) on H200", README)
+    assert found is not None
+    sizes = [len(space("gemm_n4096_k4096", 4096, name)) for name in ("b200", "h200")]
+    assert [int(text.replace(",", "")) for text in found.groups()] == sizes
+
+
+def test_figures_are_quoted() -> None:
+    assert CHECKPOINTS and SAMPLE.search(README) and WORST.search(README)
