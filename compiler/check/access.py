@@ -260,8 +260,8 @@ class Accesses:
                 history.record(
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
                 )
-                if access.done == "mbar":
-                    history.unread[event] = region
+                if access.done == "mbar" or access.mode == "rw":
+                    history.unread[event, region] = access.done == "mbar"
             self._pending(agent, node, access, kind, bit, cta, lanes)
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
@@ -292,14 +292,14 @@ class Accesses:
         if access.mode == "r" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
         if access.mode != "r" and history.unread:
-            for event, waiting in history.unread.items():
+            for event, waiting in history.unread:
                 if overlap(waiting, region):
                     self._refuse(
                         agent,
                         node,
                         f"overwrites {history.name} before anyone read what "
                         f"{self.events[event]} put there",
-                        "consume every stage that is produced",
+                        "consume every stage that is produced, and every sum",
                     )
 
     def _check_read(

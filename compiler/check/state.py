@@ -147,7 +147,7 @@ class History:
     kind: Op
     past: list[Past] = field(default_factory=list)
     written: list[Region] = field(default_factory=list)
-    unread: dict[int, Region] = field(default_factory=dict)
+    unread: dict[tuple[int, Region], bool] = field(default_factory=dict)  # True: must be read
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.
@@ -185,7 +185,7 @@ class History:
 
     def read(self, region: Region) -> None:
         if self.unread:
-            self.unread = {e: r for e, r in self.unread.items() if not overlap(r, region)}
+            self.unread = {k: v for k, v in self.unread.items() if not overlap(k[1], region)}
 
 
 @dataclass

@@ -168,14 +168,16 @@ def test_store_source_reuse():
     table("commit wait sync", build, lambda o: o.commit and o.wait and o.sync, H200)
 
 
-def two_turns(o: Options, use: list[Body], release: list[Body], empty: UOp = EMPTY) -> UOp:
+def two_turns(
+    o: Options, use: list[Body], release: list[Body], again: list[Body], empty: UOp = EMPTY
+) -> UOp:
     """One stage, filled twice; consumers use it and release it after the first turn."""
     fill = [expect(FULL, 2 * TILE), *both()]
     return block(
         H200,
         (FULL, empty, A, B, ACC, OUT),
         producer(fill, o("wait", wait(empty)), fill),
-        consumers(wait(FULL), use, release, wait(FULL, 1), use, DRAIN),
+        consumers(wait(FULL), use, release, wait(FULL, 1), again, DRAIN),
         warps=5,
     )
 
@@ -188,7 +190,7 @@ def test_stage_release_to_tma_refill():
         release: list[Body] = [
             *o("proxy", at.fence_proxy_async()), *o("arrive", one(at.mbar_arrive(slot(EMPTY)))),
         ]  # fmt: skip
-        return two_turns(o, use, release)
+        return two_turns(o, use, release, [*multiply(1)])
 
     truth = lambda o: o.group and o.arrive and o.wait  # noqa: E731
     table("group proxy arrive wait", build, truth, H200)
@@ -207,7 +209,7 @@ def test_generic_read_to_tma_refill(lanes):
             *o("meet", at.warp_sync()),
             *o("arrive", one(arrive) if lanes == 1 else arrive),
         ]
-        return two_turns(o, [read(A), read(B)], release, empty)
+        return two_turns(o, [read(A), read(B)], release, [read(A), read(B)], empty)
 
     truth = lambda o: o.fence and (o.meet or lanes == 32) and o.arrive and o.wait  # noqa: E731
     table("fence meet arrive wait", build, truth, H200)
@@ -376,7 +378,7 @@ def test_multicast_needs_the_peers_release():
             H200,
             (FULL, empty, A, B, ACC),
             producer(fill, between, fill),
-            consumers(wait(FULL), use, one(*release), wait(FULL, 1), use, DRAIN),
+            consumers(wait(FULL), use, one(*release), wait(FULL, 1), multiply(1), DRAIN),
             warps=5,
             cluster=2,
         )
@@ -395,13 +397,14 @@ def test_remote_arrive_with_and_without_data(data):
         acquire = at.mbar_wait_cluster if o.acquire else at.mbar_wait
         fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
         use: list[Body] = [read(A), read(B)] if data else [*multiply(), *o("over", DRAIN)]
+        again: list[Body] = [read(A), read(B)] if data else [*multiply(1)]
         after: list[Body] = [*o("over", at.fence_proxy_async()), at.warp_sync()] if data else []
         done = one(*(release(slot(empty), rank) for rank in range(2)))
         return block(
             H200,
             (FULL, empty, A, B, ACC, OUT),
             producer(fill, acquire(slot(empty), 0), fill),
-            consumers(wait(FULL), use, after, done, wait(FULL, 1), use, DRAIN),
+            consumers(wait(FULL), use, after, done, wait(FULL, 1), again, DRAIN),
             warps=5,
             cluster=2,
         )
