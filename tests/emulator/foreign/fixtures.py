@@ -1,0 +1,109 @@
+"""The fixtures of this folder: PTX, launch, tensors from their recipes, and the expected results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxflow.compiler.emulator import from_bfloat16, to_bfloat16
+from ptxflow.compiler.launch import Launch
+
+HERE = Path(__file__).parent
+NAMES = sorted(path.stem for path in HERE.glob("*.ptx"))
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One foreign kernel. `tensors` and `expected` are in storage form (bfloat16: uint16 bits)."""
+
+    ptx: str
+    launch: Launch
+    axes: dict[str, int]
+    tensors: dict[str, Array]
+    expected: dict[str, Array]  # float64, or int64 for integer tensors
+    tolerances: dict[str, tuple[float, float]]  # absolute, relative
+    dtypes: dict[str, str]
+
+    def values(self, name: str) -> Array:
+        """A tensor's present values as float64 or int64."""
+        return _values(self.tensors[name], self.dtypes[name])
+
+
+def load(name: str) -> Fixture:
+    """Read a fixture and fill its tensors; the expected result comes from numpy alone."""
+    side = json.loads((HERE / f"{name}.json").read_text())
+    axes, declared = side["axes"], side["tensors"]
+    tensors = {t: _fill(recipe, axes) for t, recipe in declared.items()}
+    dtypes = {t: recipe["dtype"] for t, recipe in declared.items()}
+    expected, tolerances = {}, {}
+    for output, recipe in side["expect"].items():
+        inputs = [_values(tensors[t], dtypes[t]) for t in recipe["of"]]
+        result = RECIPES[recipe["recipe"]](*inputs)
+        exact = "rtol" not in recipe
+        expected[output] = _values(_store(result, dtypes[output]), dtypes[output]) if exact else result
+        tolerances[output] = (recipe.get("atol", 0.0), recipe.get("rtol", 0.0))
+    return Fixture(
+        (HERE / f"{name}.ptx").read_text(), Launch.from_json(side["launch"]), axes, tensors,
+        expected, tolerances, dtypes,
+    )  # fmt: skip
+
+
+def _fill(recipe: dict[str, Any], axes: dict[str, int]) -> Array:
+    """integers: -4..4; normal: standard normal; nan: what an output holds before (-1 if integer)."""
+    shape = [axes[s] if s in axes else int(s) for s in recipe["shape"]]
+    rng = np.random.default_rng(recipe["seed"])
+    match recipe["fill"]:
+        case "integers":
+            values = rng.integers(-4, 5, shape).astype(np.float64)
+        case "normal":
+            values = rng.standard_normal(shape)
+        case "zeros":
+            values = np.zeros(shape)
+        case "nan":
+            values = np.full(shape, -1.0 if recipe["dtype"].startswith("int") else np.nan)
+        case other:
+            raise ValueError(f"unknown fill {other!r}")
+    return _store(values, recipe["dtype"])
+
+
+def _store(values: Array, dtype: str) -> Array:
+    if dtype == "bfloat16":
+        return to_bfloat16(values)
+    return np.ascontiguousarray(values.astype(dtype))
+
+
+def _values(stored: Array, dtype: str) -> Array:
+    if dtype == "bfloat16":
+        return from_bfloat16(stored).astype(np.float64)
+    return stored.astype(np.int64 if dtype.startswith("int") else np.float64)
+
+
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    out: Array = e / e.sum(axis=-1, keepdims=True)
+    return out
+
+
+def _attention(q: Array, k: Array, v: Array) -> Array:
+    out: Array = _softmax(q @ k.T / np.sqrt(q.shape[1])) @ v
+    return out
+
+
+RECIPES: dict[str, Callable[..., Array]] = {
+    "matmul": lambda a, b: a @ b,
+    "matmul_nt": lambda a, b: a @ b.T,
+    "attention": _attention,
+    "softmax": _softmax,
+    "row_max": lambda x: x.max(axis=1),
+    "column_sum": lambda x: x.sum(axis=0),
+    "total": lambda x: x.sum(keepdims=True),
+    "counts": lambda x: np.array([(x > 0).sum(), max(x.max(), 0)]),
+    "copy": lambda x: x,
+}
