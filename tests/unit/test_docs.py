@@ -14,10 +14,14 @@ from statistics import geometric_mean
 import pytest
 
 from ptxflow.compiler.atoms import document
+from ptxflow.compiler.check import check
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.families import family
+from ptxflow.compiler.ir import Op, edit, walk
 from ptxflow.eval.records import read_records
 from ptxflow.eval.report import summary
+from tests.gemm_cases import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -165,3 +169,13 @@ def test_what_the_readme_concludes_from_the_measurements() -> None:
     worst = min(best, key=lambda place: best[place])
     assert f"by a factor of {1 / geometric_mean(best.values()):.1f} in the geometric mean" in text
     assert f"of {1 / best[worst]:.1f} at worst, `{worst[0]}` at M={worst[1]}," in text
+
+
+def test_the_refusal_of_the_readme_is_what_the_validator_says() -> None:
+    """But for line numbers, which move."""
+    tree, trips = build(H200, strategy())
+    path = next(p for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == "fence_proxy_async")
+    with pytest.raises(HazardError) as refusal:
+        check(edit(tree, path, ()), trips, H200)
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    assert re.sub(r"py:\d+", "py", str(refusal.value)) in re.sub(r"py:\d+", "py", text)
