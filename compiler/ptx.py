@@ -122,7 +122,7 @@ class _Writer:
             f"\t.reg .b64 %rd<{self.counts['rd'] + 1}>;",
             f"\t.reg .pred %p<{self.counts['p'] + 1}>;",
             "\t.reg .pred %pw, %pe;",
-            "\t.reg .b32 %ra, %thread, %warp, %lane, %tmem, %smem;",
+            "\t.reg .b32 %ra, %warp, %lane, %tmem, %smem;",
             "\t.reg .b64 %rda;",
             "\t.reg .b16 %rh;",
         ]
@@ -147,11 +147,8 @@ class _Writer:
     # -- values -------------------------------------------------------------------------------
 
     def _entry(self) -> None:
-        self._line("mov.u32 %thread, %tid.x;")
-        self._line("and.b32 %lane, %thread, 31;")
-        self._line("shr.u32 %ra, %thread, 5;")
-        # the shuffle tells ptxas that the warp index is uniform
-        self._line("shfl.sync.idx.b32 %warp, %ra, 0, 31, 0xFFFFFFFF;")
+        self._line("mov.u32 %lane, %laneid;")
+        self._warp_index()
         self._line("mov.u32 %smem, dynamic_smem;")
         for name, kind in self.info.params:
             self._load_param(name, kind)
@@ -167,6 +164,12 @@ class _Writer:
             held = self._new("r")
             self._line(f"mov.u32 {held}, {register};")
             self._bind(special(name), held)
+
+    def _warp_index(self) -> None:
+        """The shuffle tells ptxas that the index is uniform."""
+        self._line("mov.u32 %ra, %tid.x;")
+        self._line("shr.u32 %ra, %ra, 5;")
+        self._line("shfl.sync.idx.b32 %warp, %ra, 0, 31, 0xFFFFFFFF;")
 
     def _load_param(self, name: str, kind: str) -> None:
         node = UOp(Op.PARAM, (), name)
@@ -358,6 +361,7 @@ class _Writer:
     def _role(self, node: UOp) -> None:
         spec, skip = node.arg, self._label("ROLE")
         out = self._new("p")
+        self._warp_index()  # anew: held across roles, ptxas spills it in some kernels
         self._line(f"// role {spec.name}: warps {spec.first}..{spec.first + spec.warps - 1}")
         if spec.first:
             below = self._new("r")
