@@ -60,7 +60,8 @@ def reduced(node: UOp) -> UOp:
     """
     if node.op is not Op.ALU or node.arg not in ("div", "rem") or node.src[1].op is not Op.CONST:
         return node
-    dividend, divisor = node.src[0], node.src[1].arg[0]
+    dividend = node.src[0]
+    divisor: int = node.src[1].arg[0]
     if divisor & (divisor - 1) == 0:
         shift = divisor.bit_length() - 1
         return dividend >> shift if node.arg == "div" else dividend & (divisor - 1)

@@ -97,7 +97,8 @@ class Tiling:
 
     def _k_edge(self, after: int) -> UOp:
         """Where the share of this CTA (or of the one after it) begins: even to one step."""
-        return self._all_k * (CTA_RANK + after) // self.s.split_k
+        ctas: int = self.s.split_k
+        return self._all_k * (CTA_RANK + after) // ctas
 
     @cached_property
     def tiles_n(self) -> UOp:
