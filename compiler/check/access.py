@@ -18,6 +18,7 @@ from ptxflow.compiler.check.state import (
     Region,
     Rendezvous,
     TensorMemory,
+    Unread,
     inside,
     overlap,
     uncovered,
@@ -27,6 +28,7 @@ from ptxflow.compiler.ir import Op, UOp, show
 from ptxflow.compiler.strategy import Trip
 
 LANES = 32
+K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type
 _BAND = 8  # rows of a global tensor that share a history
 
 
@@ -139,6 +141,8 @@ class Accesses:
         if storage.op is Op.TMEM:
             lanes = self._lanes(agent, node, row, cta)
             self._columns(agent, node, operand, stage, offset, cta)
+        elif storage.op is Op.SMEM:
+            lanes = self._bytes(node, row, operand)
         region = (offset, offset + operand.arg, *lanes)
         return [(self._history(key, f"{name}[{stage}]"), region)]
 
@@ -184,6 +188,16 @@ class Accesses:
                 "a warp reaches lanes 32*(warp % 4) and up",
             )
         return first, first + 32
+
+    def _bytes(self, node: UOp, row: Atom, operand: UOp) -> tuple[int, int]:
+        """Bytes of each row that are touched: an MMA takes a slice of K, others take all."""
+        step = None
+        for (name, kind), node_operand in zip(row.operands, node.src, strict=True):
+            if kind == "desc" and node_operand is operand:
+                step = node.arg.attr(f"{name}_step")
+        if step is None:
+            return 0, self.program.row_bytes.get(operand.src[0], 128)
+        return step, step + K_BYTES
 
     def _columns(
         self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int
@@ -246,7 +260,7 @@ class Accesses:
             self._init_barrier(agent, node, operand)
             return
         pipe = self._pipe(agent, node, access)
-        known = agent.knows.of(access.proxy, access.mode)
+        known = agent.knows.of(access.proxy, access.mode, access.done)
         for cta in self._ctas(agent, node, access):
             bit = 0
             for history, region in self._places(agent, node, row, operand, cta):
@@ -260,9 +274,14 @@ class Accesses:
                 history.record(
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
                 )
-                if access.done == "mbar" or access.mode == "rw":
-                    history.unread[event, region] = access.done == "mbar"
+                if access.done == "mbar" or (access.mode != "r" and self._must_be_used(kind)):
+                    history.unread.append(Unread(event, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
+
+    def _must_be_used(self, kind: Op) -> bool:
+        """Whether sums and registers may not be overwritten or left unread: this run says what it
+        computes, so nothing else is worth computing."""
+        return self.trip.output is not None and kind in (Op.FRAG, Op.TMEM)
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
@@ -292,14 +311,14 @@ class Accesses:
         if access.mode == "r" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
         if access.mode != "r" and history.unread:
-            for event, waiting in history.unread:
+            for event, waiting, _ in history.unread:
                 if overlap(waiting, region):
                     self._refuse(
                         agent,
                         node,
                         f"overwrites {history.name} before anyone read what "
                         f"{self.events[event]} put there",
-                        "consume every stage that is produced, and every sum",
+                        "consume every stage, sum and value that is produced",
                     )
 
     def _check_read(

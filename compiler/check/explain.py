@@ -36,9 +36,13 @@ def _missing(
     earlier = machine.events[past.event]
     if k.tensor_seen & bit and access.proxy == "tensor":
         return "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
+    if access.done == "wgmma" and (k.async_ & bit or (history.kind is Op.FRAG and k.generic & bit)):
+        return (
+            "known to the warp, but not to its wgmmas",
+            "wgmma.fence after the earlier access and the wait for it",
+        )
     if k.generic & bit and access.proxy != "generic" and history.kind is not Op.TMEM:
-        fence = "wgmma.fence" if history.kind is Op.FRAG else "fence.proxy.async"
-        return "known to the generic proxy only", f"{fence} after the earlier access"
+        return "known to the generic proxy only", "fence.proxy.async after the earlier access"
     if agent.every.of(access.proxy) & bit:
         return (
             "done by all lanes, of which the elected one knows its own part",

@@ -26,12 +26,10 @@ def check_end(machine: Machine) -> None:
                 "fix: balance the arrivals and bytes of each phase"
             )
     for history in machine.histories.values():
-        for (event, _), needed in history.unread.items():
-            if not needed:
-                continue
+        for event, _, _ in history.unread:
             raise HazardError(
                 f"nobody reads what {machine.events[event]} put into {history.name} "
-                f"[{machine.trip.name}]; fix: consume every stage that is produced"
+                f"[{machine.trip.name}]; fix: consume every stage, sum and value that is produced"
             )
     for key, meeting in machine.rendezvous.items():
         if meeting.arrived:

@@ -47,11 +47,15 @@ class Program:
     def __init__(self, kernel: UOp):
         self.kernel, self.info = kernel, kernel.arg
         self.users: dict[UOp, list[UOp]] = {}  # storage -> instructions that name it
+        self.row_bytes: dict[UOp, int] = {}  # shared storage -> bytes in a row of its TMA boxes
         for _, node in walk(kernel):
             if node.op is Op.ATOM:
                 for operand in node.src:
                     if operand.op is Op.SLOT:
                         self.users.setdefault(operand.src[0], []).append(node)
+                        if operand.src[0].op is Op.SMEM and node.arg.attr("box"):
+                            columns = node.arg.attr("box")[0] * node.arg.attr("element")
+                            self.row_bytes[operand.src[0]] = columns
         self.plan = layout(kernel.arg)
         asked = [
             node.arg.attr("registers")

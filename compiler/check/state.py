@@ -8,6 +8,7 @@ new access.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ptxflow.compiler.ir import Op, UOp, show
 
@@ -29,11 +30,12 @@ def uncovered(region: Region, pieces: list[Region]) -> list[Region]:
     for piece in pieces:
         if not left:
             break
-        left = [rest for part in left for rest in _minus(part, piece)]
+        left = [rest for part in left for rest in minus(part, piece)]
     return left
 
 
-def _minus(a: Region, b: Region) -> list[Region]:
+def minus(a: Region, b: Region) -> list[Region]:
+    """What is left of a when b is taken out."""
     if not overlap(a, b):
         return [a]
     out = []
@@ -63,12 +65,14 @@ class Knowledge:
     tensor: int = 0
     tensor_seen: int = 0  # learned from a barrier, so ordered before any later arrival
     tensor_released: int = 0  # own accesses, ordered by fence::before_thread_sync
+    wgmma: int = 0  # what wgmma.fence has put before later wgmmas of the warp
     over: int = 0  # asynchronous accesses known to be over: their place may be reused, not read
 
-    def of(self, proxy: str, mode: str = "rw") -> int:
+    def of(self, proxy: str, mode: str = "rw", pipe: str = "") -> int:
+        """What an access through a proxy is ordered after; only a fence orders wgmma."""
         if proxy == "generic":
             return self.generic
-        known = self.async_ if proxy == "async" else self.tensor
+        known = self.wgmma if pipe == "wgmma" else self.async_ if proxy == "async" else self.tensor
         return known | self.over if mode == "w" else known
 
     def message(self) -> Message:
@@ -139,6 +143,14 @@ class Past:
     source: tuple[str, int, int] | None = None
 
 
+class Unread(NamedTuple):
+    """Something put into a region that nobody has read yet; `loaded`: TMA did it."""
+
+    event: int
+    region: Region
+    loaded: bool
+
+
 @dataclass
 class History:
     """One stage of one storage in one CTA: past accesses, what is written, what is unread."""
@@ -147,7 +159,7 @@ class History:
     kind: Op
     past: list[Past] = field(default_factory=list)
     written: list[Region] = field(default_factory=list)
-    unread: dict[tuple[int, Region], bool] = field(default_factory=dict)  # True: must be read
+    unread: list[Unread] = field(default_factory=list)
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.
@@ -184,8 +196,13 @@ class History:
         self.past.append(new)
 
     def read(self, region: Region) -> None:
+        """Note that somebody reads a region: what is left of what was put there stays unread."""
         if self.unread:
-            self.unread = {k: v for k, v in self.unread.items() if not overlap(k[1], region)}
+            self.unread = [
+                Unread(u.event, rest, u.loaded)
+                for u in self.unread
+                for rest in minus(u.region, region)
+            ]
 
 
 @dataclass

@@ -188,7 +188,7 @@ class Synchronisation(Accesses):
             knows.tensor |= own
 
     def _do_fence_registers(self, agent: Agent, node: UOp, lanes: int) -> None:
-        agent.every.async_ |= agent.own.get((Op.FRAG, True), 0)
+        agent.every.wgmma |= agent.every.async_ | agent.own.get((Op.FRAG, True), 0)
 
     def _do_fence_before(self, agent: Agent, node: UOp, lanes: int) -> None:
         for knows, _ in self._parts(agent, lanes):

@@ -32,7 +32,7 @@ def test_every_ordering_statement_is_needed(dev, name, s):  # type: ignore[no-un
 @pytest.mark.parametrize(
     ("missing", "named", "fact"),
     [
-        ("wgmma_fence", ("wgmma", "entry"), "generic proxy only"),
+        ("wgmma_fence", ("wgmma", "tma_load"), "not to its wgmmas"),
         ("wgmma_commit", ("pack", "wgmma"), "in flight"),
         ("fence_proxy_async", ("tma_store", "stmatrix_x4"), "generic proxy only"),
         ("mbar_arrive_expect", ("mbar_wait(ring_full)", "tma_load"), "outstanding"),

@@ -118,10 +118,19 @@ def test_tensor_memory_leak():
     refused(edit(tree, path, ()), trips, B200, "tensor memory allocated")
 
 
-def test_a_skipped_store_is_a_hole_in_the_output():
+def test_a_skipped_store_is_a_value_that_nobody_uses():
     tree, trips = build(H200, HOPPER["direct, swizzle 64, two MMAs"])
     path, _ = find(tree, "st_global", 3)
-    refused(edit(tree, path, ()), trips, H200, "never written")
+    refused(edit(tree, path, ()), trips, H200, r"overwrites out before anyone read what pack\(out")
+
+
+def test_a_store_of_the_wrong_rows_is_a_hole_in_the_output():
+    tree, trips = build(H200, HOPPER["direct, swizzle 64, two MMAs"])
+    path, other = find(tree, "st_global", 1)
+    _, node = find(tree, "st_global", 3)
+    bad = at.st_global(*node.src[:3], other.src[3], node.src[4], **dict(node.arg.attrs))
+    path, _ = find(tree, "st_global", 3)
+    refused(edit(tree, path, (bad,)), trips, H200, "C: rows .* are never written")
 
 
 def test_reordering_inside_the_producer_is_harmless(hopper):  # type: ignore[no-untyped-def]

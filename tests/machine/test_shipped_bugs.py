@@ -99,7 +99,7 @@ def scope(broken: bool) -> Replay:
 
     def half(tile: UOp) -> UOp:
         where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
-        box = {"mask": 3, "box": (64, 32), "element": 2}
+        box = {"mask": 3, "box": (16, 32), "element": 2}
         return at.tma_load_multicast(where, param("A_map"), 0, CTA_RANK * 32, slot(FULL), **box)
 
     fill = [expect(FULL, 2 * TILE), half(A), half(B)]
@@ -203,10 +203,10 @@ def tiles(broken: bool) -> Replay:
     n0 = tile * rows
     share = slot(B, 0, CTA_RANK * (TILE // 2), TILE // 2)
     coordinates = 0, n0 + CTA_RANK * 32
-    box = {"mask": 3, "box": (64, 32), "element": 2}
+    box = {"mask": 3, "box": (16, 32), "element": 2}
     fill = [
         expect(full, 2 * TILE),
-        at.tma_load(slot(A), param("A_map"), 0, CTAID * rows, slot(full), box=(64, 64), element=2),
+        at.tma_load(slot(A), param("A_map"), 0, CTAID * rows, slot(full), box=(16, 64), element=2),
         at.tma_load_multicast(share, param("B_map"), *coordinates, slot(full), **box),
     ]
     work = [wait(full), at.wgmma_fence(), wgmma(A, B), at.wgmma_commit(), DRAIN]

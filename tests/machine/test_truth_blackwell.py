@@ -308,7 +308,7 @@ def test_allocation():
 def pair_load(tile: UOp) -> UOp:
     """Each CTA its half, counted on the even CTA's barrier."""
     where = slot(tile), param("A_map"), 0, CTA_RANK * 64, slot(FULL)
-    return at.tma_load_pair(*where, box=(64, 64), element=2)
+    return at.tma_load_pair(*where, box=(16, 64), element=2)
 
 
 def test_pair_commit_and_bytes():

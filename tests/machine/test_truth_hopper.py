@@ -349,7 +349,7 @@ def test_named_barrier_hand_over():
 
 # -- clusters ---------------------------------------------------------------------------------
 
-HALF = (64, 32)
+HALF = (16, 32)
 
 
 def multicast(bar: UOp, tile: UOp = A) -> UOp:

@@ -29,8 +29,8 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Trip
 
-ROWS, N = 64, 64  # of one operand tile: 64 columns of 16 bits in rows of 128 bytes
-TILE = ROWS * 128
+ROWS, N, COLUMNS = 64, 64, 16  # of one operand tile: 16 columns of 16 bits, one K step
+TILE = ROWS * COLUMNS * 2
 MAPS = (("A_map", "map"), ("B_map", "map"), ("C_map", "map"), ("C", "ptr"))
 ONCE = [Trip("one run", (("C", 0),))]
 
@@ -99,7 +99,7 @@ def one(*body: Body) -> UOp:
 
 def load(tile: UOp, bar: UOp, stage: Value = 0, row: Value = 0) -> UOp:
     where = slot(tile, stage), param("A_map"), 0, row, slot(bar, stage)
-    return at.tma_load(*where, box=(64, tile.arg.size // 128), element=2)
+    return at.tma_load(*where, box=(COLUMNS, tile.arg.size // (2 * COLUMNS)), element=2)
 
 
 def expect(bar: UOp, size: int = TILE, stage: Value = 0) -> UOp:
@@ -107,9 +107,9 @@ def expect(bar: UOp, size: int = TILE, stage: Value = 0) -> UOp:
 
 
 def store(tile: UOp, row: int = 0) -> UOp:
-    rows = tile.arg.size // 128
-    target = UOp(Op.SLOT, (global_tensor("C"), const(row), const(0)), (rows, 64))
-    return at.tma_store(slot(tile), param("C_map"), 0, row, target, box=(64, rows), element=2)
+    rows = tile.arg.size // (2 * COLUMNS)
+    target = UOp(Op.SLOT, (global_tensor("C"), const(row), const(0)), (rows, COLUMNS))
+    return at.tma_store(slot(tile), param("C_map"), 0, row, target, box=(COLUMNS, rows), element=2)
 
 
 def write(tile: UOp, warps: int = 1) -> list[UOp]:
