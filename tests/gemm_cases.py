@@ -13,7 +13,8 @@ H200, B200 = device("h200"), device("b200")
 _BASE: dict[str, int | str] = {
     "cta_group": 1, "tile_m": 128, "tile_n": 128, "mma_n": 128, "consumers": 2, "tile_k": 64,
     "swizzle": 128, "cluster": "1x1", "split_k": 1, "epilogue": "tma", "num_stages": 3,
-    "warp_specialized": 1, "persistent": 1, "acc_buffers": 1, "producer_regs": 40, "raster_group": 1,
+    "warp_specialized": 1, "persistent": 1, "acc_buffers": 1, "producer_regs": 40,
+    "raster_group": 1,
 }  # fmt: skip
 
 
