@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from ptxflow.compiler.runtime import GpuInfo
@@ -29,8 +29,15 @@ POLICY_OF = {"h100": "h200"}  # one policy per architecture; device features tel
 DEFAULT_AXES = {"M": 1024}
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage."""
+        print(f"sample: {message} (see --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
