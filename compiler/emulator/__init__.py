@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ptxflow.compiler.emulator import control, moves, scalar, tcgen05, tma, wgmma
+from ptxflow.compiler.emulator import (
+    bits,
+    control,
+    copies,
+    floats,
+    moves,
+    scalar,
+    tcgen05,
+    tma,
+    warpwide,
+    wgmma,
+    wmma,
+)
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
 from ptxflow.compiler.emulator.machine import Machine, Report
 from ptxflow.compiler.emulator.operands import Program
@@ -19,7 +31,19 @@ from ptxflow.compiler.emulator.warp import Array
 from ptxflow.compiler.launch import Launch
 
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
-_INSTRUCTIONS = (scalar, moves, control, tma, wgmma, tcgen05)  # importing them fills the table
+_INSTRUCTIONS = (
+    scalar,
+    floats,
+    bits,
+    moves,
+    control,
+    warpwide,
+    wmma,
+    copies,
+    tma,
+    wgmma,
+    tcgen05,
+)  # importing them fills the table
 
 
 def emulate(

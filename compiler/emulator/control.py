@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, UNFENCED
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, UNFENCED, UNWRITTEN
 from ptxflow.compiler.emulator.moves import Unfenced
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
@@ -45,18 +45,44 @@ def joined(w: Warp) -> None:
 
 @operation(r"bra(\.uni)?")
 def branch(line: Line) -> Step:
-    target, guard = line.ins.target, line.ins.guard
+    target, guard = line.ins.targets[0], line.ins.guard
     if guard is None:
         return lambda w: w.branch(w.mask, target)
     taken = line.reader(guard, 1)
     return lambda w: w.branch(w.lanes(taken(w)), target)
 
 
+@operation(r"brx\.idx(\.uni)?")
+def branch_table(line: Line) -> Step:
+    """The index must be the same in all active lanes."""
+    index, targets = line.read(0, 32), line.ins.targets
+    if line.ins.guard is not None:
+        raise line.refuse("a guarded table branch is not modelled")
+
+    def run(w: Warp) -> None:
+        chosen = uniform(w, index(w), "the branch index")
+        if chosen >= len(targets):
+            raise Fault(f"branch index {chosen} of {len(targets)} targets")
+        w.branch(w.mask, targets[chosen])
+
+    return run
+
+
 @operation(r"ret|exit")
 def leave(line: Line) -> Step:
-    if line.ins.guard is not None:
-        raise line.refuse("a guarded exit is not modelled")
-    return lambda w: w.exit()
+    if line.ins.guard is None:
+        return lambda w: w.exit()
+    going = line.reader(line.ins.guard, 1)
+
+    def run(w: Warp) -> Wait | None:
+        lanes = w.lanes(going(w))
+        if lanes == w.mask:
+            return w.exit()
+        w.alive &= ~lanes
+        w.set_mask(w.mask & ~lanes)
+        return None
+
+    return run
 
 
 @operation(r"bar\.warp\.sync")
@@ -98,32 +124,6 @@ def elect(line: Line) -> Step:
         w.put(slot, chosen)
         if lane_slot is not None:
             w.put(lane_slot, leader)
-
-    return run
-
-
-@operation(r"shfl\.sync\.idx\.b32")
-def shuffle(line: Line) -> Step:
-    """Width 32 only: every lane reads the lane that it names."""
-    line.count(5)
-    write, value, lane = line.write(0, 32), line.read(1, 32), line.read(2, 32)
-    clamp, members = line.read(3, 32), line.read(4, 32)
-
-    def run(w: Warp) -> None:
-        if uniform(w, members(w), "the member mask") != w.mask:
-            raise Fault("the member mask is not the lanes that execute it")
-        if uniform(w, clamp(w), "the clamp") != 31:
-            raise Fault("a shuffle of segments is not modelled")
-        held, source = value(w), lane(w)
-        if held.__class__ is not np.ndarray:
-            write(w, held)
-            return
-        if source.__class__ is not np.ndarray:
-            if not w.mask >> (source & 31) & 1:
-                raise Fault(f"reads lane {source & 31}, which is not active")
-            write(w, int(held[source & 31]))
-            return
-        write(w, held[source & 31])
 
     return run
 
@@ -187,7 +187,7 @@ def barrier_sync(line: Line) -> Step:
     return run
 
 
-@operation(r"barrier\.cluster\.(arrive|wait)(\.release|\.relaxed|\.acquire)?(?:\.aligned)")
+@operation(r"barrier\.cluster\.(arrive|wait)(\.release|\.relaxed|\.acquire)?(?:\.aligned)?")
 def cluster_barrier(line: Line) -> Step:
     waits = line.match[1] == "wait"
     if waits and line.match[2] in (".release", ".relaxed"):
@@ -226,7 +226,11 @@ def init(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         for _, (at, n) in by_lane(w, address(w), count(w)):
-            w.unit(Order).barriers.append(w.cta.init_barrier(own(w, at), n))
+            offset = own(w, at)
+            if offset in w.cta.barriers:
+                where = w.cta.barriers[offset].where
+                w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
+            w.unit(Order).barriers.append(w.cta.init_barrier(offset, n))
 
     return run
 
@@ -277,7 +281,8 @@ def try_wait(line: Line) -> Step:
         out = np.zeros(LANES, np.bool_)
         for lane, (at, p) in _asked(w, address(w), parity(w)):
             if p > 1:
-                raise Fault(f"parity {p} is neither 0 nor 1")
+                w.cta.machine.hazard(line.ins.line, f"parity 0x{p:X} is neither 0 nor 1")
+                p &= 1
             bar = w.cta.barrier(own(w, at))
             asked.append((bar, p))
             if bar.passed(p):
@@ -303,6 +308,22 @@ def _asked(w: Warp, address: Any, parity: Any) -> list[tuple[int, tuple[int, ...
     if address.__class__ is np.ndarray or parity.__class__ is np.ndarray:
         return by_lane(w, address, parity)
     return [(-1, (address, parity))]
+
+
+@operation(r"mbarrier\.inval\.shared(?:::cta)?\.b64")
+def invalidate(line: Line) -> Step:
+    address = line.address(0)
+
+    def run(w: Warp) -> None:
+        for _, (at,) in by_lane(w, address(w)):
+            offset = own(w, at)
+            bar = w.cta.barrier(offset)
+            if bar.tx:
+                raise Fault(f"{bar}: bytes are in flight")
+            del w.cta.barriers[offset]
+            w.cta.shared.state[offset : offset + 8] = UNWRITTEN
+
+    return run
 
 
 # -- fences ---------------------------------------------------------------------------------------

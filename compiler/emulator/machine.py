@@ -22,6 +22,7 @@ from ptxflow.compiler.emulator.memory import (
     OFFSET_MASK,
     PARAM_BASE,
     RANK_SHIFT,
+    UNWRITTEN,
     Global,
     Shared,
 )
@@ -108,9 +109,24 @@ class Cta:
             raise Fault(f"no mbarrier was initialised at 0x{offset:X} of CTA {self.rank}")
         return self.barriers[offset]
 
+    def retire(self, bytes_at: Array) -> str | None:
+        """Idle mbarriers under bytes that are to be written are gone: a hazard without inval."""
+        bytes_at = bytes_at[bytes_at < len(self.shared.state)]  # bounds are checked after this
+        if not (self.shared.state[bytes_at] == BARRIER).any():
+            return None
+        touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == BARRIER]}
+        for offset in touched:
+            old = self.barriers[offset]
+            if old.pending != old.expected or old.tx:
+                raise Fault(f"overwrites {old}")
+            del self.barriers[offset]
+            self.shared.state[offset : offset + 8] = UNWRITTEN
+        return f"overwrites the mbarrier at 0x{min(touched):X}, with no mbarrier.inval"
+
     def init_barrier(self, offset: int, count: int) -> MBarrier:
-        if offset in self.barriers:
-            raise Fault(f"mbarrier at 0x{offset:X} is initialised a second time")
+        old = self.barriers.get(offset)
+        if old is not None and (old.pending != old.expected or old.tx):
+            raise Fault(f"initialises {old} a second time")
         self.shared.check(offset, offset + 8, 8)
         where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
         self.barriers[offset] = MBarrier(where, count)
@@ -195,8 +211,9 @@ class Machine:
                 case PointerParam():
                     self.constants[at] = (8, self.memory.named[value.tensor].base)
                 case ScalarParam():
-                    self.constants[at] = (4, evaluate(value.value, axes))
-            if at in self.constants and self.constants[at][0] != parameter.bytes:
+                    self.constants[at] = (parameter.bytes, evaluate(value.value, axes))
+            held = self.constants.get(at, (parameter.bytes, 0))[0]
+            if at in self.constants and (held != parameter.bytes or held not in (4, 8)):
                 raise ValueError(f"parameter {parameter.name} has {parameter.bytes} bytes")
 
     # -- one cluster --------------------------------------------------------------------------

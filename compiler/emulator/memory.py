@@ -22,6 +22,7 @@ RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 GLOBAL_BASE = 0x7F00_0000_0000
 PARAM_BASE = 0x6F00_0000_0000
+SHARED_BASE = 0x5F00_0000_0000  # generic addresses of the shared window: 4 GiB from here
 UNWRITTEN, READY, LANDING, UNFENCED, BARRIER = range(5)
 _STATE = {
     UNWRITTEN: "never written",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
-from ptxflow.compiler.emulator.operands import Line, Read, operation
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
+from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
 from ptxflow.compiler.emulator.parse import Register, Vector
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
 
@@ -28,14 +31,16 @@ def register_width(line: Line, index: int) -> int:
     return item.width if isinstance(item, Register) else int(line.match[line.match.lastindex or 0])
 
 
-@operation(r"cvta(?:\.to)?\.(global|shared|param)\.u(32|64)")
+@operation(r"cvta(\.to)?\.(global|shared|param)\.u(32|64)")
 def convert_address(line: Line) -> Step:
-    """Global and parameter addresses are generic ones; shared ones are not modelled as such."""
-    if line.match[1] == "shared":
-        raise line.refuse("generic addresses of shared memory are not modelled")
-    width = int(line.match[2])
+    """Global and parameter addresses are generic ones; the shared window has a place of its own."""
+    width, to = int(line.match[3]), bool(line.match[1])
     write, a = line.write(0, width), line.read(1, width)
-    return lambda w: write(w, a(w))
+    if line.match[2] != "shared":
+        return lambda w: write(w, a(w))
+    if to or width != 64:
+        raise line.refuse("generic addresses to shared ones are not modelled")
+    return lambda w: write(w, a(w) + SHARED_BASE)
 
 
 @operation(r"ld\.param\.[busf](32|64)")
@@ -56,6 +61,7 @@ def load_parameter(line: Line) -> Step:
 
 def _offsets(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
     """Active lanes, and their element addresses [lanes, count] as int64."""
+    w.sure()
     lanes = lanes_in(w.mask)
     held = np.asarray(address)
     first = held[lanes] if held.ndim else np.full(len(lanes), address)
@@ -73,7 +79,10 @@ def own_offsets(w: Warp, at: Array) -> Array:
     return at & OFFSET_MASK
 
 
-@operation(r"ld\.(shared|shared::cta|global)(?:\.nc)?(?:\.v([24]))?\.[busf](8|16|32|64)")
+@operation(
+    r"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?(?:\.L1::no_allocate)?"
+    r"(?:\.v([24]))?\.[busf](8|16|32|64)"
+)
 def load(line: Line) -> Step:
     line.count(2)
     space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[3])
@@ -84,7 +93,9 @@ def load(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes, at = _offsets(w, address(w), count, size)
-        if space == "global":
+        if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
+            got = _load_cluster(w, at & 0xFFFFFFFF, size)
+        elif space in ("global", None):
             words, index = w.cta.machine.memory.words(at, size)
             got = words[index]
         else:
@@ -99,6 +110,16 @@ def load(line: Line) -> Step:
             w.put(slot, full)
 
     return run
+
+
+def _load_cluster(w: Warp, at: Array, size: int) -> Array:
+    """Reads of shared memory of any CTA of the cluster."""
+    out = np.zeros(at.shape, f"u{size}")
+    for rank in np.unique(at >> RANK_SHIFT).tolist():
+        here = (at >> RANK_SHIFT)[:, 0] == rank
+        shared = w.cta.machine.peer(rank).shared
+        out[here] = shared.load(at[here] & OFFSET_MASK, size)
+    return out
 
 
 @operation(r"st\.(shared|shared::cta|global)(?:\.v([24]))?\.[busf](8|16|32|64)")
@@ -127,46 +148,75 @@ def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
     for i, value in enumerate(values):
         held = value(w)
         out[:, i] = held[lanes] if held.__class__ is np.ndarray else held
+    w.sure()
     return out
 
 
 def write_shared(w: Warp, line: int, at: Array, data: Array, size: int) -> None:
     """A generic write, kept until the lanes that made it fence it for the async proxy."""
+    w.cta.machine.hazard(line, w.cta.retire((at[..., None] + np.arange(size)).ravel()))
     written, hazard = w.cta.shared.store(at, data, size)
     w.cta.machine.hazard(line, hazard)
     w.unit(Unfenced).writes.append((w.mask, written))
 
 
-@operation(r"mapa\.shared::cluster\.u32")
+@operation(r"mapa(\.shared::cluster)?\.u(32|64)")
 def map_address(line: Line) -> Step:
+    """Without a space: generic addresses."""
     line.count(3)
-    write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+    width = int(line.match[2])
+    if (width == 64) == bool(line.match[1]):
+        raise line.refuse("takes 32-bit shared addresses or 64-bit generic ones")
+    write, a, b = line.write(0, width), line.read(1, width), line.read(2, 32)
+    kept = (1 << 64) - (1 << 32) | OFFSET_MASK
 
     def run(w: Warp) -> None:
         address, rank = a(w), b(w)
         if (np.asarray(rank) >= w.cta.machine.cluster_size).any():
             raise Fault(f"rank {rank} is outside the cluster of {w.cta.machine.cluster_size}")
-        write(w, (address & OFFSET_MASK) | rank << RANK_SHIFT)
+        placed = (np.asarray(rank).astype(np.uint64) << np.uint64(RANK_SHIFT)).tolist()
+        if rank.__class__ is np.ndarray:
+            wide = np.array(placed, np.uint64 if width == 64 else np.uint32)
+            write(w, (address & (kept & MASKS[width])) | wide)
+        else:
+            write(w, (address & (kept & MASKS[width])) | placed)
 
     return run
 
 
-@operation(r"stmatrix\.sync\.aligned\.m8n8\.x([124])\.shared(?:::cta)?\.b16")
-def store_matrix(line: Line) -> Step:
-    """Matrix j's row addresses are lanes 8j..8j+7; lane l holds row l/4, columns 2(l%4), +1."""
-    line.count(2)
-    address, values = line.address(0), line.readers(1, 32)
-    if len(values) != int(line.match[1]):
-        raise line.refuse(f"stores {line.match[1]} matrices from {len(values)} registers")
+_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "min": min,
+    "max": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "exch": lambda a, b: b,
+}
+_NUMPY: dict[str, Any] = {"u": np.uint32, "s": np.int32, "b": np.uint32, "f": np.float32}
+
+
+@operation(
+    r"(atom|red)\.global(?:\.(?:gpu|cta|sys|cluster))?(?:\.(?:relaxed|acquire|release|acq_rel))?"
+    r"(?:\.(?:gpu|cta|sys|cluster))?\.(add|min|max|and|or|xor|exch)\.([usbf])32"
+)
+def atomic(line: Line) -> Step:
+    """Lane by lane, in lane order; `atom` returns what was there before."""
+    returns = line.match[1] == "atom"
+    line.count(3 if returns else 2)
+    compute, dtype = _ATOMIC[line.match[2]], _NUMPY[line.match[3]]
+    write = line.write(0, 32) if returns else None
+    address, value = line.address(int(returns)), line.read(1 + int(returns), 32)
 
     def run(w: Warp) -> None:
-        w.converged()
-        at = w.vector(address(w), 32).astype(np.int64)[: 8 * len(values)]
-        if (at % 16).any():
-            raise Fault(f"a row address 0x{int(at[0]):X} is not a multiple of 16")
-        data = np.stack([w.vector(v(w), 32) for v in values])  # [matrix, lane]
-        rows = data.reshape(len(values) * 8, 4)  # matrix*8 + row, word of its 16 bytes
-        words = own_offsets(w, at)[:, None] + np.arange(4) * 4
-        write_shared(w, line.ins.line, words, rows, 4)
+        lanes, at = _offsets(w, address(w), 1, 4)
+        words, index = w.cta.machine.memory.words(at, 4)
+        typed, given = words.view(dtype), w.vector(value(w), 32).view(dtype)
+        before = np.zeros(LANES, np.uint32)
+        for lane, place in zip(lanes.tolist(), index[:, 0].tolist(), strict=True):
+            before[lane] = words[place]
+            typed[place] = compute(typed[place], given[lane])
+        if write:
+            write(w, before)
 
     return run

@@ -26,7 +26,7 @@ from ptxflow.compiler.emulator.parse import (
     Symbol,
     Vector,
 )
-from ptxflow.compiler.emulator.warp import LANE_IDS, Step, Value, Warp, lanes_in, mask_of
+from ptxflow.compiler.emulator.warp import LANE_IDS, Step, Value, Warp, lanes_in
 
 Read = Callable[[Warp], Value]
 Write = Callable[[Warp, Value], None]
@@ -198,6 +198,7 @@ def negate(value: Value) -> Value:
 
 def by_lane(w: Warp, *values: Value) -> list[tuple[int, tuple[int, ...]]]:
     """(lane, values) of every active lane, as Python integers."""
+    w.sure()
     out = []
     for lane in (w.single,) if w.single >= 0 else lanes_in(w.mask).tolist():
         row = (int(v[lane]) if v.__class__ is np.ndarray else int(v) for v in values)
@@ -207,17 +208,13 @@ def by_lane(w: Warp, *values: Value) -> list[tuple[int, tuple[int, ...]]]:
 
 def uniform(w: Warp, value: Value, what: str) -> int:
     """The value that all active lanes agree on."""
+    w.sure()
     if value.__class__ is not np.ndarray:
         return int(value)
     held = value[lanes_in(w.mask)]
     if (held != held[0]).any():
         raise Fault(f"{what} differs between lanes of the warp")
     return int(held[0])
-
-
-def bool_mask(w: Warp, value: Value) -> int:
-    """The lanes of the whole warp in which a predicate holds."""
-    return mask_of(value) if value.__class__ is np.ndarray else (w.mask if value else 0)
 
 
 SPECIALS: dict[str, Read] = {

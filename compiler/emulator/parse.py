@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
 
@@ -16,7 +16,10 @@ WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8,
 _NAME = r"[A-Za-z_$%][\w$]*"
 _LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
 _ENTRY = re.compile(rf"(?:\.visible\s+)?\.entry\s+({_NAME})\s*\(")
-_PARAM = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(?:\[(\d+)\])?$")
+_PARAM = re.compile(
+    rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.global\s+)?(?:\.align\s+\d+\s+)?)?"
+    rf"({_NAME})(?:\[(\d+)\])?$"
+)
 _SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$")
 _REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
 _NUMBER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
@@ -85,14 +88,14 @@ Operand = Register | Immediate | Special | Symbol | Vector | Pair | Sink | Addre
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; `target` is the index that its label names, for a branch."""
+    """One instruction; `targets` are the indices that its labels name, for a branch."""
 
     opcode: str
     operands: tuple[Operand, ...]
     guard: Register | None
     line: int
     text: str
-    target: int = -1
+    targets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class _Parser:
         self.at = 0
         self.out = Module()
         self.branches: list[tuple[int, _Scope, str]] = []
+        self.tables: dict[tuple[int, str], list[tuple[_Scope, str]]] = {}  # of brx.idx
+        self.labelled = ""
 
     def module(self) -> Module:
         while self._skip_space():
@@ -226,6 +231,8 @@ class _Parser:
         head = line.split()[0]
         if head == ".target":
             self.out.target = line.split()[1].rstrip(",")
+        elif head == ".global":
+            pass  # constants of assertions; a use of one is an unknown symbol
         elif ".shared" in line:
             self._shared(line.replace(".extern ", "").replace(".visible ", ""))
         elif head not in (".version", ".address_size", *_IGNORED):
@@ -285,6 +292,7 @@ class _Parser:
                 continue
             label = _LABEL.match(self.text, self.at)
             if label:
+                self.labelled = label[1]
                 if label[1] in scope.labels:
                     raise self._fail(f"label {label[1]} is defined twice")
                 scope.labels[label[1]] = len(self.out.code)
@@ -295,13 +303,13 @@ class _Parser:
 
     def _resolve(self) -> None:
         for index, scope, name in self.branches:
-            target = scope.label(name)
             old = self.out.code[index]
-            if target is None:
+            names = self.tables.get((id(scope), name), [(scope, name)])
+            found = [s.label(n) for s, n in names]
+            targets = tuple(t for t in found if t is not None)
+            if len(targets) < len(found):
                 raise self._fail(f"no label {name!r}", old.line)
-            self.out.code[index] = Instruction(
-                old.opcode, old.operands, old.guard, old.line, old.text, target
-            )
+            self.out.code[index] = replace(old, targets=targets)
 
     def _statement(self, scope: _Scope) -> None:
         line = self._line()
@@ -309,7 +317,10 @@ class _Parser:
             self._until("\n")
             return
         text = self._until(";")
-        if text.startswith(".reg"):
+        if text.startswith(".branchtargets"):
+            targets = [(scope, name) for name in split(text.split(None, 1)[1])]
+            self.tables[id(scope), self.labelled] = targets
+        elif text.startswith(".reg"):
             self._registers(text, scope, line)
         elif text.startswith(".shared"):
             self._shared(text)
@@ -342,9 +353,10 @@ class _Parser:
                 raise self._fail(f"guard {head!r} is not a predicate", line)
             guard = held
         opcode, _, tail = rest.partition(" ")
-        if opcode.split(".")[0] == "bra":
-            self.branches.append((len(self.out.code), scope, tail.strip()))
-            operands: tuple[Operand, ...] = ()
+        if opcode.split(".")[0] in ("bra", "brx"):
+            *index, label = split(tail)
+            self.branches.append((len(self.out.code), scope, label))
+            operands = tuple(self._operand(o, scope, line) for o in index)
         else:
             operands = tuple(self._operand(o, scope, line) for o in split(tail))
         self.out.code.append(Instruction(opcode, operands, guard, line, text))

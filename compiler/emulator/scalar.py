@@ -1,4 +1,4 @@
-"""Scalar instructions: integers, predicates, conversions, and the float arithmetic of epilogues.
+"""Scalar instructions: integers, predicates, integer conversions and moves.
 
 32-bit values are numbers or uint32 vectors, 64-bit ones numbers or uint64 vectors; arithmetic is
 modulo 2^width. Division by zero is a fault: the ISA leaves its result open.
@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.operands import MASKS, Line, operation
-from ptxflow.compiler.emulator.values import half_bits
+from ptxflow.compiler.emulator.parse import Sink, Vector
 from ptxflow.compiler.emulator.warp import DTYPES, LANES, Array, Step, Value, Warp, lanes_in
 
 _SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
@@ -98,6 +98,26 @@ def not_(line: Line) -> Step:
     return run
 
 
+@operation(r"neg\.s(32|64)")
+def negative(line: Line) -> Step:
+    width = int(line.match[1])
+    line.count(2)
+    write, a, mask = line.write(0, width), line.read(1, width), MASKS[width]
+    return lambda w: write(w, (0 - a(w)) & mask)
+
+
+@operation(r"popc\.b32")
+def population(line: Line) -> Step:
+    line.count(2)
+    write, a = line.write(0, 32), line.read(1, 32)
+
+    def run(w: Warp) -> None:
+        words = w.vector(a(w), 32)
+        write(w, np.unpackbits(words.view(np.uint8)).reshape(LANES, 32).sum(1, dtype=np.uint32))
+
+    return run
+
+
 @operation(r"(min|max)\.(u|s)(32|64)")
 def extreme(line: Line) -> Step:
     width, is_signed = int(line.match[3]), line.match[2] == "s"
@@ -112,7 +132,7 @@ def extreme(line: Line) -> Step:
     return _binary(line, width, compute)
 
 
-@operation(r"(shl|shr)\.([bus])(32|64)")
+@operation(r"(shl|shr)\.([bus])(16|32|64)")
 def shift(line: Line) -> Step:
     direction, kind, width = line.match[1], line.match[2], int(line.match[3])
 
@@ -148,11 +168,13 @@ def divide(line: Line) -> Step:
             raise Fault("divides by zero")
         else:
             b = np.where(b == 0, b.dtype.type(1), b)
-        if is_signed:
+        if is_signed:  # towards zero, and the remainder takes the dividend's sign
             a, b = to_signed(a, width), to_signed(b, width)
-            if (np.asarray(a) < 0).any() or (np.asarray(b) < 0).any():
-                raise Fault("signed division of negative values is not modelled")
-        out = a // b if what == "div" else a % b
+            flip = np.where((np.asarray(a) < 0) != (np.asarray(b) < 0), -1, 1)
+            quotient = abs(a) // abs(b) * (flip if flip.ndim else int(flip))
+            out = quotient if what == "div" else a - quotient * b
+        else:
+            out = a // b if what == "div" else a % b
         write(w, to_unsigned(out, width))
 
     return run
@@ -178,15 +200,27 @@ def mul_wide(line: Line) -> Step:
     return lambda w: write(w, (_wide(a(w), is_signed) * _wide(b(w), is_signed)) & mask)
 
 
-@operation(r"mul\.hi\.(u|s)32")
+@operation(r"mul\.hi\.(u|s)(32|64)")
 def mul_hi(line: Line) -> Step:
-    is_signed = line.match[1] == "s"
+    is_signed, width = line.match[1] == "s", int(line.match[2])
     line.count(3)
-    write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
+
+    def exact(x: int, y: int) -> int:
+        if is_signed:
+            x, y = to_signed(x, width), to_signed(y, width)
+        return (x * y >> width) & MASKS[width]
 
     def run(w: Warp) -> None:
-        product = (_wide(a(w), is_signed) * _wide(b(w), is_signed)) & MASKS[64]
-        write(w, to_unsigned(product >> 32, 32))
+        x, y = a(w), b(w)
+        if width == 32 and (is_vector(x) or is_vector(y)):
+            product = (_wide(x, is_signed) * _wide(y, is_signed)) & MASKS[64]
+            write(w, to_unsigned(product >> 32, 32))
+        elif is_vector(x) or is_vector(y):
+            pairs = zip(w.vector(x, width).tolist(), w.vector(y, width).tolist(), strict=True)
+            write(w, np.array([exact(*pair) for pair in pairs], DTYPES[width]))
+        else:
+            write(w, exact(x, y))
 
     return run
 
@@ -208,23 +242,48 @@ def mad(line: Line) -> Step:
     return run
 
 
-@operation(r"bfe\.u(32|64)")
+@operation(r"bfe\.(u|s)(32|64)")
 def bit_field(line: Line) -> Step:
-    width = int(line.match[1])
+    width, is_signed = int(line.match[2]), line.match[1] == "s"
     line.count(4)
     write, a, pos, length = (line.write(0, width), line.read(1, width), *_two(line, 2, 32))
 
     def run(w: Warp) -> None:
-        low, count = pos(w), length(w)
-        if is_vector(low) or is_vector(count):
-            raise Fault("a bit field whose place differs between lanes is not modelled")
-        low, count = low & 255, count & 255
-        if low >= width:
+        low, count = _place(pos(w), length(w))
+        if low >= width or not count:
+            if is_signed and count:
+                raise Fault("a signed bit field beyond the word is not modelled")
             write(w, 0)
-        else:
-            write(w, (a(w) >> low) & ((1 << min(count, width)) - 1))
+            return
+        count = min(count, width - low)
+        out = (a(w) >> low) & ((1 << count) - 1)
+        if is_signed:
+            sign = 1 << (count - 1)
+            out = ((out ^ sign) - sign) & MASKS[width]
+        write(w, out)
 
     return run
+
+
+@operation(r"bfi\.b(32|64)")
+def insert_field(line: Line) -> Step:
+    width = int(line.match[1])
+    line.count(5)
+    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
+    pos, length = _two(line, 3, 32)
+
+    def run(w: Warp) -> None:
+        low, count = _place(pos(w), length(w))
+        mask = ((1 << count) - 1) << low & MASKS[width]
+        write(w, (a(w) << low & mask | b(w) & (MASKS[width] ^ mask)) & MASKS[width])
+
+    return run
+
+
+def _place(low: Value, count: Value) -> tuple[int, int]:
+    if is_vector(low) or is_vector(count):
+        raise Fault("a bit field whose place differs between lanes is not modelled")
+    return low & 255, count & 255
 
 
 def _two(line: Line, first: int, width: int) -> tuple[Any, Any]:
@@ -286,8 +345,45 @@ def move(line: Line) -> Step:
     kind = line.match[1]
     width = 1 if kind == "pred" else int(kind[1:])
     line.count(2)
+    if isinstance(line.operand(0), Vector):
+        return _unpack(line, width)
+    if isinstance(line.operand(1), Vector):
+        return _pack(line, width)
     write, a = line.write(0, width), line.read(1, width)
     return lambda w: write(w, a(w))
+
+
+def _unpack(line: Line, width: int) -> Step:
+    """The first register takes the low bits."""
+    operand = line.operand(0)
+    parts = len(operand.items) if isinstance(operand, Vector) else 1
+    part = width // parts
+    items = operand.items if isinstance(operand, Vector) else ()
+    slots = [None if isinstance(o, Sink) else line.register(o, part).slot for o in items]
+    a = line.read(1, width)
+
+    def run(w: Warp) -> None:
+        value = a(w)
+        for i, slot in enumerate(slots):
+            if slot is not None:
+                w.put(slot, to_unsigned(value >> (i * part) & MASKS[part], part))
+
+    return run
+
+
+def _pack(line: Line, width: int) -> Step:
+    operand = line.operand(1)
+    parts = len(operand.items) if isinstance(operand, Vector) else 1
+    part = width // parts
+    write, values = line.write(0, width), line.readers(1, part)
+
+    def run(w: Warp) -> None:
+        out: Value = 0
+        for i, value in enumerate(values):
+            out = out | to_unsigned(value(w), width) << (i * part)
+        write(w, out)
+
+    return run
 
 
 @operation(r"cvt\.([us])(16|32|64)\.([us])(16|32|64)")
@@ -299,74 +395,5 @@ def convert_integer(line: Line) -> Step:
     def run(w: Warp) -> None:
         value = a(w)
         write(w, to_unsigned(to_signed(value, origin) if is_signed else value, to))
-
-    return run
-
-
-@operation(r"cvt\.rn\.(bf16|f16)(x2)?\.f32")
-def convert_half(line: Line) -> Step:
-    """x2: the first source goes to the upper half."""
-    bfloat16, packed = line.match[1] == "bf16", bool(line.match[2])
-    line.count(3 if packed else 2)
-    write, a = line.write(0, 32 if packed else 16), line.read(1, 32)
-    b = line.read(2, 32) if packed else None
-
-    def run(w: Warp) -> None:
-        high = half_bits(floats(a(w)), bfloat16)
-        if b is None:
-            write(w, high)
-            return
-        low = half_bits(floats(b(w)), bfloat16)
-        write(w, low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16))
-
-    return run
-
-
-@operation(r"cvt\.f32\.(f16|bf16)")
-def convert_up(line: Line) -> Step:
-    line.count(2)
-    write, a, bfloat16 = line.write(0, 32), line.read(1, 16), line.match[1] == "bf16"
-
-    def run(w: Warp) -> None:
-        word = w.vector(a(w), 16)
-        if bfloat16:
-            write(w, word.astype(np.uint32) << np.uint32(16))
-        else:
-            write(w, word.view(np.float16).astype(np.float32).view(np.uint32))
-
-    return run
-
-
-_FLOAT: dict[str, Two] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "max": np.fmax,
-    "min": np.fmin,
-}
-
-
-@operation(r"(add|sub|mul|max|min)(?:\.rn)?\.f32")
-def float_binary(line: Line) -> Step:
-    compute = _FLOAT[line.match[1]]
-    line.count(3)
-    write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
-
-    def run(w: Warp) -> None:
-        write(w, compute(floats(a(w)), floats(b(w))).view(np.uint32))
-
-    return run
-
-
-@operation(r"fma\.rn\.f32")
-def fused(line: Line) -> Step:
-    """In float64: the product is exact, the sum rounds twice."""
-    line.count(4)
-    write = line.write(0, 32)
-    a, b, c = line.read(1, 32), line.read(2, 32), line.read(3, 32)
-
-    def run(w: Warp) -> None:
-        product = floats(a(w)).astype(np.float64) * floats(b(w))
-        write(w, (product + floats(c(w))).astype(np.float32).view(np.uint32))
 
     return run

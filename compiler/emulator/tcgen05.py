@@ -14,6 +14,7 @@ import numpy as np
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.control import Order, own
 from ptxflow.compiler.emulator.descriptor import (
+    K_STEP,
     InstructionDescriptor,
     Tile,
     instruction_descriptor,
@@ -23,7 +24,7 @@ from ptxflow.compiler.emulator.descriptor import (
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.parse import Address, Immediate
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
 
 TMEM_LANES, COLUMNS = 128, 512
@@ -51,6 +52,7 @@ class Product:
     a: dict[int, Tile]
     b: dict[int, Tile]
     parts: list[Part]
+    a_cells: tuple[Array, slice] | None = None  # A in tensor memory: lanes, columns
 
 
 @dataclass(eq=False)
@@ -61,6 +63,16 @@ class Load:
     slots: tuple[int, ...]
     lanes: Array
     columns: Array
+
+
+@dataclass(eq=False)
+class Store:
+    """One tcgen05.st in flight: cells and their words [registers, 32]."""
+
+    line: int
+    lanes: Array
+    columns: Array
+    data: Array
 
 
 @dataclass
@@ -75,6 +87,7 @@ class TensorMemory:
     relinquished: bool = False
     products: list[Product] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
     group: int = 0
 
     def left(self) -> str | None:
@@ -104,6 +117,7 @@ class Issued:
     def __init__(self) -> None:
         self.products: dict[int, list[Product]] = {}
         self.loads: list[Load] = []
+        self.stores: list[Store] = []
         self.asked = -1  # the request number of an alloc that waits for its peer
 
     def left(self) -> str | None:
@@ -112,6 +126,8 @@ class Issued:
                 return f"the tcgen05.mma of line {products[0].line} was never committed"
         if self.loads:
             return f"the tcgen05.ld of line {self.loads[0].line} was never waited for"
+        if self.stores:
+            return f"the tcgen05.st of line {self.stores[0].line} was never waited for"
         return None
 
 
@@ -251,7 +267,9 @@ def accumulator(shape: InstructionDescriptor, number: int, rank: int, address: i
 def multiply(line: Line) -> Step:
     line.count(5)
     number = int(line.match[1])
-    address, a, b = line.address(0), line.read(1, 64), line.read(2, 64)
+    in_memory = isinstance(line.operand(1), Address)
+    a = line.address(1) if in_memory else line.read(1, 64)
+    address, b = line.address(0), line.read(2, 64)
     idesc, enable = line.read(3, 32), line.read(4, 1)
 
     def run(w: Warp) -> None:
@@ -259,7 +277,7 @@ def multiply(line: Line) -> Step:
         for lane, (d, da, db, code, accumulate) in by_lane(
             w, address(w), a(w), b(w), idesc(w), enable(w)
         ):
-            _issue(w, line, number, lane, d, (da, db), code, bool(accumulate))
+            _issue(w, line, number, lane, d, (da, db), code, bool(accumulate), in_memory)
 
     return run
 
@@ -273,6 +291,7 @@ def _issue(
     descriptors: tuple[int, int],
     code: int,
     accumulate: bool,
+    in_memory: bool,
 ) -> None:
     machine, rank = w.cta.machine, w.cta.rank
     _group(w, number)
@@ -282,20 +301,31 @@ def _issue(
     if shape.d_half or shape.negate_a or shape.negate_b:
         raise Fault("D in F16 and negated operands are not modelled")
     ranks = (rank,) if number == 1 else (rank, rank ^ PEER)
-    tile_a = operand_tile(descriptors[0], line.target, shape.m // number, shape.a_mn_major)
     tile_b = operand_tile(descriptors[1], line.target, shape.n // number, shape.b_mn_major)
+    tiles, tile_a, cells = [tile_b], None, None
+    if in_memory:
+        if number == 2:
+            raise Fault("A in tensor memory of a pair is not modelled")
+        (part,) = accumulator(shape, 1, rank, descriptors[0])
+        first = descriptors[0] & 0xFFFF
+        cells = (part.lanes, slice(first, first + K_STEP // 2))
+        _operand_ready(w.cta.unit(TensorMemory), cells[1])
+    else:
+        tile_a = operand_tile(descriptors[0], line.target, shape.m // number, shape.a_mn_major)
+        tiles.append(tile_a)
     parts = accumulator(shape, number, rank, d)
     new = Product(
         line.ins.line,
         shape,
         accumulate,
-        dict.fromkeys(ranks, tile_a),
+        dict.fromkeys(ranks, tile_a) if tile_a else {},
         dict.fromkeys(ranks, tile_b),
         parts,
+        cells,
     )
     for r in ranks:
         cta = machine.ctas[r]
-        for tile in (tile_a, tile_b):
+        for tile in tiles:
             tile.check(cta.shared)
             cta.shared.readers[tile.chunks] += 1
         memory = cta.unit(TensorMemory)
@@ -304,8 +334,28 @@ def _issue(
         for load in memory.loads:
             if ((load.columns >= columns.start) & (load.columns < columns.stop)).any():
                 machine.hazard(line.ins.line, f"overwrites what the ld of line {load.line} reads")
+        for stored in memory.stores:
+            if ((stored.columns >= columns.start) & (stored.columns < columns.stop)).any():
+                raise Fault(f"uses what the st of line {stored.line} still writes (no wait::st)")
         memory.products.append(new)
     w.unit(Issued).products.setdefault(lane, []).append(new)
+
+
+def _operand_ready(memory: TensorMemory, columns: slice) -> None:
+    memory.check(columns.start, columns.stop)
+    for s in memory.stores:
+        if int(s.columns.min()) < columns.stop and columns.start <= int(s.columns.max()):
+            raise Fault(f"reads what the st of line {s.line} still writes (no wait::st)")
+
+
+def _from_memory(memory: TensorMemory, p: Product) -> Array:
+    """A from tensor memory: two elements a column, the lower half first."""
+    assert p.a_cells
+    lanes, columns = p.a_cells
+    if (memory.state[lanes, columns] != READY).any():
+        raise Fault("reads A from tensor memory that nothing has written")
+    words = np.ascontiguousarray(memory.data[lanes, columns])
+    return to_float(words.view(np.uint16), p.shape.a_bfloat16)
 
 
 def run_product(w: Warp, p: Product) -> None:
@@ -320,6 +370,8 @@ def run_product(w: Warp, p: Product) -> None:
             shared.readers[tile.chunks] -= 1
             machine.hazard(p.line, hazard)
             halves[i].append(to_float(words, bfloat16))
+    if p.a_cells:
+        halves[0].append(_from_memory(machine.ctas[p.parts[0].rank].unit(TensorMemory), p))
     out = np.concatenate(halves[0]) @ np.concatenate(halves[1]).T
     for part in p.parts:
         memory = machine.ctas[part.rank].unit(TensorMemory)
@@ -330,12 +382,12 @@ def run_product(w: Warp, p: Product) -> None:
             block = block + memory.data[part.lanes, part.columns].view(np.float32)
         memory.data[part.lanes, part.columns] = block.view(np.uint32)
         memory.state[part.lanes, part.columns] = READY
-    for rank in p.a:
+    for rank in p.b:
         machine.ctas[rank].unit(TensorMemory).products.remove(p)
 
 
 @operation(
-    r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one\.shared::cluster"
+    r"tcgen05\.commit\.cta_group::([12])\.mbarrier::arrive::one(?:\.shared::cluster)?"
     r"(\.multicast::cluster)?\.b64"
 )
 def commit(line: Line) -> Step:
@@ -414,14 +466,7 @@ def load(line: Line) -> Step:
     def run(w: Warp) -> None:
         w.converged()
         memory = w.cta.unit(TensorMemory)
-        at = uniform(w, address(w), "the address")
-        base_lane, base = at >> 16, at & 0xFFFF
-        quarter = 32 * (w.index % 4)
-        if base_lane not in ((quarter,) if shape == "32x32b" else (quarter, quarter + 16)):
-            raise Fault(
-                f"lanes {base_lane}.. are out of reach of warp {w.index}, which reaches "
-                f"{quarter}..{quarter + 31}"
-            )
+        base_lane, base = _reach(w, uniform(w, address(w), "the address"), shape)
         _unordered(w, line.ins.line)
         new = Load(line.ins.line, slots, base_lane + lanes, base + columns)
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
@@ -434,12 +479,74 @@ def load(line: Line) -> Step:
     return run
 
 
-def _not_in_flight(memory: TensorMemory, load: Load) -> None:
-    first, last = int(load.columns.min()), int(load.columns.max()) + 1
+def _reach(w: Warp, address: int, shape: str) -> tuple[int, int]:
+    """First lane and column of an address that the warp may access."""
+    lane, quarter = address >> 16, 32 * (w.index % 4)
+    if lane not in ((quarter,) if shape == "32x32b" else (quarter, quarter + 16)):
+        raise Fault(
+            f"lanes {lane}.. are out of reach of warp {w.index}, which reaches "
+            f"{quarter}..{quarter + 31}"
+        )
+    return lane, address & 0xFFFF
+
+
+def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
+    """No product or store of these columns is in flight (lanes are told apart for stores)."""
+    first, last = int(access.columns.min()), int(access.columns.max()) + 1
     for p in memory.products:
         for part in p.parts:
             if part.columns.start < last and first < part.columns.stop:
-                raise Fault(f"reads accumulators that the mma of line {p.line} still writes")
+                raise Fault(f"accesses accumulators that the mma of line {p.line} still writes")
+    for s in memory.stores:
+        quarter = int(s.lanes.min()) // 32 == int(access.lanes.min()) // 32
+        if quarter and int(s.columns.min()) < last and first <= int(s.columns.max()):
+            raise Fault(f"accesses what the st of line {s.line} still writes (no wait::st)")
+
+
+@operation(
+    r"tcgen05\.st\.sync\.aligned\.(32x32b|16x64b|16x128b|16x256b|16x32bx2)"
+    r"\.x(1|2|4|8|16|32|64|128)\.b32"
+)
+def store(line: Line) -> Step:
+    """Registers are read now; tensor memory is written at the wait::st."""
+    shape, count = line.match[1], int(line.match[2])
+    halves = shape == "16x32bx2"
+    line.count(3 if halves else 2)
+    split = line.ins.operands[1] if halves else Immediate(0)
+    if not isinstance(split, Immediate):
+        raise line.refuse("the split is an immediate")
+    lanes, columns = load_cells(shape, count, split.value)
+    address, values = line.address(0), line.readers(2 if halves else 1, 32)
+    if len(values) != len(lanes) or len(values) > 128:
+        raise line.refuse(f"{len(values)} registers, {shape}.x{count} has {len(lanes)}")
+
+    def run(w: Warp) -> None:
+        w.converged()
+        memory = w.cta.unit(TensorMemory)
+        base_lane, base = _reach(w, uniform(w, address(w), "the address"), shape)
+        data = np.stack([w.vector(v(w), 32) for v in values]).astype(np.uint32)
+        new = Store(line.ins.line, base_lane + lanes, base + columns, data)
+        memory.check(int(new.columns.min()), int(new.columns.max()) + 1)
+        _not_in_flight(memory, new)
+        memory.stores.append(new)
+        w.unit(Issued).stores.append(new)
+
+    return run
+
+
+@operation(r"tcgen05\.wait::st\.sync\.aligned")
+def wait_store(line: Line) -> Step:
+    def run(w: Warp) -> None:
+        w.converged()
+        memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
+        for held in issued.stores:
+            memory.data[held.lanes, held.columns] = held.data
+            memory.state[held.lanes, held.columns] = READY
+            memory.stores.remove(held)
+            w.unit(Order).loaded |= w.mask
+        issued.stores.clear()
+
+    return run
 
 
 @operation(r"tcgen05\.wait::ld\.sync\.aligned")

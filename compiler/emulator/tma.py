@@ -125,6 +125,7 @@ def _issue_load(
     for rank in ranks:
         cta = machine.peer(rank)
         check_box(w, cta.shared.size, chunks)
+        machine.hazard(line, cta.retire((chunks[:, None] * 16 + np.arange(16)).ravel()))
         machine.hazard(line, cta.shared.begin_write(chunks))
         at_rank = (rank & ~1 | bar_rank & 1) if pair else rank
         signal = machine.peer(at_rank).barrier(bar & OFFSET_MASK)

@@ -86,6 +86,7 @@ class Warp:
         self.wait: Wait | None = None
         self.limit = END
         self.done = False
+        self.missing = self.missing_slot = 0  # lanes whose operands are not defined, one register
         self.asked = -1  # the try_wait that was last answered false
         self.units: dict[type, Unit] = {}
 
@@ -99,9 +100,18 @@ class Warp:
     # -- registers ----------------------------------------------------------------------------
 
     def get(self, slot: int) -> Value:
-        """The register's value; lanes that are not active hold anything."""
+        """The register's value; lanes that are not active hold anything.
+
+        Lanes that never wrote it become `missing`: what the instruction computes from them is not
+        defined either, and `sure` stops the run where such a value would matter.
+        """
         if self.mask & ~self.defined[slot]:
-            raise Fault(self._undefined(slot))
+            if slot in self.flight:
+                raise Fault(f"reads {self.name(slot)}, {self.flight[slot]}")
+            self.missing |= self.mask & ~self.defined[slot]
+            self.missing_slot = slot
+            if self.regs[slot] is None:
+                return False if self.widths[slot] == 1 else 0
         held = self.regs[slot]
         if self.single >= 0 and held.__class__ is np.ndarray:
             return held[self.single].item()
@@ -120,7 +130,15 @@ class Warp:
                 merged[active] = self.vector(value, self.widths[slot])[active]
                 value = merged
         self.regs[slot] = value
-        self.defined[slot] = kept | self.mask
+        self.defined[slot] = (kept | self.mask) & ~self.missing
+
+    def sure(self) -> None:
+        """The operands read so far must be defined: an address, a predicate, stored data."""
+        if self.missing & self.mask:
+            raise Fault(
+                f"reads {self.name(self.missing_slot)}, which lanes "
+                f"0x{self.missing & self.mask:X} never wrote"
+            )
 
     @staticmethod
     def vector(value: Value, width: int) -> Array:
@@ -132,12 +150,6 @@ class Warp:
 
     def name(self, slot: int) -> str:
         return self.cta.machine.module.registers[slot].name
-
-    def _undefined(self, slot: int) -> str:
-        if slot in self.flight:
-            return f"reads {self.name(slot)}, {self.flight[slot]}"
-        missing = self.mask & ~self.defined[slot]
-        return f"reads {self.name(slot)}, which lanes 0x{missing:X} never wrote"
 
     def poison(self, slots: tuple[int, ...], what: str) -> None:
         """An asynchronous instruction is to write these registers."""
@@ -160,6 +172,7 @@ class Warp:
 
     def lanes(self, predicate: Value) -> int:
         """The active lanes in which a predicate holds."""
+        self.sure()
         if predicate.__class__ is np.ndarray:
             return mask_of(predicate) & self.mask
         return self.mask if predicate else 0
@@ -241,6 +254,7 @@ class Warp:
                 self._meet()
             self.at = self.pc
             self.pc += 1
+            self.missing = 0
             count += 1
             wait = code[self.at](self)
             if wait is not None:

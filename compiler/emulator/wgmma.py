@@ -13,9 +13,11 @@ import numpy as np
 
 from ptxflow.compiler.emulator.descriptor import Tile, operand_tile, to_float
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.operands import Line, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.moves import register_width
+from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
+from ptxflow.compiler.emulator.parse import Immediate, Vector
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
+from ptxflow.compiler.emulator.warpwide import fragment_a, halves
 
 ROWS, WARPS = 64, 4
 
@@ -36,11 +38,12 @@ class Product:
     bfloat16: bool
     scale_d: bool
     slots: tuple[int, ...]
-    descriptors: tuple[int, int]
-    tiles: tuple[Tile, Tile]
+    descriptors: tuple[int, ...]  # of B, or of A and B
+    tiles: tuple[Tile, ...]
     chained: bool
     issued: set[int] = field(default_factory=set)
     inputs: dict[int, Array] = field(default_factory=dict)
+    left: dict[int, Array] = field(default_factory=dict)  # A's rows [16, 16] from registers
 
 
 class Warpgroup:
@@ -73,15 +76,18 @@ class Warpgroup:
         ):
             raise Fault(
                 f"warps of the warpgroup disagree: another one issued line {old.line} with "
-                f"descriptors 0x{old.descriptors[0]:X}, 0x{old.descriptors[1]:X}"
+                f"descriptors {', '.join(f'0x{d:X}' for d in old.descriptors)}"
             )
         old.issued.add(me)
         old.inputs |= new.inputs
+        old.left |= new.left
 
     def run(self, w: Warp, product: Product) -> None:
         """Multiply now: operands are read from shared memory at this point."""
         shared = w.cta.shared
         values = []
+        if product.left:
+            values.append(np.concatenate([product.left[i] for i in range(WARPS)]))
         for tile in product.tiles:
             words, hazard = tile.read(shared)
             shared.readers[tile.chunks] -= 1
@@ -142,46 +148,79 @@ class Fence:
         return None
 
 
-@operation(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.(f16|bf16)")
-def multiply(line: Line) -> Step:
-    """A and B by descriptor; D in f32 registers."""
-    line.count(8)
+@dataclass(frozen=True)
+class Form:
+    """The operands of a wgmma instruction: `a` is a descriptor, or four registers."""
+
+    n: int
+    bfloat16: bool
+    slots: tuple[int, ...]
+    a: Read | list[Read]
+    b: Read
+    scale_d: Read
+    majors: tuple[bool, bool]
+
+
+def _form(line: Line) -> Form:
+    from_registers = isinstance(line.operand(1), Vector)
+    line.count(7 if from_registers else 8)
     n = int(line.match[1])
     if line.match[2] != line.match[3] or not 8 <= n <= 256 or n % 8:
         raise line.refuse("types differ, or N is not 8..256 in steps of 8")
-    bfloat16, slots = line.match[2] == "bf16", line.slots(0, 32)
+    slots = line.slots(0, register_width(line, 0))
     if len(slots) != n // 2 or len(set(slots)) != len(slots):
         raise line.refuse(f"{len(slots)} accumulators, N/2 is {n // 2}")
-    a, b, scale_d = line.read(1, 64), line.read(2, 64), line.read(3, 1)
-    immediates = [o.value for o in line.ins.operands[4:8] if isinstance(o, Immediate)]
-    if len(immediates) != 4 or immediates[:2] != [1, 1] or not {*immediates[2:]} <= {0, 1}:
-        raise line.refuse("scales other than 1, or transposes other than 0 and 1")
-    majors = (bool(immediates[2]), bool(immediates[3]))
-    flying = f"which the wgmma of line {line.ins.line} still writes (no wait_group covers it)"
-    key = frozenset(slots)
+    immediates = [o.value for o in line.ins.operands[4:] if isinstance(o, Immediate)]
+    if len(immediates) != len(line.ins.operands) - 4 or immediates[:2] != [1, 1]:
+        raise line.refuse("scales other than 1 are not modelled")
+    transposes = [bool(i) for i in immediates[2:]]
+    a: Read | list[Read] = line.readers(1, 32) if from_registers else line.read(1, 64)
+    if isinstance(a, list) and len(a) != 4:
+        raise line.refuse("A has four registers")
+    majors = (False, transposes[0]) if from_registers else (transposes[0], transposes[1])
+    return Form(n, line.match[2] == "bf16", slots, a, line.read(2, 64), line.read(3, 1), majors)
+
+
+@operation(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.(f16|bf16)")
+def multiply(line: Line) -> Step:
+    """A by descriptor or in registers, B by descriptor, D in f32 registers."""
+    form, number = _form(line), line.ins.line
+    flying = f"which the wgmma of line {number} still writes (no wait_group covers it)"
+    key = frozenset(form.slots)
 
     def run(w: Warp) -> None:
         w.converged()
-        machine = w.cta.machine
         if w.index // WARPS * WARPS + WARPS > len(w.cta.warps):
             raise Fault("its warp is in no whole warpgroup")
         if not w.unit(Fence).fenced:
-            machine.hazard(line.ins.line, "no wgmma.fence since the registers were accessible")
-        at = (uniform(w, a(w), "descriptor A"), uniform(w, b(w), "descriptor B"))
-        tiles = (
-            operand_tile(at[0], line.target, ROWS, majors[0]),
-            operand_tile(at[1], line.target, n, majors[1]),
-        )
-        scale = bool(uniform(w, scale_d(w), "scale-d"))
+            w.cta.machine.hazard(number, "no wgmma.fence since the registers were accessible")
+        b = uniform(w, form.b(w), "descriptor B")
+        descriptors: tuple[int, ...] = (b,)
+        tiles: tuple[Tile, ...] = (operand_tile(b, line.target, form.n, form.majors[1]),)
+        left = {}
+        if isinstance(form.a, list):
+            rows = np.empty((16, 16), np.float32)
+            rows[fragment_a()] = halves(w, form.a, form.bfloat16)
+            w.sure()
+            left[w.index % WARPS] = rows
+        else:
+            a = uniform(w, form.a(w), "descriptor A")
+            descriptors = (a, b)
+            tiles = (operand_tile(a, line.target, ROWS, form.majors[0]), *tiles)
+        scale = bool(uniform(w, form.scale_d(w), "scale-d"))
         group = w.cta.unit(Warpgroups).of(w)
         flight = key & w.flight.keys()
-        if flight and (flight != key or slots not in group.flying(w)):
+        if flight and (flight != key or form.slots not in group.flying(w)):
             raise Fault("some of its accumulators are in flight in another shape")
-        new = Product(line.ins.line, n, bfloat16, scale, slots, at, tiles, bool(flight))
+        new = Product(
+            number, form.n, form.bfloat16, scale, form.slots, descriptors, tiles, bool(flight)
+        )
+        new.left = left
         if scale and not flight:
-            held = [w.vector(w.get(slot), 32) for slot in slots]
+            held = [w.vector(w.get(slot), 32) for slot in form.slots]
+            w.sure()
             new.inputs[w.index % WARPS] = np.stack(held).astype(np.uint32)
-        w.poison(slots, flying)
+        w.poison(form.slots, flying)
         group.issue(w, new)
 
     return run

@@ -31,7 +31,9 @@ def build() -> Build:
     ) -> tuple[str, Launch]:
         axes = (("M", m), ("N", n), ("K", k))
         problem = Problem("gemm", "gemm", axes, dtype, 2.0 * m * n * k, 2.0 * (m * k + n * k))
-        maker, target, strategy = family("gemm"), device(name), Strategy("gemm", choices)
+        maker, target = family("gemm"), device(name)
+        given = {d.name: d.choices[0] for d in maker.decisions} | dict(choices)
+        strategy = Strategy("gemm", tuple(given.items()))
         kernel = maker.build(problem, strategy, target)
         return write(kernel, target), maker.launch(problem, strategy, target)
 

@@ -34,7 +34,7 @@ def test_module() -> None:
     assert module.directives["reqntid"] == (64, 1, 1)
     move, branch, _ = module.code
     assert move.operands[1] == Immediate(16) and move.line == 15
-    assert branch.target == 0 and branch.guard is not None and branch.guard.negated
+    assert branch.targets == (0,) and branch.guard is not None and branch.guard.negated
 
 
 def test_operands() -> None:

@@ -1,0 +1,112 @@
+"""cp.async: a lane's small copies from global to shared memory, complete at a wait_group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.memory import LANDING, READY, UNFENCED
+from ptxflow.compiler.emulator.moves import Unfenced, own_offsets
+from ptxflow.compiler.emulator.operands import Line, operation
+from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.warp import Array, Step, Warp, lanes_in
+
+
+@dataclass
+class Copy:
+    """One instruction's copies: byte addresses in shared memory [lanes, bytes], global sources."""
+
+    line: int
+    lanes: int
+    target: Array
+    source: Array  # first byte of each lane
+    kept: Array  # bytes of each lane that are copied; the rest are zeros
+
+
+@dataclass
+class CopyGroups:
+    """A warp's copies that are not committed, and its committed groups."""
+
+    open: list[Copy] = field(default_factory=list)
+    groups: list[list[Copy]] = field(default_factory=list)
+
+    def left(self) -> str | None:
+        for copy in [*self.open, *(c for group in self.groups for c in group)]:
+            return f"the cp.async of line {copy.line} was never waited for"
+        return None
+
+
+@operation(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::\d+B)?")
+def copy(line: Line) -> Step:
+    operands = line.count(3, 4)
+    size = line.operand(2)
+    if not isinstance(size, Immediate) or size.value not in (4, 8, 16):
+        raise line.refuse("copies 4, 8 or 16 bytes")
+    if line.match[1] == "cg" and size.value != 16:
+        raise line.refuse(".cg copies 16 bytes")
+    count = size.value
+    target, source = line.address(0), line.address(1)
+    kept = line.read(3, 32) if operands == 4 else (lambda w: count)
+
+    def run(w: Warp) -> None:
+        lanes = lanes_in(w.mask)
+        at = np.broadcast_to(np.asarray(target(w)), 32)[lanes].astype(np.int64)
+        origin = np.broadcast_to(np.asarray(source(w)), 32)[lanes].astype(np.int64)
+        bytes_kept = np.broadcast_to(np.asarray(kept(w)), 32)[lanes].astype(np.int64)
+        if (at % count).any() or (origin % count).any() or (bytes_kept > count).any():
+            raise Fault(f"addresses are not multiples of {count}, or the source is larger")
+        shared, first = w.cta.shared, own_offsets(w, at)
+        shared.check(int(first.min()), int(first.max()) + count, count)
+        where = first[:, None] + np.arange(count)
+        if (shared.state[where] == LANDING).any():
+            problem = shared.unreadable(shared.state[where], where, (READY, UNFENCED))
+            raise Fault(f"writes: {problem}")
+        shared.state[where] = LANDING
+        w.unit(CopyGroups).open.append(Copy(line.ins.line, w.mask, where, origin, bytes_kept))
+
+    return run
+
+
+@operation(r"cp\.async\.commit_group")
+def commit(line: Line) -> Step:
+    def run(w: Warp) -> None:
+        groups = w.unit(CopyGroups)
+        groups.groups.append(groups.open)
+        groups.open = []
+
+    return run
+
+
+@operation(r"cp\.async\.wait_(group|all)")
+def wait(line: Line) -> Step:
+    pending = 0
+    if line.match[1] == "group":
+        held = line.operand(0)
+        if not isinstance(held, Immediate):
+            raise line.refuse("the number of groups is an immediate")
+        pending = held.value
+
+    def run(w: Warp) -> None:
+        groups = w.unit(CopyGroups)
+        done = len(groups.groups) - pending
+        for group in groups.groups[: max(done, 0)]:
+            for each in group:
+                land(w, each)
+        del groups.groups[: max(done, 0)]
+
+    return run
+
+
+def land(w: Warp, copy: Copy) -> None:
+    """The bytes arrive: written generically, so the async proxy needs a fence to see them."""
+    shared, memory = w.cta.shared, w.cta.machine.memory
+    for where, origin, kept in zip(copy.target, copy.source.tolist(), copy.kept, strict=True):
+        data = np.zeros(len(where), np.uint8)
+        if kept:
+            buffer = memory.find(origin, origin + int(kept))
+            data[:kept] = buffer.data[origin - buffer.base :][:kept]
+        shared.data[where] = data
+        shared.state[where] = UNFENCED
+    w.unit(Unfenced).writes.append((copy.lanes, copy.target.ravel()))

@@ -1,0 +1,219 @@
+"""What the lanes of a warp do together: shuffles, votes, reductions, matrices, mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.descriptor import to_float
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.moves import own_offsets, write_shared
+from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
+from ptxflow.compiler.emulator.parse import Pair, Sink
+from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
+
+LANE = np.arange(LANES)
+
+
+def _members(w: Warp, members: Read) -> None:
+    needed = uniform(w, members(w), "the member mask")
+    if needed & w.alive != w.mask:
+        raise Fault(f"lanes 0x{w.mask:X} execute it, the member mask is 0x{needed:X}")
+
+
+def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+    """The lane that each lane reads, and whether it was in range (ISA 9.7.9.6 shfl.sync)."""
+    segment, clamp = c >> 8 & 31, c & 31
+    top, bottom = LANE & segment | clamp & ~segment, LANE & segment
+    match mode:
+        case "up":
+            lane = LANE - b
+            inside = lane >= top
+        case "down":
+            lane = LANE + b
+            inside = lane <= top
+        case "bfly":
+            lane = LANE ^ b
+            inside = lane <= top
+        case _:
+            lane = bottom | b & ~segment & 31
+            inside = lane <= top
+    return np.where(inside, lane, LANE), inside
+
+
+@operation(r"shfl\.sync\.(idx|bfly|down|up)\.b32")
+def shuffle(line: Line) -> Step:
+    line.count(5)
+    mode, target = line.match[1], line.operand(0)
+    first = target.first if isinstance(target, Pair) else target
+    slot = line.register(first, 32).slot
+    inside_slot = None
+    if isinstance(target, Pair) and not isinstance(target.second, Sink):
+        inside_slot = line.register(target.second, 1).slot
+    value, lane, clamp, members = (line.read(i, 32) for i in range(1, 5))
+
+    def run(w: Warp) -> None:
+        _members(w, members)
+        b, c = (w.vector(x, 32).astype(np.int64) for x in (lane(w), clamp(w)))
+        source, inside = source_lanes(mode, b & 31, c)
+        w.sure()
+        read = source[lanes_in(w.mask)]
+        if any(not w.mask >> int(i) & 1 for i in read):
+            raise Fault("reads a lane that is not active")
+        held = value(w)
+        if w.missing:  # a lane's result is as defined as the lane that it reads
+            lost = w.missing
+            w.missing = sum(1 << i for i in range(LANES) if lost >> int(source[i]) & 1)
+        if held.__class__ is np.ndarray:
+            out = held[source]
+            held = int(out[0]) if w.mask == w.alive and (out == out[0]).all() else out
+        w.put(slot, held)
+        if inside_slot is not None:
+            w.put(inside_slot, inside)
+
+    return run
+
+
+@operation(r"vote\.sync\.(ballot\.b32|all\.pred|any\.pred)")
+def vote(line: Line) -> Step:
+    line.count(3)
+    kind = line.match[1].split(".")[0]
+    write = line.write(0, 32 if kind == "ballot" else 1)
+    predicate, members = line.read(1, 1), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        _members(w, members)
+        lanes = w.lanes(predicate(w))
+        write(w, lanes if kind == "ballot" else lanes == w.mask if kind == "all" else lanes != 0)
+
+    return run
+
+
+_REDUCE: dict[str, Any] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+@operation(r"redux\.sync\.(add|min|max|and|or|xor)\.([usb])32")
+def reduce(line: Line) -> Step:
+    line.count(3)
+    compute, is_signed = _REDUCE[line.match[1]], line.match[2] == "s"
+    write, value, members = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        _members(w, members)
+        held = w.vector(value(w), 32)[lanes_in(w.mask)]
+        out = compute.reduce(held.view(np.int32) if is_signed else held)
+        write(w, int(out) & 0xFFFFFFFF)
+
+    return run
+
+
+# -- matrices of 8 x 8 16-bit elements ------------------------------------------------------------
+
+
+def _row_addresses(w: Warp, address: Any, matrices: int) -> Array:
+    """Shared offsets of the rows' words [matrices * 8, 4]: lane 8j + r has matrix j's row r."""
+    w.sure()
+    at = w.vector(address, 32).astype(np.int64)[: 8 * matrices]
+    if (at % 16).any():
+        raise Fault(f"a row address 0x{int(at[0]):X} is not a multiple of 16")
+    return own_offsets(w, at)[:, None] + np.arange(4) * 4
+
+
+def transposed(words: Array) -> Array:
+    """Matrices [matrix, 32 words in row order], each transposed."""
+    halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8)
+    flipped: Array = np.ascontiguousarray(halves.transpose(0, 2, 1)).reshape(-1, 64)
+    return flipped.view(np.uint32)
+
+
+@operation(r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+def store_matrix(line: Line) -> Step:
+    """Lane l holds row l/4, columns 2(l%4), +1 of each matrix."""
+    line.count(2)
+    address, values, flip = line.address(0), line.readers(1, 32), bool(line.match[2])
+    if len(values) != int(line.match[1]):
+        raise line.refuse(f"stores {line.match[1]} matrices from {len(values)} registers")
+
+    def run(w: Warp) -> None:
+        w.converged()
+        words = np.stack([w.vector(v(w), 32) for v in values]).astype(np.uint32)
+        rows = (transposed(words) if flip else words).reshape(len(values) * 8, 4)
+        write_shared(w, line.ins.line, _row_addresses(w, address(w), len(values)), rows, 4)
+
+    return run
+
+
+@operation(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+def load_matrix(line: Line) -> Step:
+    line.count(2)
+    slots, address, flip = line.slots(0, 32), line.address(1), bool(line.match[2])
+    if len(slots) != int(line.match[1]):
+        raise line.refuse(f"loads {line.match[1]} matrices into {len(slots)} registers")
+
+    def run(w: Warp) -> None:
+        w.converged()
+        rows = w.cta.shared.load(_row_addresses(w, address(w), len(slots)), 4)
+        words = rows.reshape(len(slots), 32)
+        for slot, row in zip(slots, transposed(words) if flip else words, strict=True):
+            w.put(slot, row)
+
+    return run
+
+
+# -- mma.sync -------------------------------------------------------------------------------------
+
+G, Q = LANE // 4, LANE % 4
+
+
+def fragment_a() -> tuple[Array, Array]:
+    """m16n8k16: (row, column) of element i of lane l, both [8, 32] (ISA 9.7.14.5)."""
+    i = np.arange(8)[:, None]
+    return G + 8 * (i >> 1 & 1), 2 * Q + (i & 1) + 8 * (i >> 2)
+
+
+def fragment_b() -> tuple[Array, Array]:
+    """(k, n), both [4, 32]."""
+    i = np.arange(4)[:, None]
+    return 2 * Q + (i & 1) + 8 * (i >> 1), G + 0 * i
+
+
+def fragment_c() -> tuple[Array, Array]:
+    """(row, column), both [4, 32]."""
+    i = np.arange(4)[:, None]
+    return G + 8 * (i >> 1), 2 * Q + (i & 1)
+
+
+def halves(w: Warp, registers: list[Callable[[Warp], Any]], bfloat16: bool) -> Array:
+    """Packed pairs as floats [2 * registers, 32], the low half first."""
+    words = np.stack([w.vector(r(w), 32) for r in registers]).astype(np.uint32)
+    low, high = (words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)
+    both = np.stack([low, high], axis=1).reshape(2 * len(registers), LANES)
+    return to_float(np.ascontiguousarray(both), bfloat16)
+
+
+@operation(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16|bf16)\.(f16|bf16)\.f32")
+def multiply(line: Line) -> Step:
+    line.count(4)
+    if line.match[1] != line.match[2]:
+        raise line.refuse("types of A and B differ")
+    slots, bfloat16 = line.slots(0, 32), line.match[1] == "bf16"
+    a, b, c = line.readers(1, 32), line.readers(2, 32), line.readers(3, 32)
+    if [len(slots), len(a), len(b), len(c)] != [4, 4, 2, 4]:
+        raise line.refuse("m16n8k16 has 4, 4, 2 and 4 registers")
+
+    def run(w: Warp) -> None:
+        w.converged()
+        left, right = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
+        left[fragment_a()] = halves(w, a, bfloat16)
+        right[fragment_b()] = halves(w, b, bfloat16)
+        held = np.stack([w.vector(r(w), 32) for r in c]).astype(np.uint32).view(np.float32)
+        out = held + (left @ right)[fragment_c()]
+        for slot, row in zip(slots, out.view(np.uint32), strict=True):
+            w.put(slot, row)
+
+    return run
