@@ -1,4 +1,4 @@
-"""The fixtures of this folder: PTX, launch, tensors from their recipes, and the expected results."""
+"""The fixtures of this folder: PTX, launch, tensors from recipes, and the expected results."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def load(name: str) -> Fixture:
     for output, recipe in side["expect"].items():
         inputs = [_values(tensors[t], dtypes[t]) for t in recipe["of"]]
         result = RECIPES[recipe["recipe"]](*inputs)
-        exact = "rtol" not in recipe
-        expected[output] = _values(_store(result, dtypes[output]), dtypes[output]) if exact else result
+        if "rtol" not in recipe:  # exact, once rounded to the output's type
+            result = _values(_store(result, dtypes[output]), dtypes[output])
+        expected[output] = result
         tolerances[output] = (recipe.get("atol", 0.0), recipe.get("rtol", 0.0))
     return Fixture(
         (HERE / f"{name}.ptx").read_text(), Launch.from_json(side["launch"]), axes, tensors,
@@ -56,7 +57,7 @@ def load(name: str) -> Fixture:
 
 
 def _fill(recipe: dict[str, Any], axes: dict[str, int]) -> Array:
-    """integers: -4..4; normal: standard normal; nan: what an output holds before (-1 if integer)."""
+    """integers: -4..4; nan: what an output holds before, -1 if it is an integer."""
     shape = [axes[s] if s in axes else int(s) for s in recipe["shape"]]
     rng = np.random.default_rng(recipe["seed"])
     match recipe["fill"]:

@@ -90,8 +90,8 @@ def main(nvcc: str) -> None:
     version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
     release = version.stdout.split("release ")[1].split(",")[0]
     for case in CASES:
-        command = [nvcc, "-ptx", "-std=c++17", f"-arch={case.arch}", f"-D{case.kernel}={case.kernel}"]
-        command += [str(SOURCE), "-o", "-"]
+        command = [nvcc, "-ptx", "-std=c++17", f"-arch={case.arch}"]
+        command += [f"-D{case.kernel}={case.kernel}", str(SOURCE), "-o", "-"]
         ptx = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         params = [
             {"kind": "pointer", "tensor": name} if name in case.tensors

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -32,7 +32,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Case:
-    """One fixture. `arguments`: name -> `dtype[block]` (tensor map), `*dtype` or an axis."""
+    """One fixture. `arguments`: name -> `tensordesc<dtype[block]>`, `*dtype` or an axis."""
 
     name: str
     arch: int
@@ -120,7 +120,8 @@ def reduction(arch: int) -> Case:
             "rows": tensor(["M"], "fp32", "nan"),
             "columns": tensor(["N"], "fp32", "zeros"),
         },
-        {"rows": {"recipe": "row_max", "of": ["x"]}, "columns": {"recipe": "column_sum", "of": ["x"]}},
+        {"rows": {"recipe": "row_max", "of": ["x"]},
+         "columns": {"recipe": "column_sum", "of": ["x"]}},
         {"num_warps": 8},
     )  # fmt: skip
 
@@ -132,7 +133,9 @@ CASES = [
         gemm(arch, "tma", "fp16", (128, 128, 64), (136, 128, 328), 4, 3),
         gemm(arch, "tma", "bf16", (64, 64, 64), (64, 120, 200), 4, 2, b_rows_are_n=False),
         gemm(arch, "tma", "bf16", (128, 256, 64), (120, 264, 264), 8, 4),
-        gemm(arch, "specialised", "fp16", (128, 128, 64), (128, 136, 264), 4, 3),
+        # Triton 3.6 splits a tile of 128 rows between two warpgroups on sm_90, and gets it wrong:
+        # it reports the whole tile's TMA box but loads halves, and stores the second half at row 128
+        gemm(arch, "specialised", "fp16", (64 if arch == 90 else 128, 128, 64), (128, 136, 264), 4, 3),
         gemm(arch, "pointers", "fp16", (16 if arch == 90 else 128, 64, 64), (40, 80, 208), 4, 3,
              b_rows_are_n=False),
         attention(arch, "fp16" if arch == 90 else "bf16", 64 if arch == 90 else 128, 64, 4),

@@ -4,7 +4,6 @@ All of them take one-dimensional grids. Tensors are row-major; a `desc` argument
 TensorDescriptor, which reaches the PTX as a 128-byte tensor map parameter.
 """
 
-# ruff: noqa: RUF005
 # mypy: ignore-errors
 
 from __future__ import annotations
