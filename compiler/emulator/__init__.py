@@ -18,6 +18,7 @@ from ptxflow.compiler.emulator import (
     scalar,
     tcgen05,
     tma,
+    tmem,
     warpwide,
     wgmma,
     wmma,
@@ -43,6 +44,7 @@ _INSTRUCTIONS = (
     tma,
     wgmma,
     tcgen05,
+    tmem,
 )  # importing them fills the table
 
 

@@ -121,7 +121,8 @@ def _row_addresses(w: Warp, address: Any, matrices: int) -> Array:
     at = w.vector(address, 32).astype(np.int64)[: 8 * matrices]
     if (at % 16).any():
         raise Fault(f"a row address 0x{int(at[0]):X} is not a multiple of 16")
-    return own_offsets(w, at)[:, None] + np.arange(4) * 4
+    words: Array = own_offsets(w, at)[:, None] + np.arange(4) * 4
+    return words
 
 
 def transposed(words: Array) -> Array:

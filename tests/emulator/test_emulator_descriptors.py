@@ -15,8 +15,9 @@ from ptxflow.compiler.emulator.descriptor import (
     matrix_descriptor,
     swizzled,
 )
-from ptxflow.compiler.emulator.tcgen05 import accumulator, load_cells
+from ptxflow.compiler.emulator.tcgen05 import accumulator
 from ptxflow.compiler.emulator.tensormap import TensorMap
+from ptxflow.compiler.emulator.tmem import load_cells
 from ptxflow.compiler.emulator.wgmma import fragment
 
 BLACKWELL, HOPPER = "sm_100a", "sm_90a"

@@ -15,7 +15,7 @@ from ptxflow.compiler.launch import Launch, TensorMapParam
 
 Build = Callable[..., Any]
 Run = Callable[..., Any]
-SHAPE = (200, 256, 448)  # 7 k-blocks through 2 stages, at least 4 tiles a cluster
+SHAPE = (300, 128, 448)  # 7 k-blocks through 2 stages, at least 4 tiles
 SCHEDULES = (0, 1, 2, 3)
 KERNELS: dict[str, tuple[str, dict[str, int | str]]] = {
     "hopper": ("h200", {}),
