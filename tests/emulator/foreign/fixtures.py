@@ -57,12 +57,14 @@ def load(name: str) -> Fixture:
 
 
 def _fill(recipe: dict[str, Any], axes: dict[str, int]) -> Array:
-    """integers: -4..4; nan: what an output holds before, -1 if it is an integer."""
+    """integers: -4..4; words: any int32; nan: what an output holds before (-1 if an integer)."""
     shape = [axes[s] if s in axes else int(s) for s in recipe["shape"]]
     rng = np.random.default_rng(recipe["seed"])
     match recipe["fill"]:
         case "integers":
             values = rng.integers(-4, 5, shape).astype(np.float64)
+        case "words":
+            values = rng.integers(-(2**31), 2**31, shape).astype(np.float64)
         case "normal":
             values = rng.standard_normal(shape)
         case "zeros":
@@ -97,6 +99,30 @@ def _attention(q: Array, k: Array, v: Array) -> Array:
     return out
 
 
+def _bit_counts(x: Array) -> Array:
+    words = [int(v) & 0xFFFFFFFF for v in x]
+    return np.array([_bits_of(i, a, words[(i + 1) % len(words)]) for i, a in enumerate(words)])
+
+
+def _bits_of(i: int, a: int, b: int) -> list[int]:
+    """What the kernel bit_counts computes, from the definitions of CUDA's intrinsics."""
+    octets = [*a.to_bytes(4, "little"), *b.to_bytes(4, "little")]
+    chosen = [octets[b >> 7 + 4 * n & 7] for n in range(4)]
+    spread = [b >> 7 + 4 * n & 8 for n in range(4)]
+    permuted = [(255 if c & 128 else 0) if s else c for c, s in zip(chosen, spread, strict=True)]
+    out = [
+        int(f"{a:032b}"[::-1], 2),
+        32 - (a >> (b & 31)).bit_length(),
+        int.from_bytes(bytes(permuted), "little"),
+        (b << 32 | a) << (b & 31) >> 32,
+        (b << 32 | a) >> min(a & 63, 32),
+        f"{a:b}{b:b}".count("1"),
+        abs(a - (a >> 31 << 32)),
+        a & b | b & i | a & i,
+    ]
+    return [((v & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000 for v in out]
+
+
 RECIPES: dict[str, Callable[..., Array]] = {
     "matmul": lambda a, b: a @ b,
     "matmul_nt": lambda a, b: a @ b.T,
@@ -107,4 +133,5 @@ RECIPES: dict[str, Callable[..., Array]] = {
     "total": lambda x: x.sum(keepdims=True),
     "counts": lambda x: np.array([(x > 0).sum(), max(x.max(), 0)]),
     "copy": lambda x: x,
+    "bit_counts": _bit_counts,
 }

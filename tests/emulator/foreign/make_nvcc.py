@@ -73,6 +73,11 @@ CASES = [
         {"y": {"recipe": "copy", "of": ["x"]}}, smem_bytes=4096,
     ),
     Case(
+        "bit_counts", "sm_90a", "x y N", "-(-N // 64)", 64, {"N": 200},
+        {"x": tensor("N", "int32", "words", 11), "y": tensor("N 8", "int32", "nan")},
+        {"y": {"recipe": "bit_counts", "of": ["x"]}},
+    ),
+    Case(
         "cluster_sum", "sm_100a", "x sums M N", "4", 128, {"M": 30, "N": 128},
         {"x": tensor("M N", "float32", "integers", 6), "sums": tensor("N", "float32", "nan")},
         {"sums": {"recipe": "column_sum", "of": ["x"]}}, cluster=4,

@@ -22,8 +22,10 @@ os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
-import triton_kernels as kernels  # isort: skip
+import gluon_kernels  # isort: skip
+import triton_kernels  # isort: skip
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -126,6 +128,22 @@ def reduction(arch: int) -> Case:
     )  # fmt: skip
 
 
+def pair(m: int, n: int, k: int) -> Case:
+    """cta_group::2: a pair of CTAs multiplies a tile of m rows; two programs of one tile."""
+    return Case(
+        f"gluon_pair_{m}x{n}x{k}_bf16_sm100", 100, "matmul_pair",
+        {f"{x}_ptr": "*bf16" for x in "abc"}, {"BM": m, "BN": n, "BK": k},
+        "2", {"M": 2 * m, "N": n, "K": k},
+        {
+            "a": tensor(["M", "K"], "bf16", "integers", 9),
+            "b": tensor(["K", "N"], "bf16", "integers", 10),
+            "c": tensor(["M", "N"], "bf16", "nan"),
+        },
+        {"c": {"recipe": "matmul", "of": ["a", "b"]}},
+        {"num_warps": 4, "num_ctas": 2},
+    )  # fmt: skip
+
+
 CASES = [
     case
     for arch in (90, 100)
@@ -133,15 +151,18 @@ CASES = [
         gemm(arch, "tma", "fp16", (128, 128, 64), (136, 128, 328), 4, 3),
         gemm(arch, "tma", "bf16", (64, 64, 64), (64, 120, 200), 4, 2, b_rows_are_n=False),
         gemm(arch, "tma", "bf16", (128, 256, 64), (120, 264, 264), 8, 4),
-        # Triton 3.6 splits a tile of 128 rows between two warpgroups on sm_90, and gets it wrong:
-        # it reports the whole tile's TMA box but loads halves, and stores the second half at row 128
-        gemm(arch, "specialised", "fp16", (64 if arch == 90 else 128, 128, 64), (128, 136, 264), 4, 3),
+        # For sm_90, Triton 3.6 splits a specialised tile of 128 rows between two warpgroups, but
+        # reports the whole tile's TMA box, loads halves, and stores the lower one at row 128.
+        gemm(arch, "specialised", "fp16", (64 if arch == 90 else 128, 128, 64), (128, 136, 264),
+             4, 3),
         gemm(arch, "pointers", "fp16", (16 if arch == 90 else 128, 64, 64), (40, 80, 208), 4, 3,
              b_rows_are_n=False),
         attention(arch, "fp16" if arch == 90 else "bf16", 64 if arch == 90 else 128, 64, 4),
     )
 ] + [
     gemm(100, "persistent", "fp16", (128, 64, 64), (264, 120, 136), 4, 3),
+    pair(256, 128, 64),
+    pair(128, 128, 64),
     softmax(90, "fp32"),
     reduction(90),
 ]  # fmt: skip
@@ -150,7 +171,7 @@ CASES = [
 def parameters(case: Case, metadata) -> list[dict]:
     """The kernel's parameters in order, with those that Triton's launcher adds."""
     out: list[dict] = []
-    maps = iter(metadata.tensordesc_meta)
+    maps = iter(metadata.tensordesc_meta or ())
 
     def scalar(name: str, value: str) -> None:
         out.append({"kind": "scalar", "name": name, "value": value})
@@ -196,11 +217,15 @@ def compile_case(case: Case) -> tuple[str, dict]:
         for i, kind in enumerate(case.arguments.values())
         if kind.startswith("*") or case.axes.get(kind, 1) % 16 == 0
     }
-    source = ASTSource(getattr(kernels, case.kernel), signature, case.constants, aligned)
+    module, ast = triton_kernels, ASTSource
+    if case.name.startswith("gluon"):
+        module, ast = gluon_kernels, GluonASTSource
+    source = ast(getattr(module, case.kernel), signature, case.constants, aligned)
     kernel = triton.compile(source, GPUTarget("cuda", case.arch, 32), case.options)
     metadata = kernel.metadata
+    grid = case.grid if metadata.num_ctas == 1 else f"({case.grid}) * {metadata.num_ctas}"
     launch = {
-        "entry": metadata.name, "grid": [case.grid, "1", "1"], "block": metadata.num_warps * 32,
+        "entry": metadata.name, "grid": [grid, "1", "1"], "block": metadata.num_warps * 32,
         "cluster": [metadata.num_ctas, 1, 1], "smem_bytes": metadata.shared,
         "params": parameters(case, metadata),
     }  # fmt: skip

@@ -170,6 +170,25 @@ extern "C" __global__ void __launch_bounds__(256) softmax(const half* x, half* y
 }
 #endif
 
+#ifdef bit_counts
+// y[i] = eight bit manipulations of x[i], x[i + 1 mod N] and i.
+extern "C" __global__ void __launch_bounds__(64) bit_counts(const int* x, int* y, int N) {
+  int i = blockIdx.x * 64 + threadIdx.x, majority, permuted;
+  if (i >= N) return;
+  unsigned a = x[i], b = x[(i + 1) % N];
+  asm("lop3.b32 %0, %1, %2, %3, 0xE8;" : "=r"(majority) : "r"(a), "r"(b), "r"(i));
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(permuted) : "r"(a), "r"(b), "r"(b >> 7));
+  y[i * 8 + 0] = __brev(a);
+  y[i * 8 + 1] = __clz(a >> (b & 31));
+  y[i * 8 + 2] = permuted;
+  y[i * 8 + 3] = __funnelshift_l(a, b, b);
+  y[i * 8 + 4] = __funnelshift_rc(a, b, a & 63);
+  y[i * 8 + 5] = __popcll((unsigned long long)a << 32 | b);
+  y[i * 8 + 6] = abs((int)a);
+  y[i * 8 + 7] = majority;
+}
+#endif
+
 #ifdef copy_async
 // y[N] = x[N] through two stages of shared memory: 512 int32 a stage, a block copies `parts` of them.
 extern "C" __global__ void __launch_bounds__(128)
