@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gemm.decisions import consumer_regs
+from ptxflow.compiler.families.gemm.decisions import consumer_regs, split_piece
 from ptxflow.compiler.families.gemm.output import Store, region
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
@@ -65,7 +65,7 @@ class _Kernel:
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
         self.store = Store(t, self.warps)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
-        self.reduction = SplitK(t, self.warps, per_thread, 2 * QUAD)
+        self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
 
     def build(self) -> UOp:
         s, t = self.s, self.t

@@ -58,6 +58,11 @@ def staging_bytes(f: Fields) -> Any:
     return np.where(f.epilogue == TMA, f.tile_m * f.tile_n * ELEMENT, 0)
 
 
+def split_piece(device: Device) -> int:
+    """Accumulators of a thread that a K split sums and stores together: 8 columns of C."""
+    return 4 if on_hopper(device) else 8
+
+
 def partial_bytes(f: Fields) -> Any:
     """Shared memory of the float32 partial tile that CTAs of a K split exchange."""
     return np.where(f.split_k > 1, f.tile_m * f.tile_n * 4, 0)
@@ -110,7 +115,8 @@ def registers_needed(f: Fields, device: Device) -> Any:
 def registers_taken(f: Fields, device: Device) -> Any:
     """An over-estimate of what ptxas takes where it is free to: it hoists addresses of stores."""
     hoisted = np.where(f.epilogue == DIRECT, 16 + 32 * f.persistent, 16 * f.persistent)
-    return np.minimum(registers_needed(f, device) + hoisted, register_limit(f, device))
+    parts = np.where(f.split_k > 1, split_piece(device) * f.split_k, 0)
+    return np.minimum(registers_needed(f, device) + hoisted + parts, register_limit(f, device))
 
 
 def tmem_columns(f: Fields, device: Device) -> Any:
@@ -217,11 +223,9 @@ RULES = (
         lambda f, p, d: (f.split_k == 1) | (-(-p["K"] // f.tile_k) >= 2 * f.split_k),
     ),
     _rule(
-        "every CTA of a K split reduces a slice of each thread's accumulators",
+        "the CTAs of a K split reduce even slices of each thread's accumulators",
         "tile_m tile_n consumers split_k",
-        lambda f, p, d: (
-            (f.split_k == 1) | (accumulators(f, d) >= (8 if d.has_tmem else 4) * f.split_k)
-        ),
+        lambda f, p, d: (f.split_k == 1) | (accumulators(f, d) % (split_piece(d) * f.split_k) == 0),
     ),
     _rule(
         "a K split writes C from registers, once a launch, with no register split",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gemm.decisions import consumer_regs
+from ptxflow.compiler.families.gemm.decisions import consumer_regs, split_piece
 from ptxflow.compiler.families.gemm.output import Store, region, release_one
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
@@ -53,7 +53,7 @@ class _Kernel:
         self.out = frag("out", 4, "b32")
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.sharers)
         self.store = Store(t, self.warps)
-        self.reduction = SplitK(t, self.warps, self.acc.arg.size, QUAD)
+        self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
 
     def build(self) -> UOp:
         s, t = self.s, self.t
