@@ -126,6 +126,7 @@ def _bits_of(i: int, a: int, b: int) -> list[int]:
 RECIPES: dict[str, Callable[..., Array]] = {
     "matmul": lambda a, b: a @ b,
     "matmul_nt": lambda a, b: a @ b.T,
+    "matmul_tt": lambda a, b: a.T @ b.T,
     "attention": _attention,
     "softmax": _softmax,
     "row_max": lambda x: x.max(axis=1),

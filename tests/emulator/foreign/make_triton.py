@@ -29,6 +29,7 @@ import triton_kernels  # isort: skip
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+RECIPES = {(True, True): "matmul_nt", (True, False): "matmul", (False, True): "matmul_tt"}
 LOG2_E = 1.4426950408889634
 
 
@@ -52,22 +53,26 @@ def tensor(shape: list[str], dtype: str, fill: str, seed: int = 0) -> dict:
     return {"shape": shape, "dtype": DTYPES[dtype], "fill": fill, "seed": seed}
 
 
-def gemm(arch, kind, dtype, tile, mnk, warps, stages, b_rows_are_n=True) -> Case:
+def gemm(
+    arch, kind, dtype, tile, mnk, warps, stages, a_rows_are_m=True, b_rows_are_n=True
+) -> Case:
     """A matrix product of small integers: the expected result is exact."""
     m, n, k = tile
+    a_shape = ["M", "K"] if a_rows_are_m else ["K", "M"]
     b_shape = ["N", "K"] if b_rows_are_n else ["K", "N"]
     constants = {"BM": m, "BN": n, "BK": k}
     if kind == "pointers":
         arguments = {f"{x}_ptr": f"*{dtype}" for x in "abc"}
     else:
-        b_block = [n, k] if b_rows_are_n else [k, n]
-        blocks = {"a": [m, k], "b": b_block, "c": [m, n]}
+        sizes = {"M": m, "N": n, "K": k}
+        shapes = {"a": a_shape, "b": b_shape, "c": ["M", "N"]}
+        blocks = {x: [sizes[axis] for axis in shape] for x, shape in shapes.items()}
         arguments = {f"{x}_desc": f"tensordesc<{dtype}{block}>" for x, block in blocks.items()}
     if kind == "specialised":
         del arguments["c_desc"]
         arguments["c_ptr"] = f"*{dtype}"
     if kind == "tma":
-        constants["B_ROWS_ARE_N"] = b_rows_are_n
+        constants |= {"A_ROWS_ARE_M": a_rows_are_m, "B_ROWS_ARE_N": b_rows_are_n}
     tiles = f"(-(-M // {m})) * (-(-N // {n}))"
     name = f"triton_{kind}_{m}x{n}x{k}_{dtype}_sm{arch}"
     return Case(
@@ -75,11 +80,11 @@ def gemm(arch, kind, dtype, tile, mnk, warps, stages, b_rows_are_n=True) -> Case
         "2" if kind == "persistent" else tiles,
         dict(zip("MNK", mnk, strict=True)),
         {
-            "a": tensor(["M", "K"], dtype, "integers", 1),
+            "a": tensor(a_shape, dtype, "integers", 1),
             "b": tensor(b_shape, dtype, "integers", 2),
             "c": tensor(["M", "N"], dtype, "nan"),
         },
-        {"c": {"recipe": "matmul_nt" if b_rows_are_n else "matmul", "of": ["a", "b"]}},
+        {"c": {"recipe": RECIPES[a_rows_are_m, b_rows_are_n], "of": ["a", "b"]}},
         {"num_warps": warps, "num_stages": stages},
     )  # fmt: skip
 
@@ -151,6 +156,7 @@ CASES = [
         gemm(arch, "tma", "fp16", (128, 128, 64), (136, 128, 328), 4, 3),
         gemm(arch, "tma", "bf16", (64, 64, 64), (64, 120, 200), 4, 2, b_rows_are_n=False),
         gemm(arch, "tma", "bf16", (128, 256, 64), (120, 264, 264), 8, 4),
+        gemm(arch, "tma", "fp16", (128, 64, 32), (136, 64, 168), 4, 3, a_rows_are_m=False),
         # For sm_90, Triton 3.6 splits a specialised tile of 128 rows between two warpgroups, but
         # reports the whole tile's TMA box, loads halves, and stores the lower one at row 128.
         gemm(arch, "specialised", "fp16", (64 if arch == 90 else 128, 128, 64), (128, 136, 264),

@@ -15,15 +15,19 @@ import triton.language as tl
 @triton.jit
 def matmul_tma(
     a_desc, b_desc, c_desc, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, B_ROWS_ARE_N: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    A_ROWS_ARE_M: tl.constexpr, B_ROWS_ARE_N: tl.constexpr,
 ):  # fmt: skip
-    """c[M, N] = a[M, K] @ b; b is [N, K] or [K, N]. One tile a program."""
+    """c[M, N] = a @ b; a is [M, K] or [K, M], b is [N, K] or [K, N]. One tile a program."""
     tiles_m = tl.cdiv(M, BM)
     m0 = tl.program_id(0) % tiles_m * BM
     n0 = tl.program_id(0) // tiles_m * BN
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
-        a = a_desc.load([m0, k0])
+        if A_ROWS_ARE_M:
+            a = a_desc.load([m0, k0])
+        else:
+            a = a_desc.load([k0, m0]).T
         if B_ROWS_ARE_N:
             acc = tl.dot(a, b_desc.load([n0, k0]).T, acc)
         else:
