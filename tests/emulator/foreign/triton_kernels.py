@@ -24,10 +24,7 @@ def matmul_tma(
     n0 = tl.program_id(0) // tiles_m * BN
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
-        if A_ROWS_ARE_M:
-            a = a_desc.load([m0, k0])
-        else:
-            a = a_desc.load([k0, m0]).T
+        a = a_desc.load([m0, k0]) if A_ROWS_ARE_M else a_desc.load([k0, m0]).T
         if B_ROWS_ARE_N:
             acc = tl.dot(a, b_desc.load([n0, k0]).T, acc)
         else:
