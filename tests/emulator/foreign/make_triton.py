@@ -53,9 +53,7 @@ def tensor(shape: list[str], dtype: str, fill: str, seed: int = 0) -> dict:
     return {"shape": shape, "dtype": DTYPES[dtype], "fill": fill, "seed": seed}
 
 
-def gemm(
-    arch, kind, dtype, tile, mnk, warps, stages, a_rows_are_m=True, b_rows_are_n=True
-) -> Case:
+def gemm(arch, kind, dtype, tile, mnk, warps, stages, a_rows_are_m=True, b_rows_are_n=True) -> Case:
     """A matrix product of small integers: the expected result is exact."""
     m, n, k = tile
     a_shape = ["M", "K"] if a_rows_are_m else ["K", "M"]
