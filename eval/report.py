@@ -52,6 +52,24 @@ def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str]:
     return f"{latency:.1f}", f"{peer:.1f}", f"{ratios[0]:.2f}", f"{median(ratios):.2f}", shown
 
 
+def best_matrix(records: Iterable[Record]) -> str:
+    """The best ratio of each definition (rows) at each value of its axes (columns)."""
+    cells: dict[str, dict[tuple[int, ...], float]] = {}
+    for r in records:
+        if r.status == "ok" and r.ratio is not None:
+            row = cells.setdefault(r.definition, {})
+            place = tuple(r.axes.values())
+            row[place] = max(row.get(place, 0.0), r.ratio)
+    columns = sorted({place for row in cells.values() for place in row})
+    axes = next((",".join(r.axes) for r in records), "")
+    header = ["definition", *(f"{axes}={','.join(map(str, c))}" for c in columns)]
+    body = [
+        [name, *(f"{row[c]:.2f}" if c in row else "-" for c in columns)]
+        for name, row in sorted(cells.items())
+    ]
+    return align([header, *body])
+
+
 def totals(records: Sequence[Record]) -> str:
     """`320 of 320 right, 0 hangs`, and the other failures where there are any."""
     count = Counter(r.status for r in records)
@@ -61,7 +79,7 @@ def totals(records: Sequence[Record]) -> str:
     return ", ".join(text)
 
 
-def summary(records: Sequence[Record]) -> str:
+def summary(records: Sequence[Record], matrix: bool = False) -> str:
     """Where the records come from, their table, and the geometric mean of the best ratios."""
     machines = {
         f"{r.gpu.get('name')}, driver {r.gpu.get('driver')}, ptxas {r.ptxas}" for r in records
@@ -75,7 +93,7 @@ def summary(records: Sequence[Record]) -> str:
     lines = [*sorted(machines)]
     if clocks:
         lines.append(f"SM clock {min(clocks)}..{max(clocks)} MHz")
-    lines.append(bench_table(records))
+    lines.append(best_matrix(records) if matrix else bench_table(records))
     if best:
         mean = geometric_mean(best.values())
         lines.append(f"geometric mean of the best ratio of {len(best)} workloads: {mean:.2f}")
@@ -91,14 +109,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
+    parser.add_argument(
+        "--matrix", action="store_true", help="only the best ratio, a column for each axis value"
+    )
+    args = parser.parse_args(argv)
     try:
         records = []
-        for path in parser.parse_args(argv).files:
+        for path in args.files:
             found = read_records(path)
             if not found:
                 raise RecordError(f"{path}: no records there")
             records += found
-        print(summary(records))
+        print(summary(records, args.matrix))
     except RecordError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

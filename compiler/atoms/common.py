@@ -206,7 +206,7 @@ mbar_arrive_expect = define(
 _TMA_RULES = (
     Rule("the box fills its shared-memory slot exactly", _box_bytes),
     Rule("a box has 1..256 rows", lambda u: 1 <= u.arg.attr("box")[1] <= 256),
-    Rule("a shared-memory box starts at a swizzle repeat", lambda u: u.src[0].arg % 128 == 0),
+    Rule("a shared-memory box is a multiple of 128 bytes", lambda u: u.src[0].arg % 128 == 0),
 )
 _TMA_LOAD = (("dst", "smem"), ("map", "map"), ("c0", "value"), ("c1", "value"), ("bar", "mbar"))
 _LOADED = (Access("dst", "w", ASYNC, "mbar"),)
