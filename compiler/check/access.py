@@ -45,6 +45,7 @@ class Accesses:
         self.foreign = [0] * self.info.cluster  # events that reach into a CTA
         self.handed = 0  # events that even a relaxed arrival hands over: see Message.relaxed
         self.asynchronous = 0  # asynchronous accesses to shared memory
+        self.observations = 0  # events of waits that succeeded
         self.grid_waits = 0
         self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
         self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
@@ -275,13 +276,14 @@ class Accesses:
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
                 )
                 if access.done == "mbar" or (access.mode != "r" and self._must_be_used(kind)):
+                    history.read(region)
                     history.unread.append(Unread(event, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
 
     def _must_be_used(self, kind: Op) -> bool:
-        """Whether sums and registers may not be overwritten or left unread: this run says what it
+        """Whether sums and values may not be overwritten or left unread: this run says what it
         computes, so nothing else is worth computing."""
-        return self.trip.output is not None and kind in (Op.FRAG, Op.TMEM)
+        return self.trip.output is not None and kind in (Op.FRAG, Op.TMEM, Op.SMEM)
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
@@ -311,8 +313,10 @@ class Accesses:
         if access.mode == "r" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
         if access.mode != "r" and history.unread:
-            for event, waiting, _ in history.unread:
-                if overlap(waiting, region):
+            for event, waiting, loaded in history.unread:
+                # threads fill a tile bit by bit, through regions larger than what each one writes
+                again = history.kind is Op.SMEM and not loaded and access.proxy == "generic"
+                if overlap(waiting, region) and not again:
                     self._refuse(
                         agent,
                         node,
@@ -360,6 +364,8 @@ class Accesses:
         if access.done == "now":
             agent.own[kind, lanes > 1] = agent.own.get((kind, lanes > 1), 0) | bit
             agent.knows.generic |= bit
+            if cta != agent.cta:
+                self.foreign[cta] |= bit
             if lanes > 1 and kind is not Op.FRAG:
                 agent.apart |= bit
             if cta != agent.cta:

@@ -214,7 +214,7 @@ class Barrier:
     pending: int = 0
     phase: int = 0
     tx: int = 0
-    observed: int = -1  # the newest completed phase that somebody has waited for
+    observed: int = 0  # events: those who have waited for the newest completed phase
     message: Message = field(default_factory=Message)
     distant: Message = field(default_factory=Message)  # what peers released: acquire.cluster
     done: dict[int, tuple[Message, Message]] = field(default_factory=dict)
@@ -226,6 +226,7 @@ class Barrier:
         if self.pending == 0 and self.tx == 0:
             self.done[self.phase] = self.message, self.distant
             self.done.pop(self.phase - 2, None)
+            self.observed = 0
             self.phase += 1
             self.pending = self.count
             self.message, self.distant = Message(), Message()

@@ -41,19 +41,27 @@ class Synchronisation(Accesses):
                 "wait for every phase, with its own parity",
             )
         agent.seen[id(bar)] = phase
-        bar.observed = max(bar.observed, phase)
         if phase >= 0:
+            self._observe(agent, node, bar)
             near, far = bar.done[phase]
             agent.learn(near)
             if node.arg.attr("acquire") == "cluster":
                 agent.learn(far)
+
+    def _observe(self, agent: Agent, node: UOp, bar: Barrier) -> None:
+        """Seeing a phase complete is an event: whoever arrives for the next must know it."""
+        bit = self._event(agent, node)
+        bar.observed |= bit
+        self.observations |= bit
+        self.handed |= bit
+        agent.learn(Message(bit, bit, bit))
 
     def _do_mbar_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
         row = atom(node.arg.atom)
         message = agent.message(lanes)
         if not any(name == "rank" for name, _ in row.operands):
             bar = self._barrier(agent, node, node.src[0], agent.cta)
-            self._arrive(agent, node, bar, lanes, message, node.arg.attr("bytes", 0))
+            self._arrive(agent, node, bar, lanes, message, agent.known(), node.arg.attr("bytes", 0))
             return
         cta = self.program.value(row.operand(node, "rank"))(agent.env)
         if cta >= self.info.cluster:
@@ -70,10 +78,17 @@ class Synchronisation(Accesses):
                 bar.distant.add(message)
         elif node.arg.attr("release"):
             handed = message
-        self._arrive(agent, node, bar, lanes, handed)
+        self._arrive(agent, node, bar, lanes, handed, agent.known())
 
     def _arrive(
-        self, agent: Agent, node: UOp, bar: Barrier, lanes: int, message: Message, tx: int = 0
+        self,
+        agent: Agent,
+        node: UOp,
+        bar: Barrier,
+        lanes: int,
+        message: Message,
+        seen: int,
+        tx: int = 0,
     ) -> None:
         if bar.pending < lanes:
             self._refuse(
@@ -82,12 +97,13 @@ class Synchronisation(Accesses):
                 f"{bar.name} gets more arrivals than its count: {bar.state()}",
                 "wait for the phase before arriving again, or declare the right count",
             )
-        if bar.phase - 1 > bar.observed:
+        if bar.phase and not bar.observed & seen:
+            who = "nobody waited" if not bar.observed else "it does not know that anybody waited"
             self._refuse(
                 agent,
                 node,
-                f"{bar.name} enters phase {bar.phase}, but nobody waited for phase {bar.phase - 1}",
-                "wait for each phase before arriving for the next",
+                f"{bar.name} enters phase {bar.phase}, but {who} for phase {bar.phase - 1}",
+                "wait for each phase before arriving for the next, or hear from who waited",
             )
         bar.arrivers[node] = bar.arrivers.get(node, 0) + lanes
         bar.message.add(message)
@@ -106,7 +122,8 @@ class Synchronisation(Accesses):
             bits = agent.open.pop(f"tma {cta}").local
             leader = cta & ~1 if node.arg.attr("leader") else cta
             bar = self._barrier(agent, node, operand, leader, fenced=True)
-            message = Message(bits, bits, bits)
+            seen = agent.known() & self.observations  # before it was issued
+            message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
 
     def _complete(self, bar: Barrier, size: int, message: Message) -> None:
@@ -130,8 +147,9 @@ class Synchronisation(Accesses):
         group = agent.open.pop("tcgen05", Group())
         done.local |= group.local
         done.after |= group.after
-        complete = done.local | done.after
         k = agent.knows
+        seen = agent.known() & self.observations
+        complete = done.local | done.after | seen
         released = complete | k.tensor_released | k.tensor_seen
         mask = node.arg.attr("mask")
         targets = self._masked(agent, node, mask) if mask else [agent.cta]
@@ -144,7 +162,7 @@ class Synchronisation(Accesses):
                 message.async_ |= bit
                 done.after |= bit
             bar = self._barrier(agent, node, node.src[0], cta, fenced=True)
-            self._later(partial(self._arrive, agent, node, bar, 1, message))
+            self._later(partial(self._arrive, agent, node, bar, 1, message, seen))
 
     # -- groups -------------------------------------------------------------------------------
 
