@@ -337,6 +337,9 @@ class Accesses:
                 explain.unwritten(self, node, access, history),
                 "wait for the data before reading it, on a barrier that expects all its bytes",
             )
+        history.read(region)
+        if access.proxy == "generic" or history.kind is not Op.SMEM:
+            return
         sources = {p.source for p in history.past if p.source and overlap(p.region, region)}
         if len(sources) > 1 and dict(atom(node.arg.atom).operands)[access.operand] == "desc":
             told = ", ".join(
@@ -349,7 +352,6 @@ class Accesses:
                 f"{history.name} holds parts of different tiles ({told})",
                 "let all CTAs that share an operand work on the same tile",
             )
-        history.read(region)
 
     def _accumulates(self, agent: Agent, node: UOp) -> bool:
         row = atom(node.arg.atom)

@@ -197,12 +197,13 @@ class History:
 
     def read(self, region: Region) -> None:
         """Note that somebody reads a region: what is left of what was put there stays unread."""
-        if self.unread:
-            self.unread = [
-                Unread(u.event, rest, u.loaded)
-                for u in self.unread
-                for rest in minus(u.region, region)
-            ]
+        kept: list[Unread] = []
+        for u in self.unread:
+            if overlap(u.region, region):
+                kept += [Unread(u.event, rest, u.loaded) for rest in minus(u.region, region)]
+            else:
+                kept.append(u)
+        self.unread = kept
 
 
 @dataclass

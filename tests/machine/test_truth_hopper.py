@@ -428,6 +428,40 @@ def test_cluster_exit():
     table("seen meet", build, lambda o: o.seen or o.meet, H200)
 
 
+def test_reading_a_peers_memory():
+    """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
+
+    def build(o: Options) -> UOp:
+        meet = [at.cluster_arrive(), at.cluster_wait()]
+        look = at.ld_peer_v4(slot(OUT), slot(A), 0, CTA_RANK ^ 1)
+        return kernel(
+            info(H200, (A, OUT), 1, cluster=2),
+            role(Role("writer", 0, 1), write(A)),
+            [*o("meet", *meet), *o("cta", at.cta_sync())],  # type: ignore[list-item]
+            role(Role("reader", 0, 1), look),
+            [*o("stay", *meet)],  # type: ignore[list-item]
+        )
+
+    table("meet cta stay", build, lambda o: o.meet and o.stay, H200)
+
+
+def test_every_phase_is_waited_for():
+    """Somebody must have seen a phase before the next one is opened, and the arriver must know."""
+    bar, back = mbar("bar", 1, 1), mbar("back", 1, 1)
+
+    def build(o: Options) -> UOp:
+        arrive, answer = at.mbar_arrive(slot(bar)), at.mbar_arrive(slot(back))
+        return block(
+            H200,
+            (bar, back),
+            role(Role("arriver", 0, 1), one(arrive, o("hear", wait(back)), arrive)),
+            role(Role("waiter", 1, 1), one(o("see", wait(bar)), answer, wait(bar, 1))),
+            warps=2,
+        )
+
+    table("see hear", build, lambda o: o.see and o.hear, H200)
+
+
 # -- grids and registers ----------------------------------------------------------------------
 
 
