@@ -1,9 +1,10 @@
 """Sample GPU kernels for one workload: strategies from a trained policy, compiled and ranked.
 
 Draws k distinct strategies from the policy in the checkpoint, lowers, validates, assembles and
-checks each down to its machine code, and ranks them: by measurement where the GPU is present, else
-by the analytic model. Writes for each kernel its PTX, cubin, strategy and report, and for the best
-a FlashInfer-Bench Solution that runs by itself.
+checks each down to its machine code, runs its PTX in the emulator on a small problem, and ranks
+them: by measurement where the GPU is present, else by the analytic model. Writes for each kernel
+its PTX, cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by
+itself.
 
 examples:
   python sample.py --definition gemm_n4096_k4096 --axes M=4096
@@ -75,6 +76,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="auto",
         help="rank by measurement: where this GPU is present (auto, the default), always, never",
     )
+    add(
+        "--no-emulate",
+        action="store_true",
+        help="do not run each kernel's PTX in the emulator (a second or two a kernel)",
+    )
     add("--jobs", type=int, help="compiler processes (default: one per core)")
     args = parser.parse_args(argv)  # fmt: skip
     if args.k < 1:
@@ -108,11 +114,11 @@ def run(args: argparse.Namespace) -> int:
         result = compile_and_rank(
             definition, axes, space, codes, scores, gpu,
             seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
+            emulate=not args.no_emulate,
         )  # fmt: skip
         write(result, definition, folder)
     report(result, out)
-    wrong = [s for s in result.samples if s.record is not None and s.record.status != "ok"]
-    return 1 if result.refused or wrong else 0
+    return 1 if result.refused or any(s.wrong for s in result.samples) else 0
 
 
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
@@ -159,7 +165,7 @@ def write(result: Run, definition: Definition, folder: Path) -> None:
     from ptxflow.eval.sample_report import write_run
     from ptxflow.eval.solution import solution
 
-    right = [s for s in result.samples if s.record is None or s.record.status == "ok"]
+    right = [s for s in result.samples if not s.wrong]
     best = right[0] if right else None
     made = None
     if best is not None:
@@ -175,6 +181,9 @@ def report(result: Run, out: Path) -> None:
     print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")
     if result.samples:
         print(sample_table(result))
+    for sample in result.samples:
+        if sample.emulation is not None and not sample.emulation.right:
+            print(f"{sample.key}: emulated: {sample.emulation}", file=sys.stderr)
     for strategy, error in result.refused:
         print(f"refused {strategy.key}: {type(error).__name__}: {error}", file=sys.stderr)
     print(f"written to {out}: PTX, cubin, strategy and report of each; report.md, solution.json")

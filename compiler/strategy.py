@@ -187,6 +187,14 @@ class Trip:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A small problem on which a strategy's kernel takes every path; `blocks` replaces the grid."""
+
+    problem: Problem
+    blocks: int | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it."""
 
@@ -200,6 +208,7 @@ class Family:
     build: Callable[[Problem, Strategy, Device], UOp]
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
     launch: Callable[[Problem, Strategy, Device], Launch]
+    trial: Callable[[Problem, Strategy, Device], Trial]
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:

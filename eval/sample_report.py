@@ -21,6 +21,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import PEER, align
+from ptxflow.eval.trial import Emulation
 
 Json = dict[str, Any]
 TABLE_WIDTH = 110
@@ -35,6 +36,13 @@ class Sample:
     derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
     model_rank: int
     record: Record | None  # the measurement, where there was one
+    emulation: Emulation | None = None  # of the PTX on a small problem, where it was asked for
+
+    @property
+    def wrong(self) -> bool:
+        """Measured or emulated, and found wrong."""
+        measured = self.record is not None and self.record.status != "ok"
+        return measured or (self.emulation is not None and not self.emulation.right)
 
     @property
     def key(self) -> str:
@@ -224,9 +232,14 @@ def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
         "## Launch\n\n" + _launch_rows(sample),
         "## ptxas\n\n" + _pairs(asdict(sample.kernel.usage), ("report", "value")),
         "## Machine code\n\n" + _pairs(sample.kernel.sass.counts, ("technique", "count")),
-        "## Proven\n\n" + "\n".join(f"- {check}" for check in sample.kernel.checks),
+        "## Proven\n\n" + "\n".join(f"- {check}" for check in _proofs(sample)),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _proofs(sample: Sample) -> list[str]:
+    emulated = "no" if sample.emulation is None else str(sample.emulation)
+    return [*sample.kernel.checks, f"emulated: {emulated}"]
 
 
 def _strategy_rows(run: Run, sample: Sample) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from ptxflow.eval.definition import Definition, names
 from ptxflow.eval.definition import load as load_definition
 from ptxflow.eval.records import Record
 from ptxflow.eval.sample_report import Run, Sample, rank
+from ptxflow.eval.trial import Emulation, run_trial
 from ptxflow.eval.worker import Worker
 
 
@@ -34,6 +38,7 @@ def compile_and_rank(
     seed: int,
     checkpoint: str,
     jobs: int | None = None,
+    emulate: bool = True,
 ) -> Run:
     """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities."""
     problem, device = space.problem, space.device
@@ -43,6 +48,7 @@ def compile_and_rank(
     refused = [
         (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)
     ]
+    emulations = emulate_all(built, jobs) if emulate else {}
     records = measure(definition, space, built, gpu) if gpu else {}
     modelled = model_tflops(space.family, space.fields(), problem, device)
     return Run(
@@ -55,7 +61,7 @@ def compile_and_rank(
         seed=seed,
         checkpoint=checkpoint,
         modelled=modelled,
-        samples=rank([_sample(b, space, scores, modelled, records) for b in built]),
+        samples=rank([_sample(b, space, scores, modelled, records, emulations) for b in built]),
         refused=refused,
         ranked_by=f"measurement on {gpu.name}" if gpu else "model",
     )
@@ -67,6 +73,7 @@ def _sample(
     scores: NDArray[np.float64],
     modelled: NDArray[np.float64],
     records: Mapping[str, Record],
+    emulations: Mapping[str, Emulation],
 ) -> Sample:
     strategy = kernel.strategy
     index = int(np.searchsorted(space.codes, space.code(strategy)))
@@ -76,7 +83,22 @@ def _sample(
         derived=derived(space.family, strategy, space.problem, space.device),
         model_rank=1 + int((modelled > modelled[index]).sum()),
         record=records.get(strategy.key),
+        emulation=emulations.get(strategy.key),
     )
+
+
+def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
+    """Each kernel's PTX on its family's trial problem, on all cores; by strategy key."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs or os.cpu_count() or 1, mp_context=context) as pool:
+        runs = pool.map(
+            run_trial,
+            [k.problem for k in kernels],
+            [k.strategy for k in kernels],
+            [k.device for k in kernels],
+        )
+        bar = tqdm(runs, total=len(kernels), desc="emulate", unit="kernel")
+        return {k.strategy.key: run for k, run in zip(kernels, bar, strict=True)}
 
 
 def measure(

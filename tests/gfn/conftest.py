@@ -32,6 +32,7 @@ def make_family(name: str, decisions: tuple[Decision, ...], rules: tuple[Rule, .
     return Family(
         name=name, op_types=(), decisions=decisions, rules=rules, problem=_absent,
         resources=resources, load=_absent, build=_absent, trips=_absent, launch=_absent,
+        trial=_absent,
     )  # fmt: skip
 
 

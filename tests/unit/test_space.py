@@ -21,7 +21,7 @@ def _absent(*_: Any) -> Any:
 
 
 def make_family(decisions: tuple[Decision, ...], rules: tuple[Rule, ...]) -> Family:
-    return Family("toy", (), decisions, rules, _absent, resources, *[_absent] * 4)
+    return Family("toy", (), decisions, rules, _absent, resources, *[_absent] * 5)
 
 
 GEMM = make_family(DECISIONS, RULES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gemm import blackwell, hopper
@@ -17,7 +19,7 @@ from ptxflow.compiler.families.gemm.problem import problem
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.strategy import Family, Problem, Strategy, Trip
+from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -55,6 +57,19 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f)), 32 * int(warps(f, device)))
 
 
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Tails along M, N and K, the ring past its first turn, and three tiles for each persistent
+    cluster, of which there is one."""
+    t = Tiling(p, s, device)
+    m = s.tile_m * t.cluster[0] * (2 if s.persistent else 1) + 5
+    n = s.tile_n * t.cluster[1] - 8
+    k = (s.num_stages + 2) * s.split_k * s.tile_k - 8
+    small = replace(
+        p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k
+    )
+    return Trial(small, t.cluster_size if s.persistent else None)
+
+
 GEMM = register(
     Family(
         name="gemm",
@@ -68,5 +83,6 @@ GEMM = register(
         build=build,
         trips=trips,
         launch=launch,
+        trial=trial,
     )
 )
