@@ -1,7 +1,9 @@
 """How many mutants the validator kills: `python -m ptxflow.eval.mutation --device b200`.
 
 One kernel for every structure that the builders can make, every mutant of each, and what became of
-them. The kill rate counts each mutant that is not on the list of harmless changes.
+them. The kill rate counts each mutant that is not on the list of harmless changes. With --emulate,
+the PTX of every mutant that the validator accepts runs under several schedules, and must still
+compute C exactly: that is what shows the list of harmless changes to be one.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +32,7 @@ from ptxflow.eval.arguments import UsageError, find_device, find_problem, find_s
 from ptxflow.eval.definition import DefinitionError, load
 from ptxflow.eval.harmless import reason
 from ptxflow.eval.mutants import OPERATORS, Mutant, mutants
+from ptxflow.eval.trial import emulate_kernel
 
 DRAWS = 400  # strategies among which structures are looked for
 
@@ -42,6 +45,7 @@ class Judged:
     text: str
     error: str
     harmless: str
+    emulated: str = ""  # "exact", or what went wrong, of an accepted mutant
 
     @property
     def verdict(self) -> str:
@@ -72,22 +76,40 @@ def _kind(path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
 
 
 def judge(
-    kernel: UOp, trips: Sequence[Trip], device: Device, chosen: Iterable[Mutant] | None = None
+    kernel: UOp,
+    trips: Sequence[Trip],
+    device: Device,
+    chosen: Iterable[Mutant] | None = None,
+    emulate: Callable[[UOp], str] = lambda tree: "",
 ) -> Iterator[Judged]:
-    """What becomes of the mutants of a kernel (all of them, or those chosen)."""
+    """What becomes of a kernel's mutants (all, or those chosen); `emulate` runs the accepted."""
     for mutant in mutants(kernel) if chosen is None else chosen:
         error = ""
         try:
             check(mutant.tree, trips, device)
         except CompileError as refusal:
             error = type(refusal).__name__
-        yield Judged(mutant.operator, str(mutant), error, reason(kernel, mutant))
+        emulated = "" if error else emulate(mutant.tree)
+        yield Judged(mutant.operator, str(mutant), error, reason(kernel, mutant), emulated)
 
 
-def _judge_strategy(problem: Problem, device: Device, strategy: Strategy) -> list[Judged]:
+def _judge_strategy(
+    problem: Problem, device: Device, schedules: int, strategy: Strategy
+) -> list[Judged]:
+    """The mutants of a strategy's kernel, built for its trial problem where they are emulated."""
     maker = family(strategy.family)
-    kernel = maker.build(problem, strategy, device)
-    return list(judge(kernel, maker.trips(problem, strategy, device), device))
+    if not schedules:
+        kernel = maker.build(problem, strategy, device)
+        return list(judge(kernel, maker.trips(problem, strategy, device), device))
+    small = maker.trial(problem, strategy, device)
+
+    def emulate(tree: UOp) -> str:
+        result = emulate_kernel(tree, small, strategy, device, range(schedules))
+        return "exact" if result.exact else result.error
+
+    kernel = maker.build(small.problem, strategy, device)
+    trips = maker.trips(small.problem, strategy, device)
+    return list(judge(kernel, trips, device, emulate=emulate))
 
 
 def table(judged: Sequence[Judged]) -> str:
@@ -107,6 +129,11 @@ def table(judged: Sequence[Judged]) -> str:
         f"kill rate: {total['killed']} of {harmful} = {total['killed'] / max(harmful, 1):.2%} "
         f"(of {len(judged)} enumerated, {harmless} are harmless)"
     )
+    accepted = [j for j in judged if j.emulated]
+    if accepted:
+        exact = sum(j.emulated == "exact" for j in accepted)
+        lines.append(f"accepted mutants that compute C exactly: {exact} of {len(accepted)}")
+        lines += [f"  WRONG: {j.text}: {j.emulated}" for j in accepted if j.emulated != "exact"]
     reasons = Counter((j.operator, j.harmless) for j in judged if j.verdict == "harmless")
     lines += ["harmless:", *(f"  {n:5} {op}: {why}" for (op, why), n in sorted(reasons.items()))]
     for verdict, title in (("survived", "survivors"), ("refused", "harmless, but refused")):
@@ -117,10 +144,10 @@ def table(judged: Sequence[Judged]) -> str:
 
 
 def run(
-    problem: Problem, device: Device, strategies: Sequence[Strategy], jobs: int
+    problem: Problem, device: Device, strategies: Sequence[Strategy], jobs: int, schedules: int = 0
 ) -> list[Judged]:
     """Judge every mutant of every strategy's kernel on `jobs` processes."""
-    work = partial(_judge_strategy, problem, device)
+    work = partial(_judge_strategy, problem, device, schedules)
     out: list[Judged] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for judged in tqdm(pool.map(work, strategies), total=len(strategies), unit="kernel"):
@@ -138,6 +165,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--definition", default="gemm_n4096_k4096", metavar="NAME|PATH")
     parser.add_argument("--axes", nargs="+", default=["M=4096"], metavar="M=4096")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of strategies")
+    parser.add_argument(
+        "--emulate", type=int, default=0, metavar="SCHEDULES",
+        help="run accepted mutants under so many schedules (default: 0, do not)",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     return parser
 
@@ -156,10 +187,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     codes = space.sample_uniform(min(DRAWS, len(space)), np.random.default_rng(args.seed))
     found = structures(problem, device, (space.strategy(int(c)) for c in codes))
-    judged = run(problem, device, list(found.values()), args.jobs)
+    judged = run(problem, device, list(found.values()), args.jobs, args.emulate)
     print(f"{device.name}: {len(found)} kernels, {time.monotonic() - began:.0f} s")
     print(table(judged))
-    return int(any(j.verdict in ("survived", "refused") for j in judged))
+    wrong = any(j.emulated not in ("", "exact") for j in judged)
+    return int(wrong or any(j.verdict in ("survived", "refused") for j in judged))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate, from_bfloat16, to_bfloat16
 from ptxflow.compiler.families import family
+from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.strategy import Problem, Strategy, Trial
 
 Tensors = dict[str, NDArray[np.generic]]
 LARGEST = 4  # of the integers: sums of 2,000 products stay exact in float32
@@ -26,14 +27,22 @@ SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as i
 
 @dataclass(frozen=True)
 class Emulation:
-    """What became of a kernel under the emulator; `error` is one line where it is not right."""
+    """What became of a kernel under the emulator.
+
+    `exact`: every value is equal under every schedule. `hazards` are orderings that the ISA asks
+    for and the kernel lacks, whatever its values are. `error` is one line where it is not right.
+    """
 
     axes: dict[str, int]
     schedules: int
-    right: bool
+    exact: bool
     seconds: float
     error: str = ""
     hazards: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        return self.exact and not self.hazards
 
     def __str__(self) -> str:
         """The verdict, without the time, so that reports do not depend on the machine."""
@@ -48,8 +57,17 @@ def run_trial(
     """Emulate the strategy's kernel on its family's trial problem, under each schedule."""
     maker = family(strategy.family)
     small = maker.trial(problem, strategy, device)
-    ptx = write(maker.build(small.problem, strategy, device), device)
-    launch = maker.launch(small.problem, strategy, device)
+    return emulate_kernel(
+        maker.build(small.problem, strategy, device), small, strategy, device, seeds
+    )
+
+
+def emulate_kernel(
+    kernel: UOp, small: Trial, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
+) -> Emulation:
+    """Emulate a lowered kernel that was built for a trial problem."""
+    ptx = write(kernel, device)
+    launch = family(strategy.family).launch(small.problem, strategy, device)
     tensors, output, expected = CASES[strategy.family](small.problem)
     axes, began, hazards = dict(small.problem.axes), time.monotonic(), set[str]()
     error = ""
@@ -66,10 +84,8 @@ def run_trial(
             error = f"{wrong} of {expected.size} elements of {output} differ, schedule {seed}"
             break
     seconds = time.monotonic() - began
-    right = not error and not hazards
-    if hazards and not error:
-        error = sorted(hazards)[0]
-    return Emulation(axes, len(seeds), right, seconds, error, tuple(sorted(hazards)))
+    told = error or next(iter(sorted(hazards)), "")
+    return Emulation(axes, len(seeds), not error, seconds, told, tuple(sorted(hazards)))
 
 
 def _plain(tensor: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -1,6 +1,6 @@
 """Hazard classes of sm_100a: which combinations of optional statements are safe, in one line each.
 
-Rules: BLACKWELL.md 1.2-1.5, 4.1 and 6 after PTX ISA 9.7.16. Where shipped compilers leave out a
+Rules: PTX ISA 9.7.16. Where shipped compilers leave out a
 tcgen05 fence (8.12), the ISA is followed.
 """
 

@@ -1,6 +1,6 @@
 """Hazard classes of sm_90a: which combinations of optional statements are safe, in one line each.
 
-Sections: HOPPER.md (1.4 wgmma, 2.4 mbarrier, 2.5 clusters, 2.6 fences) after PTX ISA 9.7.13-9.7.15.
+Sections: PTX ISA 9.7.13 (mbarrier, fences, clusters), 9.7.15 (wgmma).
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ def test_multicast_needs_the_peers_release():
 @pytest.mark.parametrize("data", [True, False], ids=["generic reads", "wgmma reads"])
 def test_remote_arrive_with_and_without_data(data):
     """Generic accesses are handed to a peer by release.cluster and acquire.cluster, behind a proxy
-    fence; completed asynchronous reads by a relaxed arrive (HOPPER.md 2.5: practice of CUTLASS)."""
+    fence; completed asynchronous reads by a relaxed arrive (practice of CUTLASS)."""
     empty = mbar("empty", 1, 8)
 
     def build(o: Options) -> UOp:
