@@ -1,7 +1,7 @@
 """Hazard classes of sm_100a: which combinations of optional statements are safe, in one line each.
 
 Rules: PTX ISA 9.7.16. Where shipped compilers leave out a
-tcgen05 fence (8.12), the ISA is followed.
+tcgen05 fence, the ISA is followed.
 """
 
 from __future__ import annotations
