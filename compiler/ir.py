@@ -87,7 +87,6 @@ class KernelInfo:
     params: tuple[tuple[str, str], ...]  # (name, kind); kind map, ptr or u32
     storage: tuple[UOp, ...]
     cta_group: int = 1
-    max_registers: int = 255
     dependent: bool = False  # launched while the grid before it may still run
 
 

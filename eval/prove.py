@@ -92,7 +92,7 @@ def table(proofs: Sequence[Proof], device: Device) -> str:
     """A line per workload, the totals, and every strategy that is not proven."""
     groups: dict[tuple[str, str], list[Proof]] = {}
     for proof in proofs:
-        axes = " ".join(f"{k}={v}" for k, v in proof.problem.axes if k == "M")
+        axes = " ".join(f"{k}={v}" for k, v in proof.problem.axes)
         groups.setdefault((proof.problem.definition, axes), []).append(proof)
     rows = [
         ("definition", "axes", "compiled", "emulated right", "check s", "ptxas+SASS s", "emulate s")

@@ -21,7 +21,7 @@ from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy, Trial
 
 Tensors = dict[str, NDArray[np.generic]]
-LARGEST = 4  # of the integers: sums of 2,000 products stay exact in float32
+LARGEST = 4  # of the integers: sums of up to 2^20 products are exact in float32
 SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as it can
 
 

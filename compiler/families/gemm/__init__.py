@@ -44,7 +44,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     out = []
     for k, tiles in plan:
         rows, columns = tiles * s.tile_m * cluster_m, s.tile_n * cluster_n
-        values = {"k_trips": k, "tiles_n": 1, "M": rows, "C": 0}
+        values = {"k_trips": k, "tiles_n": 1, "M": rows}
         output = ("C", rows, columns) if tiles else None
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
         out.append(Trip(name, tuple(values.items()), output))
@@ -58,11 +58,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
-    """Tails along M, N and K, the ring past its first turn, and three tiles for each persistent
-    cluster, of which there is one."""
+    """Tails along M, N and K, the ring past its first turn, two columns of tiles (so that their
+    order matters), and one persistent cluster for six tiles."""
     t = Tiling(p, s, device)
     m = s.tile_m * t.cluster[0] * (2 if s.persistent else 1) + 5
-    n = s.tile_n * t.cluster[1] - 8
+    n = 2 * s.tile_n * t.cluster[1] - 8
     k = (s.num_stages + 2) * s.split_k * s.tile_k - 8
     small = replace(
         p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k

@@ -108,7 +108,11 @@ def _smem_traffic(f: Fields, problem: Problem, device: Device) -> Any:
 
 
 def _outside(f: Fields, problem: Problem) -> Any:
-    """The cost of box rows beyond M, as bytes: the TMA fills them with zeros one by one."""
+    """The cost of box rows beyond M, as shared-memory bytes.
+
+    A kernel of 64-row boxes is slower at M 1 than at M 64; that the TMA fills rows out of bounds
+    one by one is the likely reason, not a known one.
+    """
     _, along_n = cluster_shape(f)
     rows = np.maximum(f.tile_m - problem["M"], 0) / along_n
     boxes = f.tile_k * ELEMENT / f.swizzle
