@@ -63,28 +63,32 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *body: UOp, drained: bool = False) -> UOp:
+def finish(info: KernelInfo, *body: UOp, drained: bool = False, meet: bool = True) -> UOp:
     """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
-    CTA needs no barrier before it frees TMEM (the validator proves it).
+    CTA needs no barrier before it frees TMEM. `meet`: the CTAs of a cluster end together; not
+    needed where each has seen all that others do to it. The validator proves both.
     """
+    meet = meet and info.cluster > 1
     plan = layout(info)
     if plan.tmem_columns:
         address = smem("tmem_slot", 16, align=16)
         info = KernelInfo(**{**info.__dict__, "storage": (*info.storage, address)})
         before = _prologue(info, _allocate(info, address, plan.tmem_columns))
         before.append(at.tmem_address(slot(address)))
-        after = _release(info, plan.tmem_columns, drained)
+        after = _release(info, plan.tmem_columns, drained, meet)
     else:
         before = _prologue(info, [])
-        after = _cluster_sync() if info.cluster > 1 else []
+        after = _cluster_sync() if meet else []
     threads = 32 * info.warps
     return kernel(info, before, [_with_registers(s, threads) for s in body], after)
 
 
-def _cluster_sync() -> list[UOp]:
-    return [at.cluster_arrive(), at.cluster_wait()]
+def _cluster_sync(release: bool = False) -> list[UOp]:
+    """Relaxed where it hands over initialised barriers, or lives, and no data: a release waits for
+    every store of the block to reach the whole GPU."""
+    return [at.cluster_arrive() if release else at.cluster_arrive_relaxed(), at.cluster_wait()]
 
 
 def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
@@ -93,9 +97,9 @@ def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
     if info.cluster == 1:
         return [init, *allocate, at.cta_sync()]
     if info.cta_group == 1:
-        return [init, *allocate, *_cluster_sync()]
+        return [init, *allocate, *_cluster_sync(release=bool(allocate))]
     # a pair allocates together: both CTAs must run before, and both have allocated after
-    return [init, *_cluster_sync(), *allocate, *_cluster_sync()]
+    return [init, *_cluster_sync(), *allocate, *_cluster_sync(release=True)]
 
 
 def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
@@ -109,8 +113,8 @@ def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
     ]
 
 
-def _release(info: KernelInfo, columns: int, drained: bool) -> list[UOp]:
-    sync = _cluster_sync() if info.cluster > 1 else [] if drained else [at.cta_sync()]
+def _release(info: KernelInfo, columns: int, drained: bool, meet: bool) -> list[UOp]:
+    sync = _cluster_sync(release=True) if meet else [] if drained else [at.cta_sync()]
     free = when(
         WARP.eq(0),
         at.tcgen05_fence_after(),

@@ -123,7 +123,7 @@ class _Writer:
             f"\t.reg .b64 %rd<{self.counts['rd'] + 1}>;",
             f"\t.reg .pred %p<{self.counts['p'] + 1}>;",
             "\t.reg .pred %pw, %pe;",
-            "\t.reg .b32 %ra, %warp, %lane, %tmem, %smem;",
+            "\t.reg .b32 %ra, %rb, %warp, %lane, %tmem, %smem;",
             "\t.reg .b64 %rda;",
             "\t.reg .b16 %rh;",
         ]

@@ -106,6 +106,19 @@ cluster_arrive = define(
         orders=True,
     )
 )
+cluster_arrive_relaxed = define(
+    Atom(
+        "cluster_arrive_relaxed",
+        (),
+        Scope.CLUSTER,
+        Lanes.ALL,
+        "barrier.cluster.arrive.relaxed.aligned;",
+        "9.7.13.3 barrier.cluster; relaxed: hands over initialised barriers and lives, no data",
+        effect="cluster_arrive",
+        orders=True,
+        defaults=(("relaxed", True),),
+    )
+)
 cluster_wait = define(
     Atom(
         "cluster_wait",
@@ -405,6 +418,38 @@ ld_shared_v4 = define(
 )
 
 
+def _store_async_text(use: UOp, text: dict[str, str]) -> str:
+    return (
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
+        f"mapa.shared::cluster.u32 %ra, %ra, {text['rank']};\n"
+        f"mapa.shared::cluster.u32 %rb, {text['bar_reg']}, {text['rank']};\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+        f"[%ra], {{{text['src']}}}, [%rb];"
+    )
+
+
+st_async_v4 = define(
+    Atom(
+        "st_async_v4",
+        (
+            ("dst", "smem"),
+            ("offset", "value"),
+            ("src", "frag"),
+            ("bar", "mbar"),
+            ("rank", "value"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        _store_async_text,
+        "9.7.9.12 st.async: into a CTA of the cluster, its bytes counted on a barrier there",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC, "mbar")),
+        effect="st_async",
+        sass=("st.async",),
+        rules=(Rule("it stores four registers", lambda u: u.src[2].arg == 4),),
+    )
+)
+
+
 def _load_peer_text(use: UOp, text: dict[str, str]) -> str:
     return (
         f"add.u32 %ra, {text['src_reg']}, {text['offset']};\n"
@@ -471,5 +516,48 @@ st_global = define(
             Rule("it stores one, two or four registers", lambda u: u.src[-1].arg in (1, 2, 4)),
             Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
         ),
+    )
+)
+
+
+def _store_narrow_text(use: UOp, text: dict[str, str]) -> str:
+    return (
+        f"cvt.rn.{use.arg.attr('dtype')}.f32 %rh, {text['src']};\n"
+        f"mad.wide.u32 %rda, {text['index']}, 2, {text['base']};\n"
+        f"@{text['inside']} st.global.b16 [%rda], %rh;"
+    )
+
+
+st_global_narrow = define(
+    Atom(
+        "st_global_narrow",
+        (
+            ("base", "value"),
+            ("index", "value"),
+            ("inside", "value"),
+            ("tile", "global"),
+            ("src", "frag"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        _store_narrow_text,
+        "9.7.9.11 st of one float32 register, rounded to 16 bits (9.7.9.22 cvt)",
+        accesses=(Access("src", "r", GENERIC), Access("tile", "w", GENERIC)),
+        rules=(
+            Rule("it stores one register", lambda u: u.src[-1].arg == 1),
+            Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
+        ),
+    )
+)
+movmatrix = define(
+    Atom(
+        "movmatrix",
+        (("dst", "frag"),),
+        Scope.WARP,
+        Lanes.ALL,
+        "movmatrix.sync.aligned.m8n8.trans.b16 {dst}, {dst};",
+        "9.7.14.5.17 movmatrix: a warp's 8 x 8 matrix of 16-bit elements, transposed in place",
+        accesses=(Access("dst", "rw", GENERIC),),
+        rules=(Rule("it moves one register", lambda u: u.src[0].arg == 1),),
     )
 )

@@ -43,6 +43,7 @@ class Accesses:
         self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
         self.landing: list[Callable[[], None]] = []
         self.foreign = [0] * self.info.cluster  # events that reach into a CTA
+        self.sent = [0] * self.info.cluster  # stores of a CTA into others, on their way
         self.handed = 0  # events that even a relaxed arrival hands over: see Message.relaxed
         self.asynchronous = 0  # asynchronous accesses to shared memory
         self.observations = 0  # events of waits that succeeded
@@ -271,7 +272,8 @@ class Accesses:
                 self._check_data(agent, node, access, history, region)
                 bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
                 event = bit.bit_length() - 1
-                source = self._source(agent, row, node, region) if access.done == "mbar" else None
+                boxed = node.arg.attr("box") and access.done == "mbar"
+                source = self._source(agent, row, node, region) if boxed else None
                 history.record(
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
                 )

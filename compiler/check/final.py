@@ -69,10 +69,18 @@ def _in_flight(agent: Agent) -> None:
 
 def _left_over(machine: Machine, cta: int) -> None:
     """Whatever reached into a CTA must be known there when its last warp leaves."""
-    known = 0
+    known = over = 0
     for agent in machine.agents:
         if agent.cta == cta:
             known |= agent.known()
+            over |= agent.every.over | agent.one.over
+    unfinished = machine.sent[cta] & ~(known | over)
+    if unfinished:
+        event = machine.events[unfinished.bit_length() - 1]
+        raise HazardError(
+            f"CTA {cta} may exit before {event} has arrived [{machine.trip.name}]; fix: a cluster "
+            "barrier at which whoever waited for it arrives"
+        )
     missing = machine.foreign[cta] & ~known
     if missing:
         event = machine.events[missing.bit_length() - 1]

@@ -15,6 +15,9 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, UOp
 
 
+BYTES = 4  # of a register
+
+
 class Synchronisation(Accesses):
     """Barriers, groups, fences, rendezvous, tensor memory and registers."""
 
@@ -126,6 +129,25 @@ class Synchronisation(Accesses):
             message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
 
+    def _do_st_async(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
+        sees them (PTX ISA 9.7.9.12: complete_tx releases at cluster scope)."""
+        row = atom(node.arg.atom)
+        cta = self.program.value(row.operand(node, "rank"))(agent.env)
+        if cta >= self.info.cluster:
+            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+        bits = agent.open.pop(f"tma {cta}").local
+        bar = self._barrier(agent, node, row.operand(node, "bar"), cta, fenced=True)
+        seen = agent.known() & self.observations
+        size = lanes * BYTES * row.operand(node, "src").arg
+        message = Message(bits | seen, seen, seen, bits)
+        self.sent[agent.cta] |= bits
+        self._later(partial(self._complete_far, bar, size, message))
+
+    def _complete_far(self, bar: Barrier, size: int, message: Message) -> None:
+        bar.distant.add(message)
+        self._complete(bar, size, Message())
+
     def _complete(self, bar: Barrier, size: int, message: Message) -> None:
         bar.message.add(message)
         bar.tx -= size
@@ -196,7 +218,10 @@ class Synchronisation(Accesses):
         return [(agent.one, False)] + ([(agent.every, True)] if lanes > 1 else [])
 
     def _do_fence_mbar_init(self, agent: Agent, node: UOp, lanes: int) -> None:
-        agent.one.async_ |= agent.own.get((Op.MBAR, False), 0)
+        """It releases at cluster scope: a relaxed cluster barrier behind it hands them over."""
+        initialised = agent.own.get((Op.MBAR, False), 0)
+        agent.one.async_ |= initialised
+        self.handed |= initialised
 
     def _do_fence_proxy_async(self, agent: Agent, node: UOp, lanes: int) -> None:
         """Only the lane's own accesses: a fence by one thread does nothing for others' writes."""
@@ -267,7 +292,10 @@ class Synchronisation(Accesses):
         if agent.cluster_arrivals != agent.cluster_waits:
             self._refuse(agent, node, "arrives twice without a wait", "pair arrive and wait")
         meeting = self.rendezvous.setdefault(("cluster",), Rendezvous(len(self.agents)))
-        meeting.arrive(agent.index, node, agent.message(LANES))
+        message = agent.message(LANES)
+        if node.arg.attr("relaxed"):
+            message = message.relaxed(self.handed, self.asynchronous)
+        meeting.arrive(agent.index, node, message)
         agent.cluster_arrivals += 1
 
     def _do_cluster_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:

@@ -149,6 +149,20 @@ def store_matrix(line: Line) -> Step:
     return run
 
 
+@operation(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16")
+def move_matrix(line: Line) -> Step:
+    """A warp's matrix, transposed: lane l holds row l/4, columns 2(l%4), +1, before and after."""
+    line.count(2)
+    slot, value = line.register(line.operand(0), 32).slot, line.read(1, 32)
+
+    def run(w: Warp) -> None:
+        w.converged()
+        words = w.vector(value(w), 32).astype(np.uint32)[None]
+        w.put(slot, transposed(words)[0])
+
+    return run
+
+
 @operation(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
 def load_matrix(line: Line) -> Step:
     line.count(2)

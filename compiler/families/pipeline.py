@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import UOp, Value, mbar, slot, value
+from ptxflow.compiler.ir import UOp, Value, loop, mbar, slot, value, var
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,8 @@ class Ring:
 
     def wait_empty(self, use: Value) -> UOp:
         return at.mbar_wait(slot(self.empty, self.stage(use)), self.parity(use) ^ 1)
+
+    def drain(self, uses: Value) -> UOp:
+        """After `uses` uses: wait until every one has been released, in all CTAs that do so."""
+        i = var("drain")
+        return loop(i, self.stages, self.wait_empty(value(uses) + i))

@@ -32,7 +32,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: K shorter than the ring, equal, and past its second turn; the tiles of a
     persistent block likewise against the accumulator buffers, and none at all."""
     t = Tiling(p, s, device)
-    stages, (cluster_m, cluster_n) = s.num_stages, t.cluster
+    stages: int = s.num_stages
     if t.split:  # each CTA's share; the last class is uneven
         plan = [(k * s.split_k, 1) for k in sorted({1, stages, 2 * stages + 1})]
         plan.append(((stages + 1) * s.split_k + 1, 1))
@@ -43,7 +43,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         plan = [(1, 0), (1, wrap), (stages - 1 or 1, 2), (stages, wrap), (2 * stages + 1, 2)]
     out = []
     for k, tiles in plan:
-        rows, columns = tiles * s.tile_m * cluster_m, s.tile_n * cluster_n
+        rows, columns = tiles * t.cluster_rows, t.cluster_columns
         values = {"k_trips": k, "tiles_n": 1, "M": rows}
         output = ("C", rows, columns) if tiles else None
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
@@ -54,15 +54,15 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f)), 32 * int(warps(f, device)))
+    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Tails along M, N and K, the ring past its first turn, two columns of tiles (so that their
     order matters), and one persistent cluster for six tiles."""
     t = Tiling(p, s, device)
-    m = s.tile_m * t.cluster[0] * (2 if s.persistent else 1) + 5
-    n = 2 * s.tile_n * t.cluster[1] - 8
+    m = t.cluster_rows * (2 if s.persistent else 1) + 5
+    n = 2 * t.cluster_columns - 8
     k = (s.num_stages + 2) * s.split_k * s.tile_k - 8
     small = replace(
         p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gemm.decisions import consumer_regs, split_piece
+from ptxflow.compiler.families.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.families.gemm.output import Store, region
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
@@ -36,7 +36,6 @@ from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
 MMA_K = 16
-COLUMNS = 32  # read from TMEM at a time
 TYPE_CODE = {"f16": 0, "bf16": 1}
 
 
@@ -57,13 +56,15 @@ class _Kernel:
         s = t.s
         self.warps = 4 * s.consumers
         self.rows = min(s.tile_m, 128)  # of one MMA, in this CTA
-        self.blocks_m, self.blocks_n = s.tile_m // self.rows, s.tile_n // s.mma_n
+        self.blocks_m = s.tile_m // self.rows
         self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
-        held = COLUMNS if self.rows == 128 else COLUMNS // 2
+        # columns read from TMEM at a time; M 64 spreads them over two groups of 16 lanes
+        self.columns = 32 if self._share()[1] % 32 == 0 else 16
+        held = self.columns if self.rows == 128 else self.columns // 2
         self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
         self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
-        self.store = Store(t, self.warps)
+        self.store = Store(t)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
 
@@ -81,17 +82,20 @@ class _Kernel:
             storage=t.storage(*bars, self.acc, self.out, self.tmem, *self.reduction.storage),
             cta_group=s.cta_group,
         )
-        epilogue = [t.each_tile("e", self.epilogue), *self.store.drain()]
+        tiles = t.each_tile("e", self.epilogue)
+        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
+        # one warpgroup that stages C meets after its last read
+        ends = {"drained": t.staged and s.consumers == 1, "meet": t.pair}
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
-            alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue))
+            alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
             return finish(
                 info,
                 role(Role("epilogue", 0, self.warps), alone, epilogue),
                 *self.reduction.after(self.reduce),
-                drained=t.staged,
+                **ends,
             )
-        load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce))
+        load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
         issuer = WARP.eq(self.warps + 1)
         issue = elect(issuer & CTA_RANK.eq(0) if t.pair else issuer, t.each_tile("m", self.issue))
         return finish(
@@ -99,7 +103,7 @@ class _Kernel:
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
             *self.reduction.after(self.reduce),
-            drained=t.staged,  # the warps that stage C meet after their last read
+            **ends,
         )
 
     # -- loading ------------------------------------------------------------------------------
@@ -165,29 +169,26 @@ class _Kernel:
 
     def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
         a, b, s = self.t.a, self.t.b, self.s
-        idesc = instruction_descriptor(self.rows * s.cta_group, s.mma_n, self.t.dtype)
+        idesc = instruction_descriptor(self.rows * s.cta_group, s.tile_n, self.t.dtype)
         out = []
         for step in range(0, s.tile_k, MMA_K):
             block, inner = divmod(a.k_step_offset(step), a.block_bytes)
             for i in range(self.blocks_m):
-                for j in range(self.blocks_n):
-                    rows_b = s.mma_n // s.cta_group
-                    a_at = block * a.block_bytes + a.row_offset(i * self.rows)
-                    b_at = block * b.block_bytes + b.row_offset(j * rows_b)
-                    out.append(
-                        at.tcgen05_mma(
-                            slot(self.tmem, buffer, i * s.tile_n + j * s.mma_n, s.mma_n),
-                            slot(self.t.a_smem, stage, a_at, self.rows * a.swizzle),
-                            slot(self.t.b_smem, stage, b_at, rows_b * b.swizzle),
-                            k.ne(0) if step == 0 else const(1),
-                            cta_group=s.cta_group,
-                            idesc=idesc,
-                            a_step=inner,
-                            b_step=inner,
-                            a_desc=a.descriptor_blackwell(),
-                            b_desc=b.descriptor_blackwell(),
-                        )
+                a_at = block * a.block_bytes + a.row_offset(i * self.rows)
+                out.append(
+                    at.tcgen05_mma(
+                        slot(self.tmem, buffer, i * s.tile_n, s.tile_n),
+                        slot(self.t.a_smem, stage, a_at, self.rows * a.swizzle),
+                        slot(self.t.b_smem, stage, block * b.block_bytes, b.rows * b.swizzle),
+                        k.ne(0) if step == 0 else const(1),
+                        cta_group=s.cta_group,
+                        idesc=idesc,
+                        a_step=inner,
+                        b_step=inner,
+                        a_desc=a.descriptor_blackwell(),
+                        b_desc=b.descriptor_blackwell(),
                     )
+                )
         return out
 
     # -- storing ------------------------------------------------------------------------------
@@ -197,20 +198,28 @@ class _Kernel:
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
-        read: list[Body] = [
-            self._chunk(buffer, block0 + i, column0 + c, m0, n0, (i * columns + c) // COLUMNS)
-            for i in range(blocks)
-            for c in range(0, columns, COLUMNS)
-        ]
-        return [
-            self.done.wait_full(sequence),
-            at.tcgen05_fence_after(),
-            *self.store.begin(),
-            *read,
-            at.tcgen05_fence_before(),
-            *self._release(buffer),
-            *self.store.end(m0, n0),
-        ]
+        free = [at.tcgen05_fence_before(), *self._release(buffer)]
+        out: list[Body] = [self.done.wait_full(sequence), at.tcgen05_fence_after()]
+        if not self.t.staged:
+            for i in range(blocks):
+                for c in range(0, columns, self.columns):
+                    index = (i * columns + c) // self.columns
+                    out.append(self._write(buffer, block0 + i, column0 + c, m0, n0, index))
+            return [*out, *free]
+
+        def fill(column: int, place: UOp) -> Body:
+            wide = self.t.c.swizzle // ELEMENT
+            body: list[Body] = [
+                self._stage(buffer, block0, i, column0, column + c, place)
+                for i in range(blocks)
+                for c in range(0, wide, self.columns)
+            ]
+            # what was read of TMEM is handed on at each meeting, given back at the last
+            last = column + wide == columns
+            return [*body, *(free if last else free[:1])]
+
+        row0, from_column = m0 + block0 * self.rows, n0 + column0
+        return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
 
     def _release(self, buffer: UOp) -> list[UOp]:
         if not self.s.persistent:
@@ -227,41 +236,77 @@ class _Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    def _chunk(
-        self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
-    ) -> list[UOp]:
-        """32 columns: TMEM to registers, and rounded to C, or exchanged as they are."""
-        source = slot(self.tmem, buffer, block * self.s.tile_n + column, COLUMNS)
+    @property
+    def _warp_rows(self) -> int:
+        """Rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)."""
+        return self.rows // 4
+
+    @property
+    def _lane_row(self) -> UOp:
+        return LANE & (self._warp_rows - 1)
+
+    def _lane_column(self) -> UOp:
+        """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
+        return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
+
+    def _read(self, buffer: UOp, block: UOp, column: UOp) -> list[UOp]:
+        """A chunk of columns from TMEM to registers."""
+        source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
-        wide = self.rows == 128
-        # M 64 leaves every second group of 16 lanes empty: the other 16 threads take 16 columns on
-        form = {"shape": "32x32b"} if wide else {"shape": "16x32bx2", "split": COLUMNS // 2}
-        warp_rows = 32 if wide else 16
-        row = block * 128 + (WARP & 3) * warp_rows
-        lane_row = LANE if wide else LANE & 15
-        lane_column = column if wide else column + (LANE >> 4) * (COLUMNS // 2)
-        out = [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
-        if self.t.split:
-            held = self.acc.arg.size
-            return [*out, *self.reduction.publish(self.acc, index * held, held)]
+        wide = {"shape": "32x32b"}
+        # M 64 leaves every second group of 16 lanes empty: their threads take the other columns
+        form = wide if self.rows == 128 else {"shape": "16x32bx2", "split": self.columns // 2}
+        return [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
+
+    def _stage(
+        self, buffer: UOp, block0: UOp, block: int, column0: UOp, column: int, place: UOp
+    ) -> list[UOp]:
+        """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
+        out = self._read(buffer, block0 + block, column0 + column)
         out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
-        for first in range(0, self.out.arg.size, 4):
-            registers, at_column = slot(self.out, 0, first, 4), lane_column + 2 * first
-            if self.t.staged:
-                target = self.store.staged(warp_rows, row, column)
-                chunk = self.store.chunk(lane_row, at_column)
-                out.append(at.st_shared_v4(target, chunk, registers))
-            else:
-                writes = self._eight(m0 + row, n0 + column + 2 * first)
-                where = m0 + row + lane_row, n0 + at_column
-                out.append(self.store.direct(*where, registers, writes))
+        row = (WARP & 3) * self._warp_rows + block * self.rows
+        target = self.store.place(place, self._warp_rows, row, column)
+        for first in range(0, self.out.arg.size, QUAD):
+            chunk = self.store.chunk(self._lane_row, self._lane_column() + column + 2 * first)
+            out.append(at.st_shared_v4(target, chunk, slot(self.out, 0, first, QUAD)))
         return out
 
-    def _eight(self, row: UOp, column: UOp) -> UOp:
-        """Eight columns of every lane: 32 rows, or 16 rows twice where M is 64."""
+    def _write(
+        self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
+    ) -> list[UOp]:
+        """A chunk to C, or to the CTA that sums it; `index` counts a thread's chunks."""
+        out = self._read(buffer, block, column)
+        held = self.acc.arg.size
+        if self.t.split:
+            return [*out, *self.reduction.publish(self.acc, index * held, held)]
+        row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        for first in range(0, held, 8):
+            out += self._eight(row, n0 + column, first, slot(self.acc, 0, first, 8))
+        return out
+
+    def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
+        """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
+        if self.t.swapped:  # a lane is a column of C: one element of each of eight rows
+            return [
+                self.store.narrow(
+                    n + (first + i),
+                    m + LANE,
+                    slot(values.src[0], 0, values.src[2] + i, 1),
+                    region(n + (first + i), m, 1, 32),
+                )
+                for i in range(8)
+            ]
+        registers = slot(self.out, 0, 0, QUAD)
+        at_column = n + first
         if self.rows == 128:
-            return region(row, column, 32, 8)
-        return region(row, column, 16, 8, 2, COLUMNS // 2)
+            writes = region(m, at_column, 32, 8)
+        else:
+            writes = region(m, at_column, 16, 8, 2, self.columns // 2)
+        lane = m + self._lane_row, at_column + self._lane_column()
+        return [
+            at.pack(registers, values, dtype=self.t.dtype),
+            self.store.direct(*lane, registers, writes),
+        ]
 
     def reduce(self, piece: UOp, values: UOp) -> Body:
         """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
@@ -269,19 +314,8 @@ class _Kernel:
         _, columns, block0, column0 = self._share()
         per_chunk = self.acc.arg.size // (2 * QUAD)
         chunk, inside = piece // per_chunk, piece % per_chunk
-        per_block = columns // COLUMNS
+        per_block = columns // self.columns
         block = block0 + chunk // per_block
-        column = n0 + column0 + chunk % per_block * COLUMNS
-        wide = self.rows == 128
-        warp_rows = 32 if wide else 16
-        row = m0 + block * 128 + (WARP & 3) * warp_rows
-        lane_row = LANE if wide else LANE & 15
-        within = inside * (2 * QUAD)
-        writes = self._eight(row, column + within)
-        if not wide:
-            within = within + (LANE >> 4) * (COLUMNS // 2)
-        registers = slot(self.out, 0, 0, QUAD)
-        return [
-            at.pack(registers, values, dtype=self.t.dtype),
-            self.store.direct(row + lane_row, column + within, registers, writes),
-        ]
+        column = n0 + column0 + chunk % per_block * self.columns + inside * (2 * QUAD)
+        row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        return self._eight(row, column, 0, values)

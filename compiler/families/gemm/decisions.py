@@ -1,7 +1,8 @@
 """The decisions of a GEMM kernel, in construction order, and the rules that make them legal.
 
-C[M,N] = A[M,K] B[N,K]^T, 16-bit operands, float32 accumulation. A block computes tiles of
-tile_m x tile_n; a CTA pair (cta_group 2) shares one MMA of 2*tile_m x tile_n.
+C[M,N] = A[M,K] B[N,K]^T, 16-bit operands, float32 accumulation. A block computes tiles of tile_m x
+tile_n, in the terms of the MMA: tile_m rows of C by tile_n columns, or, with the operands swapped,
+tile_m columns by tile_n rows. A CTA pair (cta_group 2) shares one MMA of 2*tile_m x tile_n.
 """
 
 from __future__ import annotations
@@ -17,25 +18,30 @@ WARPGROUP = 128
 ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
-DIRECT, TMA = "direct", "tma"
+SWAP_ROWS = 512  # of C at most, where swapped operands are offered
+DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
+TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 DECISIONS = (
     Decision("cta_group", (1, 2), "CTAs that issue one MMA together (tcgen05 cta_group)"),
-    Decision("tile_m", (64, 128, 256), "rows of C a CTA computes at a time"),
-    Decision("tile_n", (64, 128, 192, 256), "columns of C a CTA computes at a time"),
-    Decision("mma_n", (64, 128, 192, 256), "N of one MMA instruction"),
+    Decision("swap", (0, 1), "1: B's rows are the M side of the MMA, A's the N side (few tokens)"),
+    Decision("tile_m", (64, 128, 256), "extent of a CTA's tile along the M side of the MMA"),
+    Decision("tile_n", TILE_N, "extent along its N side, which one instruction covers"),
     Decision("consumers", (1, 2), "warpgroups: wgmma consumers on sm_90a, epilogue on sm_100a"),
     Decision("tile_k", (32, 64, 128), "elements of K in one pipeline stage"),
-    Decision("swizzle", (64, 128), "bytes of the shared-memory swizzle atom"),
-    Decision("cluster", ("1x1", "2x1", "1x2"), "CTAs of a cluster along M x N; operands multicast"),
-    Decision("split_k", (1, 2, 4, 8), "CTAs of a cluster that share the K loop of a tile"),
-    Decision("epilogue", (DIRECT, TMA), "registers to global memory, or staged and TMA-stored"),
+    Decision("cluster", ("1x1", "2x1", "1x2"), "CTAs along tile_m x tile_n; operands multicast"),
+    Decision("split_k", (1, 2, 3, 4, 6, 8), "CTAs of a cluster that share the K loop of a tile"),
+    Decision(
+        "epilogue",
+        (DIRECT, TMA, TMA_BLOCKS),
+        "registers to global memory; or TMA-stored, the tile staged whole or by blocks of columns",
+    ),
     Decision("num_stages", (2, 3, 4, 5, 6, 7), "depth of the shared-memory ring"),
     Decision("warp_specialized", (0, 1), "own warps for loading and issuing"),
     Decision("persistent", (0, 1), "one wave of blocks that loop over tiles"),
     Decision("acc_buffers", (1, 2), "accumulators in TMEM, to overlap epilogue and MMA"),
-    Decision("producer_regs", (0, 24, 40, 56), "setmaxnreg of the producer; 0: no register split"),
-    Decision("raster_group", (1, 8), "rows of tiles walked together for L2 reuse"),
+    Decision("producer_regs", (0, 24, 40), "setmaxnreg of the producer; 0: no register split"),
+    Decision("raster_group", (1, 2, 4, 8, 16), "rows of tiles walked together for L2 reuse"),
 )
 
 
@@ -53,28 +59,61 @@ def stage_bytes(f: Fields) -> Any:
     return (f.tile_m + f.tile_n // f.cta_group) * f.tile_k * ELEMENT
 
 
-def staging_bytes(f: Fields) -> Any:
-    """Shared memory of the output tile where it is TMA-stored."""
-    return np.where(f.epilogue == TMA, f.tile_m * f.tile_n * ELEMENT, 0)
+def swizzle(f: Fields) -> Any:
+    """Bytes of the swizzle atom of a stage: a row of it, 128 at most."""
+    return np.minimum(f.tile_k * ELEMENT, 128)
+
+
+def sides(f: Fields, problem: Problem) -> tuple[Any, Any]:
+    """Extents of the problem along the M side and the N side of the MMA."""
+    m, n = problem["M"], problem["N"]
+    return np.where(f.swap == 1, n, m), np.where(f.swap == 1, m, n)
+
+
+def store_columns(f: Fields, device: Device) -> Any:
+    """Columns of C that one of them stages: its own half where it holds half the columns."""
+    halves = device.has_tmem & (f.consumers == 2) & (f.tile_m != 256)
+    return f.tile_n // np.where(halves, 2, 1)
+
+
+def store_block(columns: Any) -> Any:
+    """Columns of a block of staged C, one swizzle atom: the widest that divides the columns."""
+    return np.where(columns % 64 == 0, 64, np.where(columns % 32 == 0, 32, 16))
+
+
+def staging_bytes(f: Fields, device: Device) -> Any:
+    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup."""
+    columns = store_columns(f, device)
+    whole = f.tile_m * f.tile_n * ELEMENT
+    two = whole // columns * 2 * store_block(columns)
+    return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, two, 0))
 
 
 def split_piece(device: Device) -> int:
-    """Accumulators of a thread that a K split sums and stores together: 8 columns of C."""
+    """Accumulators of a thread that a K split sums and stores together: 8 columns of the tile."""
     return 4 if on_hopper(device) else 8
 
 
-def partial_bytes(f: Fields) -> Any:
-    """Shared memory of the float32 partial tile that CTAs of a K split exchange."""
-    return np.where(f.split_k > 1, f.tile_m * f.tile_n * 4, 0)
+def reducers(f: Fields, device: Device) -> Any:
+    """CTAs of a K split that sum: as many as can take even shares of a thread's pieces."""
+    return np.gcd(f.split_k, accumulators(f, device) // split_piece(device))
 
 
-def smem_bytes(f: Fields) -> Any:
-    return BARRIER_BYTES + f.num_stages * stage_bytes(f) + staging_bytes(f) + partial_bytes(f)
+def partial_bytes(f: Fields, device: Device) -> Any:
+    """Shared memory of the float32 parts that the CTAs of a K split send to one that sums."""
+    parts = f.tile_m * f.tile_n * 4 // reducers(f, device) * f.split_k
+    return np.where(f.split_k > 1, parts, 0)
+
+
+def smem_bytes(f: Fields, device: Device) -> Any:
+    ring = f.num_stages * stage_bytes(f)
+    return BARRIER_BYTES + ring + staging_bytes(f, device) + partial_bytes(f, device)
 
 
 def tiles(f: Fields, problem: Problem) -> Any:
     """Tiles of C."""
-    return -(-problem["M"] // f.tile_m) * -(-problem["N"] // f.tile_n)
+    along_m, along_n = sides(f, problem)
+    return -(-along_m // f.tile_m) * -(-along_n // f.tile_n)
 
 
 def warps(f: Fields, device: Device) -> Any:
@@ -92,9 +131,8 @@ def consumer_regs(f: Fields) -> Any:
 
     The pool is the launch allotment times the warpgroups: 168 x 3 for three, 240 x 2 for two.
     """
-    three = np.where(f.producer_regs == 56, 224, np.where(f.producer_regs == 40, 232, 240))
-    two = np.where(f.producer_regs == 24, 240, np.where(f.producer_regs == 40, 232, 224))
-    return np.where(f.producer_regs == 0, 0, np.where(f.consumers == 2, three, two))
+    given = np.where(f.producer_regs == 40, 232, 240)
+    return np.where(f.producer_regs == 0, 0, given)
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -132,7 +170,7 @@ def tmem_columns(f: Fields, device: Device) -> Any:
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """Shared memory, registers, threads, TMEM columns and resident blocks per SM."""
-    smem = smem_bytes(f)
+    smem = smem_bytes(f, device)
     threads = 32 * warps(f, device)
     limit = register_limit(f, device)
     held = np.where(f.producer_regs == 0, registers_taken(f, device), limit)
@@ -150,8 +188,14 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads, columns, occupancy)
 
 
-def _padded(extent: int, unit: int) -> int:
+def _padded(extent: Any, unit: int) -> Any:
     return -(-extent // unit) * unit
+
+
+def _smaller_tile_n(f: Fields, device: Device) -> Any:
+    """The next smaller choice of tile_n, 0 for the least that the MMA takes."""
+    below = np.array((0, *(0 if device.has_tmem and n < 16 else n for n in TILE_N[:-1])))
+    return below[np.searchsorted(TILE_N, f.tile_n)]
 
 
 def _rule(sentence: str, reads: str, legal: Any) -> Rule:
@@ -175,24 +219,34 @@ RULES = (
         lambda f, p, d: (f.cta_group == 1) | (f.tile_m == 128),
     ),
     _rule(
-        "tile_m beyond the padded M computes nothing useful",
-        "tile_m",
-        lambda f, p, d: f.tile_m <= max(64, MAX_TILE_WASTE * _padded(p["M"], 64)),
+        f"swapped operands are for M up to {SWAP_ROWS}",
+        "swap",
+        lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS),
     ),
     _rule(
-        "tile_n beyond the padded N computes nothing useful",
-        "tile_n",
-        lambda f, p, d: f.tile_n <= _padded(p["N"], 64),
+        "tile_m far beyond its side of the problem computes nothing useful",
+        "swap tile_m",
+        lambda f, p, d: f.tile_m <= np.maximum(64, MAX_TILE_WASTE * _padded(sides(f, p)[0], 64)),
     ),
     _rule(
-        "one or two MMA instructions cover tile_n",
-        "tile_n mma_n",
-        lambda f, p, d: (f.tile_n == f.mma_n) | (f.tile_n == 2 * f.mma_n),
+        "a smaller tile_n would cover its side of the problem",
+        "swap tile_n",
+        lambda f, p, d: _smaller_tile_n(f, d) < sides(f, p)[1],
     ),
     _rule(
-        "an MMA of a CTA pair covers tile_n, since each CTA holds one half of B's rows",
-        "cta_group tile_n mma_n",
-        lambda f, p, d: (f.cta_group == 1) | (f.tile_n == f.mma_n),
+        "tcgen05 takes N in steps of 16, a CTA pair in steps of 32",
+        "cta_group tile_n",
+        lambda f, p, d: (not d.has_tmem) | (f.tile_n % (16 * f.cta_group) == 0),
+    ),
+    _rule(
+        "narrow tiles are for swapped operands",
+        "swap tile_n",
+        lambda f, p, d: (f.swap == 1) | (f.tile_n >= 32),
+    ),
+    _rule(
+        "swapped tiles of tcgen05 fill all 128 lanes",
+        "swap tile_m",
+        lambda f, p, d: (not d.has_tmem) | (f.swap == 0) | (f.tile_m >= 128),
     ),
     _rule(
         "each wgmma warpgroup needs 64 rows, and its accumulators must fit 192 registers",
@@ -200,16 +254,11 @@ RULES = (
         lambda f, p, d: d.has_tmem | ((f.tile_m >= 64 * f.consumers) & (accumulators(f, d) <= 192)),
     ),
     _rule(
-        "the swizzle atom divides a row of the stage",
-        "tile_k swizzle",
-        lambda f, p, d: f.tile_k * ELEMENT % f.swizzle == 0,
-    ),
-    _rule(
         "a cluster wider than the problem has CTAs without work",
-        "tile_m tile_n cluster",
+        "swap tile_m tile_n cluster",
         lambda f, p, d: (
-            ((f.cluster != "2x1") | (f.tile_m < p["M"]))
-            & ((f.cluster != "1x2") | (f.tile_n < p["N"]))
+            ((f.cluster != "2x1") | (f.tile_m < sides(f, p)[0]))
+            & ((f.cluster != "1x2") | (f.tile_n < sides(f, p)[1]))
         ),
     ),
     _rule(
@@ -219,7 +268,7 @@ RULES = (
     ),
     _rule(
         "splitting K is for problems with fewer tiles than the device has SMs",
-        "tile_m tile_n split_k",
+        "swap tile_m tile_n split_k",
         lambda f, p, d: (f.split_k == 1) | (tiles(f, p) < d.sms),
     ),
     _rule(
@@ -228,17 +277,17 @@ RULES = (
         lambda f, p, d: (f.split_k == 1) | (-(-p["K"] // f.tile_k) >= 2 * f.split_k),
     ),
     _rule(
-        "the CTAs of a K split reduce even slices of each thread's accumulators",
-        "tile_m tile_n consumers split_k",
-        lambda f, p, d: (f.split_k == 1) | (accumulators(f, d) % (split_piece(d) * f.split_k) == 0),
-    ),
-    _rule(
         "a K split writes C from registers, once a launch, with no register split",
         "split_k epilogue persistent producer_regs",
         lambda f, p, d: (
             (f.split_k == 1)
             | ((f.epilogue == DIRECT) & (f.persistent == 0) & (f.producer_regs == 0))
         ),
+    ),
+    _rule(
+        "swapped operands leave C transposed in registers, from where it is written",
+        "swap epilogue",
+        lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT),
     ),
     _rule(
         "a TMA store needs rows of C that are a multiple of 16 bytes",
@@ -252,8 +301,8 @@ RULES = (
     ),
     _rule(
         "shared memory of the ring and the staged tile exceeds what a block may have",
-        "cta_group tile_m tile_n tile_k split_k epilogue num_stages",
-        lambda f, p, d: smem_bytes(f) <= d.smem_per_block,
+        "cta_group tile_m tile_n consumers tile_k split_k epilogue num_stages",
+        lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
     _rule(
         "a persistent kernel specialises its warps",
@@ -262,7 +311,7 @@ RULES = (
     ),
     _rule(
         "a persistent kernel needs more tiles than the device has SMs",
-        "tile_m tile_n persistent",
+        "swap tile_m tile_n persistent",
         lambda f, p, d: (f.persistent == 0) | (tiles(f, p) > d.sms),
     ),
     _rule(
@@ -276,20 +325,22 @@ RULES = (
         lambda f, p, d: (not d.has_tmem) | (tmem_columns(f, d) <= d.tmem_columns),
     ),
     _rule(
-        "two epilogue warpgroups that stage C share its 64-column blocks evenly",
+        "two epilogue warpgroups share the columns in blocks of 16",
+        "tile_m tile_n consumers",
+        lambda f, p, d: (not d.has_tmem) | (store_columns(f, d) % 16 == 0),
+    ),
+    _rule(
+        "a tile of one or two blocks of columns is staged whole",
         "tile_m tile_n consumers epilogue",
         lambda f, p, d: (
-            (not d.has_tmem)
-            | (f.consumers == 1)
-            | (f.epilogue == DIRECT)
-            | (f.tile_m == 256)
-            | (f.tile_n % 128 == 0)
+            (f.epilogue != TMA_BLOCKS)
+            | (store_columns(f, d) > 2 * store_block(store_columns(f, d)))
         ),
     ),
     _rule(
         "C has at most 2^32 elements, which a direct epilogue counts in 32 bits",
         "epilogue",
-        lambda f, p, d: (f.epilogue == TMA) | (p["M"] * p["N"] < 2**32),
+        lambda f, p, d: (f.epilogue != DIRECT) | (p["M"] * p["N"] < 2**32),
     ),
     _rule(
         "a register split needs a producer warpgroup",
@@ -302,8 +353,15 @@ RULES = (
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
     _rule(
-        "grouping rows of tiles needs at least two rows of tiles",
-        "tile_m raster_group",
-        lambda f, p, d: (f.raster_group == 1) | (f.tile_m < p["M"]),
+        "a smaller group of tile rows would hold them all",
+        "swap tile_m raster_group",
+        lambda f, p, d: (
+            (f.raster_group == 1) | (f.raster_group < 2 * -(-sides(f, p)[0] // f.tile_m))
+        ),
+    ),
+    _rule(
+        "swapped tiles walk along the tokens",
+        "swap raster_group",
+        lambda f, p, d: (f.swap == 0) | (f.raster_group == 1),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gemm.decisions import consumer_regs, split_piece
+from ptxflow.compiler.families.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.families.gemm.output import Store, region, release_one
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
@@ -47,12 +47,12 @@ class _Kernel:
         self.t, self.s = t, t.s
         self.warps = 4 * t.s.consumers
         self.rows = t.s.tile_m // t.s.consumers  # of one warpgroup
-        self.blocks_m, self.blocks_n = self.rows // MMA_M, t.s.tile_n // t.s.mma_n
-        self.per_mma = t.s.mma_n // 2
-        self.acc = frag("acc", self.blocks_m * self.blocks_n * self.per_mma, "f32")
+        self.blocks_m = self.rows // MMA_M
+        self.per_mma = t.s.tile_n // 2
+        self.acc = frag("acc", self.blocks_m * self.per_mma, "f32")
         self.out = frag("out", 4, "b32")
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.sharers)
-        self.store = Store(t, self.warps)
+        self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
 
     def build(self) -> UOp:
@@ -70,9 +70,9 @@ class _Kernel:
         roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
-            body = t.each_tile("p", self.produce)
+            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
-        return finish(info, *roles, *self.reduction.after(self.reduce))
+        return finish(info, *roles, *self.reduction.after(self.reduce), meet=False)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -109,7 +109,10 @@ class _Kernel:
     # -- multiplying --------------------------------------------------------------------------
 
     def consume(self) -> Body:
-        return [self.t.each_tile("c", self.multiply), *self.store.drain()]
+        tiles = self.t.each_tile("c", self.multiply)
+        own = [] if self.s.warp_specialized else self.t.drain(self.ring)
+        loaded = [elect(WARP.eq(0), own)] if own else []
+        return [*self.reduction.begin(), tiles, *loaded, *self.store.drain()]
 
     def multiply(self, tile: UOp, sequence: UOp) -> Body:
         m0, n0 = self.t.origin(tile)
@@ -124,15 +127,13 @@ class _Kernel:
             at.wgmma_wait(pending=1),
             when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
         ]
-        tail = [self.release(last)] if self.s.persistent else []
+        tail = [self.release(last)] if self.s.persistent or self.t.multicast else []
         return [
             self.fill(m0, n0),
             loop(k, self.t.k_trips, step),
             at.wgmma_wait(pending=0),
             *tail,
-            *self.store.begin(),
-            self.epilogue(m0, n0),
-            *self.store.end(m0, n0),
+            self.epilogue(m0, n0, sequence),
         ]
 
     def release(self, use: UOp) -> UOp:
@@ -148,78 +149,75 @@ class _Kernel:
         for step in range(0, self.s.tile_k, MMA_K):
             block, inner = divmod(a.k_step_offset(step), a.block_bytes)
             for i in range(self.blocks_m):
-                for j in range(self.blocks_n):
-                    row = self.first_row(i) * a.swizzle
-                    a_slot = slot(
-                        self.t.a_smem, stage, row + block * a.block_bytes, MMA_M * a.swizzle
+                row = self.first_row(i) * a.swizzle
+                a_at, b_at = row + block * a.block_bytes, block * b.block_bytes
+                out.append(
+                    at.wgmma(
+                        self.accumulators(i, 0, self.per_mma),
+                        slot(self.t.a_smem, stage, a_at, MMA_M * a.swizzle),
+                        slot(self.t.b_smem, stage, b_at, b.rows * b.swizzle),
+                        k.ne(0) if step == 0 else const(1),
+                        n=self.s.tile_n,
+                        dtype=self.t.dtype,
+                        a_step=inner,
+                        b_step=inner,
+                        a_desc=a.descriptor_hopper(),
+                        b_desc=b.descriptor_hopper(),
                     )
-                    b_slot = slot(
-                        self.t.b_smem,
-                        stage,
-                        block * b.block_bytes + b.row_offset(j * self.s.mma_n),
-                        self.s.mma_n * b.swizzle,
-                    )
-                    out.append(
-                        at.wgmma(
-                            self.accumulators(i, j, 0, self.per_mma),
-                            a_slot,
-                            b_slot,
-                            k.ne(0) if step == 0 else const(1),
-                            n=self.s.mma_n,
-                            dtype=self.t.dtype,
-                            a_step=inner,
-                            b_step=inner,
-                            a_desc=a.descriptor_hopper(),
-                            b_desc=b.descriptor_hopper(),
-                        )
-                    )
+                )
         return out
 
-    def accumulators(self, i: int, j: int, first: int, count: int) -> UOp:
-        start = (i * self.blocks_n + j) * self.per_mma + first
-        return slot(self.acc, 0, start, count)
+    def accumulators(self, block: int, first: int, count: int) -> UOp:
+        return slot(self.acc, 0, block * self.per_mma + first, count)
 
     # -- storing ------------------------------------------------------------------------------
 
-    def epilogue(self, m0: UOp, n0: UOp) -> Body:
+    def epilogue(self, m0: UOp, n0: UOp, sequence: UOp) -> Body:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
         if self.t.split:
             return self.reduction.publish(self.acc, 0, self.acc.arg.size)
-        emit = self._stage_block if self.t.staged else self._store_block
-        return [emit(i, j, m0, n0) for i in range(self.blocks_m) for j in range(self.blocks_n)]
+        if self.t.staged:
+            row0 = m0 + self.first_row(0)
+            return self.store.stage(sequence, row0, n0, self.s.tile_n, self._stage)
+        return [self._store_block(i, m0, n0) for i in range(self.blocks_m)]
 
     def _warp_row(self, block: int) -> UOp:
         """First of the 16 rows that this warp holds of a 64-row block."""
         return (WARP & 3) * 16 + self.first_row(block)
 
-    def _stage_block(self, i: int, j: int, m0: UOp, n0: UOp) -> list[UOp]:
+    def _stage(self, column: int, buffer: UOp) -> Body:
+        """A block of columns of this warpgroup's rows into its staging buffer."""
         lane_row, half = LANE & 15, (LANE >> 4) << 3
         out = []
-        for first in range(0, self.per_mma, 8):  # 8 accumulators: 16 columns
-            column = j * self.s.mma_n + 2 * first
-            target = self.store.staged(16, self._warp_row(i), column)
-            out += [
-                at.pack(slot(self.out), self.accumulators(i, j, first, 8), dtype=self.t.dtype),
-                at.stmatrix_x4(target, self.store.chunk(lane_row, half + column), slot(self.out)),
-            ]
+        for i in range(self.blocks_m):
+            place = self.store.place(buffer, 16, (WARP & 3) * 16 + i * MMA_M, column)
+            for inside in range(0, self.t.c.swizzle // ELEMENT, 16):
+                values = self.accumulators(i, (column + inside) // 2, 8)  # 16 columns
+                chunk = self.store.chunk(lane_row, half + inside)
+                out += [
+                    at.pack(slot(self.out), values, dtype=self.t.dtype),
+                    at.stmatrix_x4(place, chunk, slot(self.out)),
+                ]
         return out
 
-    def _store_block(self, i: int, j: int, m0: UOp, n0: UOp) -> list[UOp]:
-        corner_row = m0 + self._warp_row(i)
+    def _store_block(self, block: int, m0: UOp, n0: UOp) -> list[UOp]:
         out = []
-        for first in range(0, self.per_mma, 4):  # 4 accumulators: 8 columns, rows r and r + 8
-            corner_column = n0 + (j * self.s.mma_n + 2 * first)
-            out += self._store_quad(corner_row, corner_column, self.accumulators(i, j, first, 4))
+        for first in range(0, self.per_mma, QUAD):  # 8 columns, rows r and r + 8
+            corner = m0 + self._warp_row(block), n0 + 2 * first
+            out += self._store_quad(*corner, self.accumulators(block, first, QUAD))
         return out
 
-    def _store_quad(self, corner_row: UOp, corner_column: UOp, values: UOp) -> list[UOp]:
-        """Four accumulators a thread, 16 x 8 of a warp, to C."""
+    def _store_quad(self, m: UOp, n: UOp, values: UOp) -> list[UOp]:
+        """Four accumulators a thread, 16 x 8 of a warp at (m, n) of the tile's sides, to C."""
         out = [at.pack(slot(self.out, 0, 0, 2), values, dtype=self.t.dtype)]
         for half in range(2):
-            row = corner_row + 8 * half
-            writes = region(row, corner_column, 8, 8)
-            lane = row + (LANE >> 2), corner_column + ((LANE & 3) << 1)
-            out.append(self.store.direct(*lane, slot(self.out, 0, half, 1), writes))
+            packed = slot(self.out, 0, half, 1)
+            row, column = m + 8 * half, n
+            if self.t.swapped:
+                out.append(at.movmatrix(packed))
+                row, column = column, row
+            lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
+            out.append(self.store.direct(*lane, packed, region(row, column, 8, 8)))
         return out
 
     def reduce(self, piece: UOp, values: UOp) -> Body:
@@ -227,6 +225,6 @@ class _Kernel:
         m0, n0 = self.t.origin(self.t.my_cluster)
         per_block = self.per_mma // QUAD
         block, inside = piece // per_block, piece % per_block
-        row = block // self.blocks_n * MMA_M + self._warp_row(0)
-        column = block % self.blocks_n * self.s.mma_n + inside * (2 * QUAD)
-        return self._store_quad(m0 + row, n0 + column, values)
+        return self._store_quad(
+            m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD), values
+        )

@@ -15,13 +15,15 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import (
     DECISIONS,
     ELEMENT,
-    TMA,
+    DIRECT,
     cluster_shape,
     on_hopper,
     register_limit,
     registers_needed,
     resources,
+    sides,
     stage_bytes,
+    swizzle,
 )
 from ptxflow.compiler.strategy import Fields, Load, Problem
 
@@ -34,7 +36,7 @@ TCGEN05_ISSUE = 10  # the MMA thread only waits and issues (estimated)
 TCGEN05_ROUND_TRIP = 400  # commit latency (264 at 128x256) and the load issued after it
 MULTICAST_SYNC = 15  # a stage is released by every CTA of the cluster (estimated)
 HALF_LINE = 1.12  # cost of 64-byte rows over 128-byte ones in TMA and L2 (estimated)
-STORE_RATE = {"direct": 24.0, TMA: 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
+STORE_RATE = {"direct": 24.0, "tma": 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
 CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
 OUTSIDE_CYCLES = 4.5  # of a box row out of bounds: n4096_k4096 at M 1, 16 and 64 on an H200
 SMEM_BYTES_PER_CYCLE = 128
@@ -73,16 +75,17 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 
 def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:
-    """Tiles along M and N, padded to whole clusters."""
+    """Tiles along the M and N sides of the MMA, padded to whole clusters."""
     along_m, along_n = cluster_shape(f)
     rows, columns = f.tile_m * along_m, f.tile_n * along_n
-    return -(-problem["M"] // rows) * along_m, -(-problem["N"] // columns) * along_n
+    side_m, side_n = sides(f, problem)
+    return -(-side_m // rows) * along_m, -(-side_n // columns) * along_n
 
 
-def _instructions(f: Fields, device: Device) -> tuple[Any, Any]:
-    """MMA instructions of a CTA for 16 of K: along M, and along N."""
+def _instructions(f: Fields, device: Device) -> Any:
+    """MMA instructions of a CTA for 16 of K, along M."""
     unit = WGMMA_M if on_hopper(device) else TCGEN05_M
-    return np.maximum(f.tile_m // unit, 1), f.tile_n // f.mma_n
+    return np.maximum(f.tile_m // unit, 1)
 
 
 def _mma_cycles(f: Fields, device: Device) -> Any:
@@ -91,44 +94,44 @@ def _mma_cycles(f: Fields, device: Device) -> Any:
     That is m64nNk16 at 4096 FLOP a cycle (wgmma), and M 128 at 8192 (tcgen05, per SM of a pair
     alike); tcgen05 of M 64 runs at half rate, so it takes N/2 too.
     """
-    along_m, along_n = _instructions(f, device)
-    one = f.mma_n / 2 + INSTRUCTION_CYCLES
-    return along_m * along_n * one * (f.tile_k / MMA_K)
+    one = f.tile_n / 2 + INSTRUCTION_CYCLES
+    return _instructions(f, device) * one * (f.tile_k / MMA_K)
 
 
 def _smem_traffic(f: Fields, problem: Problem, device: Device) -> Any:
     """Shared-memory bytes of a step: operands read by each instruction, and the TMA fill.
 
-    A is read again for each instruction along N, the CTA's rows of B for each along M.
+    The CTA's rows of the N side are read again for each instruction along M.
     """
-    along_m, along_n = _instructions(f, device)
-    rows = f.tile_m * along_n + f.tile_n // f.cta_group * along_m
-    fill = stage_bytes(f) * np.where(f.swizzle == 64, HALF_LINE, 1.0)
+    rows = f.tile_m + f.tile_n // f.cta_group * _instructions(f, device)
+    fill = stage_bytes(f) * np.where(swizzle(f) == 64, HALF_LINE, 1.0)
     return rows * f.tile_k * ELEMENT + fill + _outside(f, problem)
 
 
 def _outside(f: Fields, problem: Problem) -> Any:
-    """The cost of box rows beyond M, as shared-memory bytes.
+    """The cost of box rows out of bounds, as shared-memory bytes.
 
     A kernel of 64-row boxes is slower at M 1 than at M 64; that the TMA fills rows out of bounds
     one by one is the likely reason, not a known one.
     """
-    _, along_n = cluster_shape(f)
-    rows = np.maximum(f.tile_m - problem["M"], 0) / along_n
-    boxes = f.tile_k * ELEMENT / f.swizzle
+    along_m, along_n = cluster_shape(f)
+    side_m, side_n = sides(f, problem)
+    rows = np.maximum(f.tile_m - side_m, 0) / along_n + np.maximum(f.tile_n - side_n, 0) / along_m
+    boxes = f.tile_k * ELEMENT / swizzle(f)
     return rows * boxes * OUTSIDE_CYCLES * SMEM_BYTES_PER_CYCLE
 
 
 def _l2_bytes(f: Fields, problem: Problem) -> Any:
     """Bytes that enter the SM in a step, as L2 serves them.
 
-    Rows out of bounds are not fetched. A CTA pair holds half of B each; in a cluster of single
+    Rows out of bounds are not fetched. A CTA pair holds half of the N side each; in a cluster of single
     CTAs an operand that the cluster shares is fetched once and multicast.
     """
     along_m, along_n = cluster_shape(f)
-    a = np.minimum(f.tile_m, problem["M"]) / along_n
-    b = np.minimum(f.tile_n, problem["N"]) / along_m  # a pair is two CTAs along M
-    rate = np.where(f.swizzle == 64, HALF_LINE, 1.0)
+    side_m, side_n = sides(f, problem)
+    a = np.minimum(f.tile_m, side_m) / along_n
+    b = np.minimum(f.tile_n, side_n) / along_m  # a pair is two CTAs along M
+    rate = np.where(swizzle(f) == 64, HALF_LINE, 1.0)
     return (a + b) * np.minimum(f.tile_k, problem["K"]) * ELEMENT * rate
 
 
@@ -151,14 +154,15 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     Converting is exposed unless a second accumulator exists; a TMA store drains by itself, while
     direct stores hold the warps that issue them. Registers near their limit cost a little.
     """
-    rows, columns = np.minimum(f.tile_m, problem["M"]), np.minimum(f.tile_n, problem["N"])
+    side_m, side_n = sides(f, problem)
+    rows, columns = np.minimum(f.tile_m, side_m), np.minimum(f.tile_n, side_n)
     tile = rows * columns * ELEMENT
     pressure = registers_needed(f, device) / register_limit(f, device)
     convert = tile / (CONVERT_RATE * f.consumers) * (1 + 0.2 * pressure**4)
-    store = tile / np.where(f.epilogue == TMA, STORE_RATE[TMA], STORE_RATE["direct"])
-    latency = np.where(f.epilogue == TMA, 300.0, 150.0)  # proxy fence and barrier (estimated)
+    store = tile / np.where(f.epilogue != DIRECT, STORE_RATE["tma"], STORE_RATE["direct"])
+    latency = np.where(f.epilogue != DIRECT, 300.0, 150.0)  # proxy fence and barrier (estimated)
     cycles = convert + store + latency
-    drains = np.where(f.epilogue == TMA, store / cycles, 0.1)
+    drains = np.where(f.epilogue != DIRECT, store / cycles, 0.1)
     overlap = np.where(f.acc_buffers == 2, 0.95, drains)
     part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
     exchange = EXCHANGE_SYNC + part / EXCHANGE_WRITE + part / EXCHANGE_READ
@@ -169,17 +173,19 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
 def _dram_bytes(
     f: Fields, problem: Problem, device: Device, tiles_m: Any, tiles_n: Any, blocks: Any
 ) -> Any:
-    """DRAM bytes of the whole problem: A and C once, B once for each sweep that misses L2.
+    """DRAM bytes of the whole problem: the M side and C once, the N side once for each sweep that
+    misses L2.
 
     Tiles are walked in bands of `raster_group` rows of clusters; the blocks that run together
-    cover more rows where a band is narrower. B is swept once a band, and hits as far as it fits L2.
+    cover more rows where a band is narrower. The N side is swept once a band, and hits as far as it fits L2.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    a, b, c = (ELEMENT * float(x) for x in (m * k, n * k, m * n))
+    side_m, side_n = sides(f, problem)
+    a, b, c = ELEMENT * 1.0 * side_m * k, ELEMENT * 1.0 * side_n * k, ELEMENT * 1.0 * m * n
     covered = np.minimum(blocks, device.sms) / tiles_n
     along_m, _ = cluster_shape(f)
     band = np.minimum(np.maximum(f.raster_group * along_m, covered), tiles_m)
-    panel = np.minimum(band * f.tile_m, m) * k * ELEMENT
+    panel = np.minimum(band * f.tile_m, side_m) * k * ELEMENT
     hit = np.minimum(1.0, L2_SHARE * device.l2_bytes / (b + panel))
     return a + c + b * (1 + (tiles_m / band - 1) * (1 - hit))
 
@@ -195,29 +201,41 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     """Tile quantisation for each tile shape: what makes a model of GEMM step as M, N, K move.
 
     Per extent of a tile, or of two in a cluster: the share of the padded extent that is useful.
-    Per tile_m x tile_n: tiles, rounds of tiles over the SMs, and the share of those that is full.
+    Per tile_m x tile_n: rounds of tiles over the SMs, and the share of those that is full; likewise
+    for K splits of small tiles, and of the swapped operands, whose tiles hold all tokens.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    tiles_m, tiles_n, tiles_k, (_, *splits) = (
-        sorted(int(c) for d in DECISIONS if d.name == name for c in d.choices)
-        for name in ("tile_m", "tile_n", "tile_k", "split_k")
-    )
+    tiles_m, tiles_n, tiles_k, (_, *splits) = (_choices(name) for name in _SIZES)
+    wide = [t for t in tiles_n if t >= WIDE]
     out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
-    for axis, extent, units in (("m", m, tiles_m), ("n", n, tiles_n)):
-        for unit in sorted({*units, *(2 * u for u in units)}):
-            out[f"used_{axis}{unit}"] = 2 * extent / (-(-extent // unit) * unit) - 1
+    for unit in sorted({*tiles_n, *tiles_m, 2 * tiles_m[-1]}):
+        out[f"used_m{unit}"] = 2 * m / (-(-m // unit) * unit) - 1
+    for unit in sorted({*wide, *tiles_m, 2 * tiles_m[-1]}):
+        out[f"used_n{unit}"] = 2 * n / (-(-n // unit) * unit) - 1
     for unit in tiles_k:
         out[f"steps_k{unit}"] = (math.log2(-(-k // unit)) - 6) / 2
     for tile_m in tiles_m:
-        for tile_n in tiles_n:
+        for tile_n in wide:
             tiles = -(-m // tile_m) * -(-n // tile_n)
-            rounds = -(-tiles // device.sms)
             shape = f"{tile_m}x{tile_n}"
-            out[f"tiles_{shape}"] = (math.log2(tiles) - 7) / 4
-            out[f"rounds_{shape}"] = (math.log2(rounds) - 3) / 3
-            out[f"full_{shape}"] = 2 * tiles / (rounds * device.sms) - 1
-            for split in splits:
-                blocks = tiles * split
-                full = blocks / (-(-blocks // device.sms) * device.sms)
-                out[f"full_{shape}/{split}"] = 2 * full - 1
+            out[f"rounds_{shape}"] = (math.log2(-(-tiles // device.sms)) - 3) / 3
+            out[f"full_{shape}"] = _full(tiles, device)
+            if tile_n <= tile_m <= 2 * WIDE:
+                out |= {f"full_{shape}/{s}": _full(tiles * s, device) for s in splits}
+        weights = -(-n // tile_m)
+        for split in (1, *splits):
+            out[f"full_{tile_m}/{split}"] = _full(weights * split, device)
     return out
+
+
+_SIZES = ("tile_m", "tile_n", "tile_k", "split_k")
+WIDE = 64  # tile_n from which the operands need no swap
+
+
+def _choices(name: str) -> list[int]:
+    return sorted(int(c) for d in DECISIONS if d.name == name for c in d.choices)
+
+
+def _full(blocks: int, device: Device) -> float:
+    """How full the rounds of blocks over the SMs are, from -1 to 1."""
+    return 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1

@@ -1,8 +1,9 @@
 """Split-K: the CTAs of a cluster share one tile's K loop and sum their parts through shared memory.
 
-Each thread writes its float32 accumulators to its own CTA's shared memory as it holds them; after a
-cluster barrier, each CTA reads its slice of every part in a fixed order, adds, and writes it to C.
-Nothing passes through global memory, and the result does not depend on timing.
+Each thread holds the same accumulators in every CTA. It sends each piece of them straight into the
+shared memory of the CTA that sums that piece (st.async, which counts its bytes on that CTA's
+mbarrier), and the CTAs that sum add the parts in the order of the ranks and write C. Nothing passes
+through global memory, and the result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,20 @@ from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.gemm.tiling import Tiling
-from ptxflow.compiler.ir import CTA_RANK, LANE, WARP, Body, Role, UOp, frag, role, slot
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    LANE,
+    WARP,
+    Body,
+    Role,
+    UOp,
+    elect,
+    frag,
+    mbar,
+    role,
+    slot,
+    when,
+)
 
 QUAD = 4  # registers that one access moves
 QUAD_BYTES = 32 * QUAD * 4  # of a warp
@@ -33,44 +47,82 @@ class SplitK:
         """A piece of every CTA's part."""
         return frag("part", self.piece * self.t.s.split_k, "f32")
 
+    @cached_property
+    def arrived(self) -> UOp:
+        """Completes when every part of this CTA's share is there."""
+        return mbar("parts", 1, 1)
+
     @property
     def storage(self) -> tuple[UOp, ...]:
-        return (self.parts,) if self.t.split else ()
+        return (self.parts, self.arrived) if self.t.split else ()
+
+    @property
+    def quads(self) -> int:
+        """Of a thread, in the share of one CTA."""
+        return self.held // QUAD // self.t.reducers
+
+    @property
+    def _part_bytes(self) -> int:
+        """What one CTA sends to one that sums."""
+        return self.warps * self.quads * QUAD_BYTES
+
+    def begin(self) -> list[UOp]:
+        """Before the K loop: expect the parts."""
+        if not self.t.split:
+            return []
+        size = self._part_bytes * self.t.s.split_k
+        expect = at.mbar_arrive_expect(slot(self.arrived), bytes=size)
+        return [elect(WARP.eq(0) & self._sums, expect)]
+
+    @property
+    def _sums(self) -> UOp:
+        return CTA_RANK < self.t.reducers
 
     def publish(self, values: UOp, first: int, count: int) -> list[UOp]:
         """Registers 0..count-1 of `values`, which are the thread's accumulators from `first` on."""
-        quads = self.held // QUAD
-        return [
-            at.st_shared_v4(
-                self._quad(WARP * quads + (first + i) // QUAD),
-                LANE * (QUAD * 4),
-                slot(values, 0, i, QUAD),
+        out = []
+        for i in range(0, count, QUAD):
+            rank, quad = divmod((first + i) // QUAD, self.quads)
+            out.append(
+                at.st_async_v4(
+                    self._quad(CTA_RANK, quad),
+                    LANE * (QUAD * 4),
+                    slot(values, 0, i, QUAD),
+                    slot(self.arrived),
+                    rank,
+                )
             )
-            for i in range(0, count, QUAD)
-        ]
+        return out
 
     def after(self, store: Callable[[UOp, UOp], Body]) -> list[UOp]:
-        """What follows the roles: meet, then sum this CTA's pieces and `store(piece, values)`."""
+        """What follows the roles: wait for the parts, then sum pieces and `store(piece, values)`.
+
+        No CTA leaves before all that it sent has arrived; those that sum say so first thing.
+        """
         if not self.t.split:
             return []
-        mine = self.held // self.piece // self.t.s.split_k
+        mine = self.quads * QUAD // self.piece
         body: list[Body] = []
         for i in range(mine):
-            index = CTA_RANK * mine + i
-            body += [self._gather(index), store(index, slot(self.parts, 0, 0, self.piece))]
-        reduce = role(Role("reduce", 0, self.warps), body)
-        return [at.cluster_arrive(), at.cluster_wait(), reduce]
+            total = slot(self.parts, 0, 0, self.piece)
+            body += [self._gather(i), store(CTA_RANK * mine + i, total)]
+        wait = when(self._sums, at.mbar_wait_cluster(slot(self.arrived), 0))
+        return [
+            role(Role("collect", 0, self.warps), wait),
+            at.cluster_arrive_relaxed(),
+            role(Role("reduce", 0, self.warps), when(self._sums, body)),
+            at.cluster_wait(),
+        ]
 
-    def _gather(self, index: UOp) -> list[UOp]:
+    def _gather(self, piece: int) -> list[UOp]:
         """The sum over the CTAs, in the order of their ranks, in the first piece of `parts`."""
         ranks = range(self.t.s.split_k)
         quads = self.piece // QUAD
         loads = [
-            at.ld_peer_v4(
+            at.ld_shared_v4(
                 slot(self.parts, 0, rank * self.piece + q * QUAD, QUAD),
-                self._quad(WARP * (self.held // QUAD) + index * quads + q),
+                self._quad(rank, piece * quads + q),
                 LANE * (QUAD * 4),
-                rank,
             )
             for rank in ranks
             for q in range(quads)
@@ -82,5 +134,7 @@ class SplitK:
         ]
         return [*loads, *sums]
 
-    def _quad(self, index: UOp) -> UOp:
-        return slot(self.t.partial, 0, index * QUAD_BYTES, QUAD_BYTES)
+    def _quad(self, sender: UOp | int, quad: int) -> UOp:
+        """Where a warp's quad from a CTA lies, in the CTA that sums it."""
+        offset = sender * self._part_bytes + WARP * (self.quads * QUAD_BYTES) + quad * QUAD_BYTES
+        return slot(self.t.partial, 0, offset, QUAD_BYTES)

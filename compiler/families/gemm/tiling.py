@@ -1,4 +1,8 @@
-"""Where a GEMM block works and what it loads: tile order, operand boxes, storage, tensor maps."""
+"""Where a GEMM block works and what it loads: tile order, operand boxes, storage, tensor maps.
+
+`m` and `n` are the sides of the MMA: rows and columns of C, or the reverse where the operands are
+swapped. The M side holds tensor `left`, the N side tensor `right`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,16 @@ from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gemm.decisions import ELEMENT, TMA
+from ptxflow.compiler.families.gemm.decisions import (
+    DIRECT,
+    ELEMENT,
+    TMA,
+    partial_bytes,
+    reducers,
+    store_block,
+    store_columns,
+    swizzle,
+)
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     CTA_RANK,
@@ -30,7 +43,6 @@ from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMap
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.strategy import Problem, Strategy
 
-C_SWIZZLE = 128
 ENTRY = "gemm"
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 C = global_tensor("C")
@@ -78,6 +90,34 @@ class Tiling:
         return self.sharers > 1 and not self.pair
 
     @property
+    def swapped(self) -> bool:
+        return bool(self.s.swap)
+
+    @property
+    def left(self) -> str:
+        """The tensor on the M side of the MMA."""
+        return "B" if self.swapped else "A"
+
+    @property
+    def right(self) -> str:
+        return "A" if self.swapped else "B"
+
+    @property
+    def cluster_rows(self) -> int:
+        """Rows of C in the tiles of a cluster."""
+        rows, columns = self._cluster_tile
+        return columns if self.swapped else rows
+
+    @property
+    def cluster_columns(self) -> int:
+        rows, columns = self._cluster_tile
+        return rows if self.swapped else columns
+
+    @property
+    def _cluster_tile(self) -> tuple[int, int]:
+        return self.s.tile_m * self.cluster[0], self.s.tile_n * self.cluster[1]
+
+    @property
     def dtype(self) -> str:
         return PTX_TYPE[self.problem.dtype]
 
@@ -102,14 +142,13 @@ class Tiling:
 
     @cached_property
     def tiles_n(self) -> UOp:
-        """Tiles of a cluster along N."""
-        return const(ceil_div(self.problem["N"], self.s.tile_n * self.cluster[1]), "tiles_n")
+        """Tiles of a cluster along the columns of C."""
+        return const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
 
     @cached_property
     def tiles_m(self) -> UOp:
-        """Tiles of a cluster along M, from the run-time M."""
-        rows: int = self.s.tile_m * self.cluster[0]
-        return (param("M") + (rows - 1)) // rows
+        """Tiles of a cluster along the rows of C, from the run-time M."""
+        return (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
 
     @property
     def my_cluster(self) -> UOp:
@@ -119,20 +158,37 @@ class Tiling:
         """`body(tile, sequence number)` for every tile of this block, in order."""
         if not self.s.persistent:
             return body(self.my_cluster, const(0))
-        clusters = special("ctas") // self.cluster_size
-        mine = (self.tiles_m * self.tiles_n + clusters - 1 - self.my_cluster) // clusters
         j = var(f"tile_{name}")
-        return [loop(j, mine, body(self.my_cluster + j * clusters, j))]
+        return [loop(j, self.my_tiles, body(self.my_cluster + j * self.clusters, j))]
+
+    @property
+    def clusters(self) -> UOp:
+        """In the grid."""
+        ctas = special("ctas")
+        return ctas // self.cluster_size
+
+    @property
+    def my_tiles(self) -> UOp:
+        """How many tiles this block computes."""
+        if not self.s.persistent:
+            return const(1)
+        tiles = self.tiles_m * self.tiles_n
+        return (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
+
+    def drain(self, ring: Ring) -> list[UOp]:
+        """Before a thread that loads ends: peers release stages of this CTA until then."""
+        return [ring.drain(self.my_tiles * self.k_trips)] if self.multicast else []
 
     def origin(self, tile: UOp) -> tuple[UOp, UOp]:
-        """First row and column of C that this CTA computes in a tile."""
+        """Where a tile of this CTA begins along the M side and the N side of the MMA."""
+        across, down = (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
         if self.s.raster_group == 1:
-            row, column = tile // self.tiles_n, tile % self.tiles_n
+            row, column = tile // across, tile % across
         else:
             group = self.s.raster_group
-            per_group = self.tiles_n * group
+            per_group = across * group
             first = tile // per_group * group
-            rows = (self.tiles_m - first).min(group)
+            rows = (down - first).min(group)
             inside = tile % per_group
             row, column = first + inside % rows, inside // rows
         rank_m = CTA_RANK if self.cluster[0] > 1 else const(0)
@@ -143,18 +199,36 @@ class Tiling:
 
     # -- shared memory ------------------------------------------------------------------------
 
+    @property
+    def swizzle(self) -> int:
+        """Bytes of the operands' swizzle atom."""
+        return int(swizzle(self.s.fields()))
+
     @cached_property
     def a(self) -> SmemTile:
-        return SmemTile(self.s.tile_m, self.s.tile_k, ELEMENT, self.s.swizzle)
+        """A stage of the left operand."""
+        return SmemTile(self.s.tile_m, self.s.tile_k, ELEMENT, self.swizzle)
 
     @cached_property
     def b(self) -> SmemTile:
+        """A stage of the right operand, of which a CTA of a pair holds half."""
         rows = self.s.tile_n // self.s.cta_group
-        return SmemTile(rows, self.s.tile_k, ELEMENT, self.s.swizzle)
+        return SmemTile(rows, self.s.tile_k, ELEMENT, self.swizzle)
 
     @cached_property
     def c(self) -> SmemTile:
-        return SmemTile(self.s.tile_m, self.s.tile_n, ELEMENT, C_SWIZZLE)
+        """What one warpgroup stages at a time: its part of the tile, or a block of its columns."""
+        f = self.s.fields()
+        columns = int(store_columns(f, self.device))
+        wide = int(store_block(columns))
+        rows = self.s.tile_m * self.s.tile_n // (self.s.consumers * columns)
+        held = columns if self.s.epilogue == TMA else wide
+        return SmemTile(rows, held, ELEMENT, wide * ELEMENT)
+
+    @property
+    def c_buffers(self) -> int:
+        """Staging buffers of a warpgroup."""
+        return 1 if self.s.epilogue == TMA else 2
 
     @cached_property
     def a_smem(self) -> UOp:
@@ -166,11 +240,11 @@ class Tiling:
 
     @cached_property
     def c_smem(self) -> UOp:
-        return smem("c", self.c.bytes)
+        return smem("c", self.c.bytes, self.s.consumers * self.c_buffers)
 
     @property
     def staged(self) -> bool:
-        return bool(self.s.epilogue == TMA)
+        return bool(self.s.epilogue != DIRECT)
 
     @property
     def stage_bytes(self) -> int:
@@ -178,10 +252,15 @@ class Tiling:
         ctas: int = self.s.cta_group
         return (self.a.bytes + self.b.bytes) * ctas
 
+    @property
+    def reducers(self) -> int:
+        """CTAs of a K split that sum its parts."""
+        return int(reducers(self.s.fields(), self.device))
+
     @cached_property
     def partial(self) -> UOp:
-        """float32 partial sums of a tile, as the threads hold them."""
-        return smem("partial", self.s.tile_m * self.s.tile_n * 4)
+        """float32 parts of this CTA's share of the tile, one from each CTA of a K split."""
+        return smem("partial", int(partial_bytes(self.s.fields(), self.device)))
 
     def storage(self, *more: UOp) -> tuple[UOp, ...]:
         staging = (self.c_smem,) if self.staged else ()
@@ -192,20 +271,20 @@ class Tiling:
 
     def shared_rows(self, operand: str) -> int:
         """How many CTAs of the cluster load a share of the operand's rows, and multicast it."""
-        along = 1 if operand == "A" else 0  # CTAs along N share A, along M share B
+        along = 1 if operand == self.left else 0  # CTAs along n share the left operand
         return self.cluster[along] if self.multicast else 1
 
     def box(self, operand: str) -> tuple[int, int]:
         """Columns and rows of the operand's TMA box."""
-        tile = self.a if operand == "A" else self.b
-        return self.s.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
+        tile = self.a if operand == self.left else self.b
+        return self.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
 
     def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
-        """The TMA loads of one stage of A and B."""
-        b0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
+        """The TMA loads of one stage of both operands."""
+        right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
         return [
-            *self._load("A", self.a, self.a_smem, ring, use, k, m0),
-            *self._load("B", self.b, self.b_smem, ring, use, k, b0),
+            *self._load(self.left, self.a, self.a_smem, ring, use, k, m0),
+            *self._load(self.right, self.b, self.b_smem, ring, use, k, right0),
         ]
 
     def _load(
@@ -248,13 +327,15 @@ class Tiling:
         n, k, dtype = self.problem["N"], self.problem["K"], self.problem.dtype
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
-        tiles = f"-(-M // {self.s.tile_m * self.cluster[0]}) * {tiles_n}"
+        tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
         clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
         row_bytes = (str(k * ELEMENT),)
-        a = TensorMapParam("A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.s.swizzle)
-        b = TensorMapParam("B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.s.swizzle)
+        a = TensorMapParam("A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.swizzle)
+        b = TensorMapParam("B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.swizzle)
         c = (
-            TensorMapParam("C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, C_SWIZZLE)
+            TensorMapParam(
+                "C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, self.c.swizzle
+            )
             if self.staged
             else PointerParam("C")
         )

@@ -1,0 +1,51 @@
+"""st.async: a warp's registers into a CTA of the cluster, its bytes counted on a barrier there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
+from ptxflow.compiler.emulator.operands import Line, operation, uniform
+from ptxflow.compiler.emulator.tma import check_box
+from ptxflow.compiler.emulator.warp import Step, Warp, lanes_in
+
+BYTES = 16  # of a lane
+
+
+@operation(r"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes\.v4\.[bfsu]32")
+def store_async(line: Line) -> Step:
+    line.count(3)
+    address, values, barrier = line.address(0), line.readers(1, 32), line.address(2)
+    if len(values) != 4:
+        raise line.refuse(f"stores 4 values from {len(values)} registers")
+
+    def run(w: Warp) -> None:
+        lanes = lanes_in(w.mask)
+        at = w.vector(address(w), 32)[lanes].astype(np.int64)
+        bar = uniform(w, barrier(w), "the mbarrier")
+        rank = bar >> RANK_SHIFT
+        if (at >> RANK_SHIFT != rank).any():
+            raise Fault(f"the mbarrier is in CTA {rank}, the data is not")
+        if (at % BYTES).any():
+            raise Fault(f"address 0x{int(at[0]):X} is not a multiple of {BYTES}")
+        machine = w.cta.machine
+        cta, signal = machine.barrier(bar)
+        chunks = (at & OFFSET_MASK) // BYTES
+        check_box(w, cta.shared.size, chunks)
+        if len(np.unique(chunks)) != len(chunks):
+            machine.hazard(line.ins.line, "lanes store to the same bytes")
+        machine.hazard(line.ins.line, cta.shared.begin_write(chunks))
+        if not signal.published and rank != w.cta.rank:
+            machine.hazard(line.ins.line, f"{signal.where} was not fenced after its init")
+        words = np.stack([w.vector(v(w), 32)[lanes] for v in values], axis=1).astype(np.uint32)
+        data = np.ascontiguousarray(words).view(np.uint8).reshape(-1, BYTES)
+
+        def land() -> None:
+            machine.ctas[rank].shared.end_write(chunks, data)
+            signal.complete(BYTES * len(lanes))
+
+        # the sender may not leave before its stores have arrived: seen to fault on an H200
+        machine.issue(w, tuple(sorted({rank, w.cta.rank})), land)
+
+    return run
