@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 from ptxflow.compiler import cache, ptxas, sass
 from ptxflow.compiler.atoms import atom
-from ptxflow.compiler.check import check
+from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
 from ptxflow.compiler.families import family
@@ -66,6 +66,7 @@ def prepare(problem: Problem, strategy: Strategy, device: Device) -> Draft:
     kernel = maker.build(problem, strategy, device)
     checks = check(kernel, maker.trips(problem, strategy, device), device)
     launch = maker.launch(problem, strategy, device)
+    check_launch(kernel, launch)
     text = write(kernel, device)
     return Draft(problem, strategy, device, launch, text, techniques(kernel), tuple(checks))
 

@@ -8,10 +8,13 @@ from ptxflow.compiler.check.machine import SCHEDULES, Machine
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.lower import layout
 from ptxflow.compiler.strategy import Trip
 
-__all__ = ["Machine", "Program", "check", "check_spec", "execute"]
+__all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 
 
 def check(kernel: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
@@ -27,6 +30,16 @@ def check(kernel: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
         steps = [execute(program, trip, schedule) for schedule in SCHEDULES]
         proofs.append(f"abstract: {trip.name}: {steps[0]} steps, {len(steps)} schedules")
     return proofs
+
+
+def check_launch(kernel: UOp, launch: Launch) -> None:
+    """Raise SpecError for a launch with less shared memory than the kernel's storage takes."""
+    needed = layout(kernel.arg).smem_bytes
+    if launch.smem_bytes < needed:
+        raise SpecError(
+            f"{launch.entry} is launched with {launch.smem_bytes} bytes of shared memory, and its "
+            f"storage ends at {needed}; fix: count every tile on its alignment"
+        )
 
 
 def execute(program: Program, trip: Trip, schedule: str) -> int:

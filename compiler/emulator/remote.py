@@ -45,7 +45,7 @@ def store_async(line: Line) -> Step:
             machine.ctas[rank].shared.end_write(chunks, data)
             signal.complete(BYTES * len(lanes))
 
-        # the sender may not leave before its stores have arrived: seen to fault on an H200
+        # nor may the sender leave before (CUDA programming guide, distributed shared memory)
         machine.issue(w, tuple(sorted({rank, w.cta.rank})), land)
 
     return run

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.lower import TILE_ALIGN
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
 
 WARPGROUP = 128
@@ -43,6 +44,10 @@ DECISIONS = (
     Decision("producer_regs", (0, 24, 40), "setmaxnreg of the producer; 0: no register split"),
     Decision("raster_group", (1, 2, 4, 8, 16), "rows of tiles walked together for L2 reuse"),
 )
+
+
+def _padded(extent: Any, unit: int) -> Any:
+    return -(-extent // unit) * unit
 
 
 def cluster_shape(f: Fields) -> tuple[Any, Any]:
@@ -106,7 +111,10 @@ def partial_bytes(f: Fields, device: Device) -> Any:
 
 
 def smem_bytes(f: Fields, device: Device) -> Any:
-    ring = f.num_stages * stage_bytes(f)
+    """Of a block: barriers, then each tile on its alignment (see compiler/lower.py)."""
+    left = f.num_stages * f.tile_m * f.tile_k * ELEMENT
+    right = _padded(f.num_stages * stage_bytes(f) - left, TILE_ALIGN)
+    ring = left + right
     return BARRIER_BYTES + ring + staging_bytes(f, device) + partial_bytes(f, device)
 
 
@@ -146,7 +154,8 @@ def registers_needed(f: Fields, device: Device) -> Any:
     """The registers a consumer thread cannot do without: accumulators, epilogue, addresses."""
     if on_hopper(device):
         held = accumulators(f, device)
-        return held + 40 + 8 * ((held > 128) & (f.persistent == 1))
+        walking = 8 * ((held > 128) & (f.persistent == 1))
+        return held + 40 + walking + 24 * ((held > 160) & (f.swap == 1))
     return 96 + 0 * f.tile_n
 
 
@@ -186,10 +195,6 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )
     occupancy = np.minimum(np.minimum(by_smem, by_regs), np.minimum(by_warps, by_tmem))
     return Resources(smem, held, threads, columns, occupancy)
-
-
-def _padded(extent: Any, unit: int) -> Any:
-    return -(-extent // unit) * unit
 
 
 def _smaller_tile_n(f: Fields, device: Device) -> Any:
@@ -349,7 +354,7 @@ RULES = (
     ),
     _rule(
         "accumulators, epilogue and addresses exceed the registers of a consumer thread",
-        "tile_m tile_n consumers epilogue warp_specialized persistent producer_regs",
+        "swap tile_m tile_n consumers epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
     _rule(

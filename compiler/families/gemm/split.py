@@ -97,7 +97,8 @@ class SplitK:
     def after(self, store: Callable[[UOp, UOp], Body]) -> list[UOp]:
         """What follows the roles: wait for the parts, then sum pieces and `store(piece, values)`.
 
-        No CTA leaves before all that it sent has arrived; those that sum say so first thing.
+        No CTA leaves before all that it sent has arrived (CUDA programming guide, distributed
+        shared memory); those that sum say so first thing.
         """
         if not self.t.split:
             return []
