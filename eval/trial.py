@@ -95,15 +95,16 @@ def emulate_kernel(
 
 
 def quoted(hazard: str, ptx: str) -> str:
-    """A hazard with the PTX statement beside each `line N` that lacks its text."""
+    """A hazard with the PTX statement beside each `line N`, unless it quotes statements itself."""
     lines = ptx.splitlines()
 
     def quote(found: re.Match[str]) -> str:
         number = int(found[1])
         text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        return found[0] if not text or text.rstrip(";") in hazard else f"{found[0]} `{text}`"
+        return f"{found[0]} `{text}`" if text else found[0]
 
-    return " ".join(re.sub(r"\bline (\d+)\b", quote, hazard).split())
+    told = " ".join(hazard.split())
+    return told if "`" in told else re.sub(r"\bline (\d+)\b", quote, told)
 
 
 def _plain(tensor: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -60,7 +60,7 @@ def test_a_hazard_quotes_both_statements():
     assert trial.quoted("line 1: not ordered after line 2", ptx) == (
         "line 1 `first;`: not ordered after line 2 `second a, b;`"
     )
-    assert trial.quoted("line 3: third: late", ptx) == "line 3: third: late"
+    assert trial.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
     assert trial.quoted("line 9: gone", ptx) == "line 9: gone"
 
 
