@@ -75,22 +75,26 @@ class Judged:
 
 
 def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
-    """The smallest kernel of each structure: the same instructions, loops and roles."""
+    """The smallest kernel of each structure: the same roles, loops and instructions in them."""
     best: dict[object, tuple[int, Job]] = {}
     for problem, strategy in jobs:
         kernel = family(strategy.family).build(problem, strategy, device)
-        nodes = [(path, node) for path, node in walk(kernel)]
-        found = {_kind(path, node) for path, node in nodes if node.op is not Op.IF}
+        found, size = set[tuple[object, ...]](), 0
+        for statement in kernel.src:
+            role = statement.arg.name if statement.op is Op.ROLE else ""
+            nodes = list(walk(statement))
+            found |= {_kind(role, path, node) for path, node in nodes if node.op is not Op.IF}
+            size += len(nodes)
         key = frozenset(found), kernel.arg.cluster > 1
-        if key not in best or len(nodes) < best[key][0]:
-            best[key] = len(nodes), (problem, strategy)
+        if key not in best or size < best[key][0]:
+            best[key] = size, (problem, strategy)
     return [job for _, job in best.values()]
 
 
-def _kind(path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
+def _kind(role: str, path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
     if node.op is Op.ATOM:
-        return node.arg.atom, node.arg.attr("cta_group")
-    return node.op, len(path)
+        return role, node.arg.atom, node.arg.attr("cta_group")
+    return role, node.op, len(path)
 
 
 def judge(

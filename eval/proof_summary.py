@@ -25,10 +25,12 @@ Summary = dict[str, Any]
 
 
 def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary:
-    """What made a result: the command line, the versions, the device that was built for."""
+    """What made a result: the command line less its --out, the versions, the device."""
+    places = [i for i, word in enumerate(argv) if word == "--out"]
+    asked = [word for i, word in enumerate(argv) if i not in places and i - 1 not in places]
     return {
         "kind": kind,
-        "command": shlex.join(["python", "-m", f"ptxflow.eval.{kind}", *argv]),
+        "command": shlex.join(["python", "-m", f"ptxflow.eval.{kind}", *asked]),
         "device": device.name,
         "arch": device.arch,
         "versions": {

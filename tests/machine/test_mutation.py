@@ -106,7 +106,9 @@ def test_the_command_writes_its_result(
     assert main([*asked, "--device", "h200", "--out", str(out)]) == 0
     summary = read(out)
     assert summary["kernels"] == 1 and summary["all"]["killed"] > 5
-    assert summary["command"].startswith("python -m ptxflow.eval.mutation --definition gemm_n128")
+    assert summary["command"] == " ".join(
+        ["python -m ptxflow.eval.mutation", *asked, "--device h200"]
+    )
     assert table(summary) in capsys.readouterr().out
 
 
