@@ -106,12 +106,12 @@ def judge(
 ) -> Iterator[Judged]:
     """What becomes of a kernel's mutants (all, or those chosen); `emulate` runs the accepted."""
     for mutant in mutants(kernel) if chosen is None else chosen:
-        error, began = "", time.monotonic()
+        error, began = "", time.process_time()
         try:
             check(mutant.tree, trips, device)
         except CompileError as refusal:
             error = type(refusal).__name__
-        seconds = time.monotonic() - began
+        seconds = time.process_time() - began
         emulation = None if error else emulate(mutant.tree)
         why = reason(kernel, mutant)
         yield Judged(mutant.operator, str(mutant), error, why, seconds, emulation)

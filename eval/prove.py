@@ -77,13 +77,13 @@ class Proof:
 def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Proof:
     """Take one strategy through every stage; then `mutants` of its kernel, drawn by `seed`."""
     problem, strategy = job
-    began = time.monotonic()
+    began = time.process_time()
     try:
         draft = prepare(problem, strategy, device)
     except CompileError as refusal:
         stage = "rules" if isinstance(refusal, IllegalStrategy) else "validator"
         return Proof(problem, strategy, stage, (f"{type(refusal).__name__}: {refusal}",))
-    check_s = time.monotonic() - began
+    check_s = time.process_time() - began
 
     def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Proof:
         return Proof(
@@ -231,8 +231,8 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m ptxflow.eval.prove",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="columns: s is the median (and maximum) in seconds, of rules, build, validator and "
-        "PTX, and of all\nschedules in the emulator; a mutant is killed if the validator refuses "
+        epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, build, "
+        "validator and\nPTX, and of all schedules in the emulator; a mutant is killed if the validator refuses "
         "it, harmless if it is\naccepted and right under every schedule.\n\n"
         "example: python -m ptxflow.eval.prove --definition gemm_n4096_k4096 --samples 8",
     )

@@ -32,7 +32,8 @@ class Emulation:
 
     `exact`: every value is equal under every schedule; `error` is one line where that is not so.
     `hazards` are orderings that the ISA asks for and the kernel lacks, whatever its values are:
-    one line each, with the PTX statements concerned and the schedule that showed it.
+    one line each, with the PTX statements concerned and the schedule that showed it. `seconds` are
+    of the processor, so that they do not depend on what else the machine does.
     """
 
     axes: dict[str, int]
@@ -76,7 +77,7 @@ def emulate_kernel(
     ptx = write(kernel, device)
     launch = family(strategy.family).launch(small.problem, strategy, device)
     tensors, output, expected = CASES[strategy.family](small.problem)
-    axes, began = dict(small.problem.axes), time.monotonic()
+    axes, began = dict(small.problem.axes), time.process_time()
     error, hazards = "", dict[str, int]()  # a hazard and the first schedule that showed it
     for seed in seeds:
         given = {name: t.copy() for name, t in tensors.items()}
@@ -91,7 +92,7 @@ def emulate_kernel(
             error = f"{wrong} of {expected.size} elements of {output} differ (schedule {seed})"
             break
     noted = tuple(f"{quoted(h, ptx)} (schedule {seed})" for h, seed in sorted(hazards.items()))
-    return Emulation(axes, len(seeds), not error, time.monotonic() - began, error, noted)
+    return Emulation(axes, len(seeds), not error, time.process_time() - began, error, noted)
 
 
 def quoted(hazard: str, ptx: str) -> str:
