@@ -231,9 +231,9 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m ptxflow.eval.prove",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, build, "
-        "validator and\nPTX, and of all schedules in the emulator; a mutant is killed if the validator refuses "
-        "it, harmless if it is\naccepted and right under every schedule.\n\n"
+        epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
+        "build, validator\nand PTX, and of all schedules in the emulator; a mutant is killed if "
+        "the validator refuses it,\nharmless if it is accepted and right under every schedule.\n\n"
         "example: python -m ptxflow.eval.prove --definition gemm_n4096_k4096 --samples 8",
     )
     gemms = [name for name in names() if name.startswith("gemm_")]
