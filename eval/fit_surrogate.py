@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 import ptxflow
+from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.surrogate import Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
@@ -36,7 +37,6 @@ from ptxflow.eval.ranking import (
     successes,
     text,
 )
-from ptxflow.eval.records import RecordError
 
 
 def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")
     try:
         return run(parser.parse_args(argv))
-    except (UsageError, RecordError, DefinitionError, SurrogateError, OSError) as error:
+    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
         print(f"fit_surrogate: {error}", file=sys.stderr)
         return 2
 

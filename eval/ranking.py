@@ -30,6 +30,7 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import Observed
 from ptxflow.env.surrogate import Ensemble, SurrogateError
 from ptxflow.env.surrogate_file import read
@@ -37,7 +38,6 @@ from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
-from ptxflow.eval.records import RecordError
 
 Array = NDArray[np.float64]
 TOP = 8
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
     try:
         return run(parser.parse_args(argv))
-    except (UsageError, RecordError, DefinitionError, SurrogateError, OSError) as error:
+    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
         print(f"ranking: {error}", file=sys.stderr)
         return 2
 

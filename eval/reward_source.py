@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import digest
 from ptxflow.env.replay import ReplayReward
 from ptxflow.env.reward import ModelReward, Reward
@@ -95,7 +96,7 @@ def build(description: Mapping[str, Any], device: str) -> tuple[Reward, dict[str
         try:
             paths = [ROOT / path for path in description["measurements"]]
             observed, _ = read_observed(paths, target)
-        except RuntimeError as error:
+        except MeasurementError as error:
             raise RewardError(str(error)) from None
         digests["measurements"] = digest(observed)
         reward = ReplayReward(observed, reward)

@@ -11,14 +11,15 @@ import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import Measured, MeasurementError
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.surrogate_file import read
 from ptxflow.eval import fit_surrogate, ranking
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
-from ptxflow.eval.observing import read_observed
+from ptxflow.eval.observing import read_observed, timings
 from ptxflow.eval.ranking import chance_regret, choose_folds, deal, quality
-from ptxflow.eval.records import Record, RecordError, RecordFile
+from ptxflow.eval.records import Record, RecordFile
 
 DEFINITIONS, ROWS = ("gemm_n128_k2048", "gemm_n256_k7168"), (64, 128, 512)
 PER_WORKLOAD = 60
@@ -90,8 +91,21 @@ def test_records_are_read_by_workload_and_failures_are_infinite(tmp_path: Path) 
     (observed,), foreign = read_observed([path], H200)
     assert foreign == 0 and observed.name == "gemm_n128_k2048 M=64"
     assert sorted(np.isfinite(observed.seconds)) == [False, True]
-    with pytest.raises(RecordError, match="no such file"):
+    with pytest.raises(MeasurementError, match="no such file"):
         read_observed([tmp_path / "absent.jsonl"], H200)
+
+
+def test_sessions_are_compared_by_what_the_library_took_in_each() -> None:
+    def one(us: float | None, peer: float | None, run: str, status: str = "ok") -> Measured:
+        return Measured("d", {"M": 1}, "h200", "gemm", {"c": 1}, status, latency_us=us,
+                        peer_us=peer, run=run)  # fmt: skip
+
+    rows = [
+        one(10, 5, "a"), one(20, 5, "a"), one(20, 10, "b"), one(7, 7.5, "c"), one(9, None, "d"),
+        one(None, 5, "a", "fault"),
+    ]  # fmt: skip
+    seconds = [t.seconds for t in timings(rows)]
+    assert seconds == pytest.approx([15e-6, 30e-6, 15e-6, 7e-6, 9e-6, float("inf")])
 
 
 def test_surrogates_rank_the_workloads_that_they_have_not_seen(
