@@ -195,7 +195,7 @@ def _text(axes: dict[str, int], between: str, sign: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    from ptxflow.eval.bench import FAILURES
+    from ptxflow.eval.campaign import FAILURES
     from ptxflow.eval.solution import SolutionError
     from ptxflow.gfn.checkpoint import CheckpointError
 

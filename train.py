@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from ptxflow.env.reward import Reward
     from ptxflow.env.space import Space
     from ptxflow.gfn.checkpoint import Checkpoint
     from ptxflow.gfn.run import Run
@@ -28,14 +29,17 @@ Train one policy on GEMM workloads with conditional trajectory balance (a GFlowN
 
 A workload is a definition with M bound, on a device. The policy builds a strategy decision by
 decision under the device's masks and learns to sample it with probability exp(TFLOPS / T) / Z,
-where the analytic model says the TFLOP/s and T = tau x what the device can attain. Training starts
-on small, regular workloads and adds larger, irregular ones as the measured distance to the target
-falls. Held-out values of M are never trained; their distance is measured too.
+where the reward says the TFLOP/s and T = tau x what the device can attain. The reward is the
+analytic model, a surrogate (the model corrected by measurements), or replay (what was measured, and
+the surrogate or the model elsewhere). Training starts on small, regular workloads and adds larger,
+irregular ones as the measured distance to the target falls. Held-out values of M are never trained;
+their distance is measured too.
 """
 EPILOG = """\
 examples:
   python train.py                                 12 minutes for B200, into runs/b200
   python train.py --device h200 --minutes 5 --export checkpoints/gemm-h200.safetensors
+  python train.py --device h200 --reward replay --measurements more.jsonl
   python train.py --definitions gemm_n4096_k4096,gemm_n2048_k4096 --steps 500 --out runs/two
   python train.py --preset demo                   about a minute, three definitions
   python train.py --resume runs/b200              go on where Ctrl-C stopped it, exactly
@@ -101,6 +105,7 @@ class Settings:
     measurements: int
     threads: int
     train: dict[str, Any]
+    reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
@@ -143,6 +148,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--minutes", type=positive(float), help="or this long (default: 12; demo 1.2)")
     add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
+    add(
+        "--reward",
+        choices=("model", "surrogate", "replay"),
+        help="default: surrogate where checkpoints/ has one for the device, else model",
+    )
+    add("--surrogate", type=Path, metavar="FILE", help="another surrogate than that")
+    add("--measurements", type=Path, nargs="+", metavar="FILE", help="what --reward replay replays")
     add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
     add(
         "--threads",
@@ -157,13 +169,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.steps and args.minutes:
         parser.error("give --steps or --minutes, not both")
     if args.resume:
-        fixed = ("device", "definitions", "preset", "batch", "tau", "seed", "out")
+        fixed = (
+            "device", "definitions", "preset", "batch", "tau", "seed", "out",
+            "reward", "surrogate", "measurements",
+        )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")
     return args
 
 
 def new_settings(args: argparse.Namespace) -> Settings:
+    from ptxflow.eval.reward_source import RewardError, describe
+
     preset = PRESETS[args.preset or "full"]
     definitions = preset.definitions
     if args.definitions and args.definitions != "all":
@@ -171,8 +188,13 @@ def new_settings(args: argparse.Namespace) -> Settings:
         files = {d: str(Path(d).resolve()) for d in named if d.endswith(".json")}
         definitions = tuple(dict.fromkeys(files.get(d, d) for d in named))
     options = {"batch": args.batch, "tau": args.tau, "seed": args.seed}
+    device = (args.device or "b200").lower()
+    try:
+        reward = describe(args.reward, device, args.surrogate, args.measurements or ())
+    except RewardError as error:
+        raise BadInput(str(error)) from None
     return Settings(
-        device=(args.device or "b200").lower(),
+        device=device,
         definitions=definitions,
         trained=preset.trained,
         held_out=preset.held_out,
@@ -182,6 +204,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
         measurements=preset.measurements,
         threads=args.threads or 1,
         train={**preset.train, **{k: v for k, v in options.items() if v is not None}},
+        reward=reward,
     )
 
 
@@ -249,6 +272,7 @@ def result_rows(
 def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> None:
     """Measure every workload, print the table, write the result, the plots and the export."""
     from ptxflow.eval.plots import distance_table, training_plots
+    from ptxflow.eval.reward_source import title
     from ptxflow.gfn.checkpoint import write
 
     rows = result_rows(run, *spaces)
@@ -261,7 +285,8 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
                 "mean": sum(values) / len(values),
                 "max": max(values),
             }
-    result = {"device": run.settings["device"], "tau": run.trainer.config.tau}
+    reward = run.settings["reward"]
+    result = {"device": run.settings["device"], "tau": run.trainer.config.tau, "reward": reward}
     result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
     part = run.folder / (RESULT + ".tmp")
     part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -274,7 +299,8 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
         about = {"settings": run.settings, "train": run.trainer.config.to_json()}
         write(export, run.trainer.policy_checkpoint({**about, "result": summary}))
     print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
-          f"{run.trainer.config.tau} (* never trained)\n{distance_table(rows)}")  # fmt: skip
+          f"{run.trainer.config.tau}, TFLOPS by {title(reward)} (* never trained)\n"
+          f"{distance_table(rows)}")  # fmt: skip
     for kind, label in (
         ("trained", "trained"), ("held_out", "held-out M"), ("unseen", "unseen N, K"),
     ):  # fmt: skip
@@ -312,10 +338,23 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
     return folder, settings, None
 
 
+def source(settings: Settings) -> tuple[Reward, Settings]:
+    """The reward, and the settings with the digests of the files it was read from."""
+    from ptxflow.env.reward import Remembered
+    from ptxflow.eval.reward_source import RewardError, build
+
+    try:
+        reward, description = build(settings.reward, settings.device)
+    except RewardError as error:
+        raise BadInput(str(error)) from None
+    return Remembered(reward), replace(settings, reward=description)
+
+
 def start(args: argparse.Namespace) -> int:
     folder, settings, state = prepare(args)
     for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
         require_writable(path.parent)
+    reward, settings = source(settings)
     spaces = workloads(settings)
 
     import torch
@@ -327,7 +366,8 @@ def start(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(settings.threads)
     config = TrainConfig(**{"tau": TAU, **settings.train})
-    trainer = Trainer(spaces[0], config, settings.steps or 10**6, held_out=spaces[1] + spaces[2])
+    held_out = spaces[1] + spaces[2]
+    trainer = Trainer(spaces[0], config, settings.steps or 10**6, reward, held_out)
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, spaces[1], *length, settings=asdict(settings))
     if state:
@@ -339,7 +379,8 @@ def start(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)
     print(f"{len(spaces[0])} workloads trained, {len(spaces[1])} held out, on {settings.device}; "
-          f"{sum(map(len, spaces[0]))} strategies; {settings.threads} threads")  # fmt: skip
+          f"{sum(map(len, spaces[0]))} strategies; rewarded by {settings.reward['source']}; "
+          f"{settings.threads} threads")  # fmt: skip
     if stopped := train(run):
         print(f"train.py: stopped at step {trainer.step}; go on with: python train.py --resume "
               f"{folder}", file=sys.stderr)  # fmt: skip

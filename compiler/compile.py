@@ -126,10 +126,10 @@ def compile_many(
     chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
     results: list[CompiledKernel | Exception] = []
     if workers <= 1 or len(chunks) == 1:
-        outcomes: Iterable[list[CompiledKernel | Exception]] = map(_compile_chunk, chunks)
+        outcomes: Iterable[list[CompiledKernel | Exception]] = map(compile_chunk, chunks)
         return _gather(outcomes, results, progress)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return _gather(pool.map(_compile_chunk, chunks), results, progress)
+        return _gather(pool.map(compile_chunk, chunks), results, progress)
 
 
 _CHUNK = 8  # the most kernels to one disassembler run
@@ -146,10 +146,10 @@ def _gather(
     return results
 
 
-def _compile_chunk(
+def compile_chunk(
     tasks: list[tuple[Problem, Strategy, Device]],
 ) -> list[CompiledKernel | Exception]:
-    """Compile a few jobs, sharing one disassembly."""
+    """Compile a few jobs in this process, sharing one disassembly; a refusal takes its place."""
     outcomes: list[CompiledKernel | Exception | tuple[Draft, Assembly]] = []
     for task in tasks:
         try:

@@ -40,6 +40,21 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
     return axes
 
 
+def parse_fix(texts: Iterable[str]) -> dict[str, list[str]]:
+    """`["swizzle=128,tile_m=64|128"]` to `{"swizzle": ["128"], "tile_m": ["64", "128"]}`."""
+    fix: dict[str, list[str]] = {}
+    for text in itertools.chain.from_iterable(t.split(",") for t in texts):
+        name, sign, values = text.strip().partition("=")
+        if not sign or not name or not all(values.split("|")):
+            raise UsageError(
+                f"{text!r} must have the form DECISION=CHOICE or DECISION=CHOICE|CHOICE"
+            )
+        if name in fix:
+            raise UsageError(f"decision {name!r} is fixed twice")
+        fix[name] = values.split("|")
+    return fix
+
+
 def _positive(name: str, text: str) -> int:
     digits = text.strip().replace("_", "")
     if not digits.isascii() or not digits.isdecimal() or int(digits) == 0:

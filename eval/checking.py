@@ -69,13 +69,9 @@ class Guarded:
     def poison(self) -> None:
         self.bytes.fill_(POISON)
 
-    def breach(self) -> str:
-        """Where the guard was overwritten; empty when it is intact."""
-        for side, region in (("before", self.before), ("after", self.after)):
-            touched = int((region != GUARD).sum())
-            if touched:
-                return f"{touched} bytes {side} it"
-        return ""
+    def touched(self) -> tuple[Tensor, Tensor]:
+        """How many bytes of the guards before and after were overwritten, still on the device."""
+        return (self.before != GUARD).sum(), (self.after != GUARD).sum()
 
 
 @dataclass(frozen=True)
@@ -88,17 +84,37 @@ class Comparison:
 
 
 def compare(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Comparison:
-    """Element by element, in float64. Infinities must agree; a NaN reference asks nothing."""
-    out64, ref64 = out.double(), ref.double()
-    same = (out64 == ref64) | ref64.isnan()
-    error = torch.where(same, 0.0, (out64 - ref64).abs()).nan_to_num(nan=math.inf)
-    allowed = tolerance.atol + tolerance.rtol * ref64.abs()
-    bad = ~same & ~((error <= allowed) & ref64.isfinite())
+    """Element by element. Infinities must agree; a NaN reference asks nothing."""
+    deviation = _deviation(out, ref, tolerance)
+    bad = deviation.bad
     wrong = int(bad.sum())
     first = tuple(int(i) for i in bad.nonzero()[0]) if wrong else ()
-    ratio = torch.where(same, 0.0, error / allowed)
-    biggest = (float(error.max()), float(ratio.max())) if error.numel() else (0.0, 0.0)
+    biggest = (float(deviation.error), float(deviation.ratio))
     return Comparison(wrong, bad.numel(), first, *biggest)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What an output is off by, on the device: a mask, and two maxima as tensors of one element."""
+
+    bad: Tensor
+    error: Tensor
+    ratio: Tensor
+
+
+def _deviation(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
+    """In float32 where both have 16 bits or fewer, whose values it holds; else in float64."""
+    narrow = max(out.dtype.itemsize, ref.dtype.itemsize) <= 2
+    dtype = torch.float32 if narrow else torch.float64
+    ours, theirs = out.to(dtype), ref.to(dtype)
+    same = (ours == theirs) | theirs.isnan()
+    error = torch.where(same, 0.0, (ours - theirs).abs()).nan_to_num(nan=math.inf)
+    allowed = tolerance.atol + tolerance.rtol * theirs.abs()
+    bad = ~same & ~((error <= allowed) & theirs.isfinite())
+    ratio = torch.where(same, 0.0, error / allowed)
+    if not error.numel():
+        return Deviation(bad, error.sum(), ratio.sum())
+    return Deviation(bad, error.max(), ratio.max())
 
 
 class Bench:
@@ -131,50 +147,72 @@ class Bench:
         for guarded in self.outputs.values():
             guarded.poison()
 
-    def disturbed(self, inputs: Tensors) -> str:
-        """What a kernel did to memory that is not its output; empty when nothing."""
-        for name, value in inputs.items():
-            if not torch.equal(self.inputs[name].bytes, _bits(value)):
-                return f"input {name} was modified"
+    def disturbances(self, inputs: Tensors) -> dict[str, Tensor]:
+        """Counts, on the device, of what a kernel did to memory that is not its output."""
+        counts = {
+            f"input {name} was modified": (_words(self.inputs[name].tensor) != _words(value)).sum()
+            for name, value in inputs.items()
+        }
         for name, guarded in (self.inputs | self.outputs).items():
-            where = guarded.breach()
-            if where:
-                return f"wrote outside {name}: {where}"
-        return ""
+            before, after = guarded.touched()
+            counts[f"wrote outside {name}: {{}} bytes before it"] = before
+            counts[f"wrote outside {name}: {{}} bytes after it"] = after
+        return counts
 
 
 def check(call: Callable[[], None], bench: Bench, seeds: Sequence[int] | None = None) -> Verdict:
-    """Run the kernel twice on every seed (the bench's, or some of them), against the reference."""
+    """Run the kernel twice on every seed (the bench's, or some of them), against the reference.
+
+    All findings of a seed stay on the device until both runs are queued, and cross together.
+    """
     seeds = bench.seeds if seeds is None else seeds
-    case = bench.case
     worst_abs = worst_ratio = 0.0
     for seed in seeds:
-        inputs, expected = bench.fill(seed)
-        first: dict[str, Tensor] = {}
-        for repeat in (0, 1):
-            bench.poison()
-            call()
-            reason = bench.disturbed(inputs)
-            for name, ref in expected.items():
-                out = bench.outputs[name].tensor
-                c = compare(out, ref, case.tolerance[name])
-                worst_abs = max(worst_abs, c.max_abs_error)
-                worst_ratio = max(worst_ratio, c.max_error_ratio)
-                if c.wrong:
-                    reason = reason or _describe(name, c, out, ref)
-                elif repeat and not torch.equal(_bits(out), _bits(first[name])):
-                    reason = reason or f"{name} differs between two runs on the same inputs"
-                first.setdefault(name, out.clone())
-            if reason:
-                return _verdict(case, reason, seeds, worst_abs, worst_ratio, seed)
-    return _verdict(case, "", seeds, worst_abs, worst_ratio)
+        reason, (absolute, ratio) = _check_seed(call, bench, seed)
+        worst_abs, worst_ratio = max(worst_abs, absolute), max(worst_ratio, ratio)
+        if reason:
+            return _verdict(bench.case, reason, seeds, worst_abs, worst_ratio, seed)
+    return _verdict(bench.case, "", seeds, worst_abs, worst_ratio)
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+def _check_seed(
+    call: Callable[[], None], bench: Bench, seed: int
+) -> tuple[str, tuple[float, float]]:
+    """What is wrong on one seed (empty: nothing), and the largest error and ratio."""
+    inputs, expected = bench.fill(seed)
+    bench.poison()
+    call()
+    first = {name: bench.outputs[name].tensor.clone() for name in expected}
+    bench.poison()
+    call()
+    counts = bench.disturbances(inputs)
+    maxima: list[Tensor] = []
+    for name, ref in expected.items():
+        off = _deviation(first[name], ref, bench.case.tolerance[name])
+        counts[f"{name} is wrong"] = off.bad.sum()
+        again = _words(bench.outputs[name].tensor) != _words(first[name])
+        counts[f"{name} differs between two runs on the same inputs"] = again.sum()
+        maxima += [off.error, off.ratio]
+    found = torch.stack([t.double() for t in (*counts.values(), *maxima)]).tolist()
+    errors = max(found[len(counts) :: 2]), max(found[len(counts) + 1 :: 2])
+    for reason, count in zip(counts, found, strict=False):
+        if count:
+            named = reason.removesuffix(" is wrong")
+            if named in expected:
+                ref, tolerance = expected[named], bench.case.tolerance[named]
+                return _describe(named, first[named], ref, tolerance), errors
+            return reason.format(int(count)), errors
+    return "", errors
 
 
-def _describe(name: str, c: Comparison, out: Tensor, ref: Tensor) -> str:
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, in words as wide as its elements, so that NaN equals itself."""
+    word = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(-1).view(word[tensor.dtype.itemsize])
+
+
+def _describe(name: str, out: Tensor, ref: Tensor, tolerance: Tolerance) -> str:
+    c = compare(out, ref, tolerance)
     got, want = float(out[c.first]), float(ref[c.first])
     return (
         f"{name}: {c.wrong} of {c.total} elements out of tolerance, the first at "

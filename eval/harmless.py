@@ -153,6 +153,7 @@ _PLAIN = {"", "mma", "tma_load"}
 STORES = {"st_global", "st_shared_v4", "stmatrix_x4"}
 LOADS = {"tma_load", "tma_load_multicast", "tma_load_pair"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
+TENSOR = {"tcgen05_mma", "tcgen05_ld"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
 
 
@@ -191,8 +192,15 @@ def _pairs(kernel: UOp, mutant: Mutant) -> bool:
 
 
 def _drained(kernel: UOp, mutant: Mutant) -> bool:
-    """The warps that stage C meet after their last access to tensor memory."""
-    return not _pairs(kernel, mutant) and "tma_store" in names(kernel)
+    """All warps meet after the last access to tensor memory, before they meet to free it.
+
+    Those that stage C do so at its named barrier, those that share a sum at that of the cluster.
+    """
+    if _pairs(kernel, mutant):
+        return False
+    last = max((i for i, node in enumerate(kernel.src) if names(node) & TENSOR), default=0)
+    meetings = [node for node in kernel.src[last:] if names(node) == {"cluster_wait"}]
+    return "tma_store" in names(kernel) or len(meetings) > 1
 
 
 def _on(arch: str) -> Callable[[UOp, Mutant], bool]:

@@ -3,7 +3,7 @@
 One kernel for every structure that the builders can make, every mutant of each, and what became of
 them. The kill rate counts each mutant that is not on the list of harmless changes. With --emulate,
 the PTX of every mutant that the validator accepts runs under several schedules, and must still
-compute C exactly: that is what shows the list of harmless changes to be one.
+compute C exactly and show no hazard: that is what shows the list of harmless changes to be one.
 """
 
 from __future__ import annotations
@@ -18,23 +18,29 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from ptxflow.compiler import ptxas
 from ptxflow.compiler.check import check
+from ptxflow.compiler.compile import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.families import family
 from ptxflow.compiler.ir import Op, UOp, walk
-from ptxflow.compiler.strategy import Problem, Strategy, Trip
-from ptxflow.eval.arguments import UsageError, find_device, find_problem, find_space, parse_axes
-from ptxflow.eval.definition import DefinitionError, load
+from ptxflow.compiler.strategy import Trip
+from ptxflow.eval import proof_summary
+from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.definition import DefinitionError, names
 from ptxflow.eval.harmless import reason
 from ptxflow.eval.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.trial import emulate_kernel
+from ptxflow.eval.proof_summary import Summary, spread
+from ptxflow.eval.survey import draw
+from ptxflow.eval.trial import Emulation, emulate_kernel
 
-DRAWS = 400  # strategies among which structures are looked for
+VERDICTS = ("killed", "harmless", "survived", "refused")
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Judged:
     text: str
     error: str
     harmless: str
-    emulated: str = ""  # "exact", or what went wrong, of an accepted mutant
+    check_s: float = 0.0
+    emulation: Emulation | None = None  # of an accepted mutant, where it was asked for
 
     @property
     def verdict(self) -> str:
@@ -53,26 +60,41 @@ class Judged:
             return "refused" if self.error else "harmless"
         return "killed" if self.error else "survived"
 
+    @property
+    def right(self) -> bool:
+        """Emulated, and as right as the kernel that it was made from."""
+        return self.emulation is not None and self.emulation.right
 
-def structures(
-    problem: Problem, device: Device, strategies: Iterable[Strategy]
-) -> dict[object, Strategy]:
-    """The smallest kernel of each structure: the same instructions, loops and roles."""
-    best: dict[object, tuple[int, Strategy]] = {}
-    for strategy in strategies:
+    @property
+    def wrong(self) -> bool:
+        return self.emulation is not None and not self.emulation.right
+
+    def __str__(self) -> str:
+        complaints = self.emulation.complaints if self.emulation else ()
+        return f"{self.text}: {'; '.join(complaints)}" if complaints else self.text
+
+
+def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
+    """The smallest kernel of each structure: the same roles, loops and instructions in them."""
+    best: dict[object, tuple[int, Job]] = {}
+    for problem, strategy in jobs:
         kernel = family(strategy.family).build(problem, strategy, device)
-        nodes = [(path, node) for path, node in walk(kernel)]
-        found = {_kind(path, node) for path, node in nodes if node.op is not Op.IF}
+        found, size = set[tuple[object, ...]](), 0
+        for statement in kernel.src:
+            role = statement.arg.name if statement.op is Op.ROLE else ""
+            nodes = list(walk(statement))
+            found |= {_kind(role, path, node) for path, node in nodes if node.op is not Op.IF}
+            size += len(nodes)
         key = frozenset(found), kernel.arg.cluster > 1
-        if key not in best or len(nodes) < best[key][0]:
-            best[key] = len(nodes), strategy
-    return {key: strategy for key, (_, strategy) in best.items()}
+        if key not in best or size < best[key][0]:
+            best[key] = size, (problem, strategy)
+    return [job for _, job in best.values()]
 
 
-def _kind(path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
+def _kind(role: str, path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
     if node.op is Op.ATOM:
-        return node.arg.atom, node.arg.attr("cta_group")
-    return node.op, len(path)
+        return role, node.arg.atom, node.arg.attr("cta_group")
+    return role, node.op, len(path)
 
 
 def judge(
@@ -80,79 +102,130 @@ def judge(
     trips: Sequence[Trip],
     device: Device,
     chosen: Iterable[Mutant] | None = None,
-    emulate: Callable[[UOp], str] = lambda tree: "",
+    emulate: Callable[[UOp], Emulation | None] = lambda tree: None,
 ) -> Iterator[Judged]:
     """What becomes of a kernel's mutants (all, or those chosen); `emulate` runs the accepted."""
     for mutant in mutants(kernel) if chosen is None else chosen:
-        error = ""
+        error, began = "", time.process_time()
         try:
             check(mutant.tree, trips, device)
         except CompileError as refusal:
             error = type(refusal).__name__
-        emulated = "" if error else emulate(mutant.tree)
-        yield Judged(mutant.operator, str(mutant), error, reason(kernel, mutant), emulated)
+        seconds = time.process_time() - began
+        emulation = None if error else emulate(mutant.tree)
+        why = reason(kernel, mutant)
+        yield Judged(mutant.operator, str(mutant), error, why, seconds, emulation)
 
 
-def _judge_strategy(
-    problem: Problem, device: Device, schedules: int, strategy: Strategy
+def judge_strategy(
+    device: Device,
+    seeds: Sequence[int],
+    job: Job,
+    choose: Callable[[list[Mutant]], list[Mutant]] = lambda found: found,
 ) -> list[Judged]:
-    """The mutants of a strategy's kernel, built for its trial problem where they are emulated."""
+    """The chosen mutants of a strategy's kernel, built for its trial problem.
+
+    Those that the validator accepts are emulated under the schedules of `seeds`, if there are any.
+    """
+    problem, strategy = job
     maker = family(strategy.family)
-    if not schedules:
-        kernel = maker.build(problem, strategy, device)
-        return list(judge(kernel, maker.trips(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
-
-    def emulate(tree: UOp) -> str:
-        result = emulate_kernel(tree, small, strategy, device, range(schedules))
-        return "exact" if result.exact else result.error
-
     kernel = maker.build(small.problem, strategy, device)
     trips = maker.trips(small.problem, strategy, device)
-    return list(judge(kernel, trips, device, emulate=emulate))
+
+    def emulate(tree: UOp) -> Emulation | None:
+        return emulate_kernel(tree, small, strategy, device, seeds) if seeds else None
+
+    return list(judge(kernel, trips, device, choose(list(mutants(kernel))), emulate))
 
 
-def table(judged: Sequence[Judged]) -> str:
-    """Operator by verdict, the kill rate, and each harmless reason with its count."""
-    counts = Counter((j.operator, j.verdict) for j in judged)
-    verdicts = ("killed", "harmless", "survived", "refused")
-    lines = [f"{'operator':10}" + "".join(f"{v:>10}" for v in verdicts)]
-    for operator in OPERATORS:
-        if any(counts[operator, v] for v in verdicts):
-            row = "".join(f"{counts[operator, v]:10}" for v in verdicts)
-            lines.append(f"{operator:10}{row}")
-    total = Counter(j.verdict for j in judged)
-    lines.append(f"{'all':10}" + "".join(f"{total[v]:10}" for v in verdicts))
+def pick(found: Sequence[Mutant], count: int, seed: Sequence[int]) -> list[Mutant]:
+    """`count` of the mutants, or all there are: drawn without repetition, in their order."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(len(found), min(count, len(found)), replace=False)
+    return [found[i] for i in sorted(chosen)]
+
+
+def run(jobs: Sequence[Job], device: Device, workers: int, schedules: int = 0) -> list[Judged]:
+    """Judge every mutant of every job's kernel on `workers` processes."""
+    work = partial(judge_strategy, device, range(schedules))
+    with tqdm(total=len(jobs), desc=f"mutants for {device.arch}", unit="kernel") as bar:
+        if workers <= 1:
+            return _gathered(bar, map(work, jobs))
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            return _gathered(bar, pool.map(work, jobs))
+
+
+def _gathered(bar: tqdm, kernels: Iterable[list[Judged]]) -> list[Judged]:  # type: ignore[type-arg]
+    out: list[Judged] = []
+    for judged in kernels:
+        out += judged
+        bar.update()
+    return out
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def summarise(judged: Sequence[Judged]) -> Summary:
+    """Counts by operator and verdict, harmless reasons, times, and whatever should not be."""
+    emulated = [j.emulation for j in judged if j.emulation]
+    operators = {
+        operator: _verdicts(j for j in judged if j.operator == operator)
+        for operator in OPERATORS
+        if any(j.operator == operator for j in judged)
+    }
+    return {
+        "operators": operators,
+        "all": _verdicts(judged),
+        "emulated": {
+            "schedules": max((e.schedules for e in emulated), default=0),
+            "right": sum(e.right for e in emulated),
+            "wrong": sum(not e.right for e in emulated),
+        },
+        "validator_s": spread(j.check_s for j in judged),
+        "emulator_s": spread(e.seconds for e in emulated),
+        "harmless": _counted(j.harmless for j in judged if j.verdict == "harmless"),
+        "survivors": _counted(j.text for j in judged if j.verdict == "survived"),
+        "refused": _counted(j.text for j in judged if j.verdict == "refused"),
+        "wrong": _counted(str(j) for j in judged if j.wrong),
+    }
+
+
+def _verdicts(judged: Iterable[Judged]) -> dict[str, int]:
+    found = Counter(j.verdict for j in judged)
+    return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def _counted(texts: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(texts).items()))
+
+
+def table(summary: Summary) -> str:
+    """Operator by verdict, the kill rate, each harmless reason, and whatever should not be."""
+    lines = [f"{'operator':10}" + "".join(f"{v:>10}" for v in VERDICTS)]
+    for operator, counts in {**summary["operators"], "all": summary["all"]}.items():
+        lines.append(f"{operator:10}" + "".join(f"{counts[v]:10}" for v in VERDICTS))
+    total = summary["all"]
     harmful = total["killed"] + total["survived"]
-    harmless = len(judged) - harmful
     lines.append(
         f"kill rate: {total['killed']} of {harmful} = {total['killed'] / max(harmful, 1):.2%} "
-        f"(of {len(judged)} enumerated, {harmless} are harmless)"
+        f"(of {sum(total.values())} enumerated, {sum(total.values()) - harmful} are harmless)"
     )
-    accepted = [j for j in judged if j.emulated]
-    if accepted:
-        exact = sum(j.emulated == "exact" for j in accepted)
-        lines.append(f"accepted mutants that compute C exactly: {exact} of {len(accepted)}")
-        lines += [f"  WRONG: {j.text}: {j.emulated}" for j in accepted if j.emulated != "exact"]
-    reasons = Counter((j.operator, j.harmless) for j in judged if j.verdict == "harmless")
-    lines += ["harmless:", *(f"  {n:5} {op}: {why}" for (op, why), n in sorted(reasons.items()))]
-    for verdict, title in (("survived", "survivors"), ("refused", "harmless, but refused")):
-        found = Counter(j.text for j in judged if j.verdict == verdict)
-        lines += [f"{title}: {'none' * (not found)}"]
-        lines += [f"  {n:5} {text}" for text, n in sorted(found.items())]
+    ran = summary["emulated"]
+    if ran["schedules"]:
+        lines.append(
+            f"accepted mutants that are exactly right under {ran['schedules']} schedules: "
+            f"{ran['right']} of {ran['right'] + ran['wrong']}"
+        )
+    titles = {
+        "harmless": "harmless", "survivors": "survivors", "refused": "harmless, but refused",
+        "wrong": "accepted, and WRONG",
+    }  # fmt: skip
+    for key, title in titles.items():
+        lines.append(f"{title}:{' none' * (not summary[key])}")
+        lines += [f"  {n:5} {text}" for text, n in summary[key].items()]
     return "\n".join(lines)
-
-
-def run(
-    problem: Problem, device: Device, strategies: Sequence[Strategy], jobs: int, schedules: int = 0
-) -> list[Judged]:
-    """Judge every mutant of every strategy's kernel on `jobs` processes."""
-    work = partial(_judge_strategy, problem, device, schedules)
-    out: list[Judged] = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for judged in tqdm(pool.map(work, strategies), total=len(strategies), unit="kernel"):
-            out += judged
-    return out
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -160,38 +233,46 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m ptxflow.eval.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m ptxflow.eval.mutation --device h200 --emulate 3 --draws 20",
     )
-    parser.add_argument("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    parser.add_argument("--definition", default="gemm_n4096_k4096", metavar="NAME|PATH")
-    parser.add_argument("--axes", nargs="+", default=["M=4096"], metavar="M=4096")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw of strategies")
-    parser.add_argument(
-        "--emulate", type=int, default=0, metavar="SCHEDULES",
-        help="run accepted mutants under so many schedules (default: 0, do not)",
-    )  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    gemms = [name for name in names() if name.startswith("gemm_")]
+    add = parser.add_argument
+    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
+    add("--definition", nargs="+", default=gemms, metavar="NAME|PATH", help="default: every gemm")
+    add("--axes", nargs="+", default=["M=1,64,4096"], metavar="M=1,64", help="default: M=1,64,4096")
+    add("--draws", type=int, default=800, help="strategies to find structures in (default: 800)")
+    add("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add("--emulate", type=int, default=0, metavar="SCHEDULES",
+        help="run accepted mutants under so many schedules (default: 0, do not)")  # fmt: skip
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if all harmful mutants are refused and no others, 1 if not, 2 on bad arguments."""
-    args = arguments().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = arguments().parse_args(given)
+    began = time.monotonic()
     try:
+        if args.draws < 1 or args.emulate < 0 or args.jobs < 1:
+            raise UsageError("--draws and --jobs must be at least 1, --emulate at least 0")
+        out = proof_summary.writable(args.out) if args.out else None
         device = find_device(args.device)
-        axes = {name: values[0] for name, values in parse_axes(args.axes).items()}
-        maker, problem = find_problem(load(args.definition), axes)
-        space = find_space(maker, problem, device)
-    except (UsageError, DefinitionError) as error:
+        drawn = draw(args.definition, parse_axes(args.axes), device, args.draws, args.seed)
+        jobs = structures(drawn, device)
+        summary = proof_summary.origin("mutation", given, device, args.jobs)
+        judged = run(jobs, device, args.jobs, args.emulate)
+    except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
         print(f"mutation: {error}", file=sys.stderr)
         return 2
-    began = time.monotonic()
-    codes = space.sample_uniform(min(DRAWS, len(space)), np.random.default_rng(args.seed))
-    found = structures(problem, device, (space.strategy(int(c)) for c in codes))
-    judged = run(problem, device, list(found.values()), args.jobs, args.emulate)
-    print(f"{device.name}: {len(found)} kernels, {time.monotonic() - began:.0f} s")
-    print(table(judged))
-    wrong = any(j.emulated not in ("", "exact") for j in judged)
-    return int(wrong or any(j.verdict in ("survived", "refused") for j in judged))
+    seconds = round(time.monotonic() - began, 1)
+    summary |= {"kernels": len(jobs), "seconds": seconds, **summarise(judged)}
+    if out:
+        proof_summary.save(out, summary)
+    print(f"{device.name}: {len(jobs)} kernels, {seconds:.0f} s")
+    print(table(summary))
+    return int(any(summary[what] for what in ("survivors", "refused", "wrong")))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Prove sampled strategies without the hardware: `python -m ptxflow.eval.prove --help`.
 
 For each strategy: the validator's verdict, what ptxas reports, the machine code that was claimed,
-and the emulator's verdict on the emitted PTX, run on a small problem with tails under several
-schedules. A strategy that any stage refuses is named with the reason.
+the emulator's verdict on the emitted PTX, run on a small problem with tails under several
+schedules, and some mutants of the kernel: each must be refused by the validator, or be as right as
+the kernel under every schedule. What any stage refuses is named with the reason.
 """
 
 from __future__ import annotations
@@ -11,76 +12,115 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
-from statistics import median
+from pathlib import Path
 
 from tqdm import tqdm
 
 from ptxflow.compiler import cache, ptxas, sass
-from ptxflow.compiler.compile import finish, prepare
+from ptxflow.compiler.compile import Job, prepare
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.errors import CompileError, IllegalStrategy
+from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.eval import proof_summary
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
 from ptxflow.eval.definition import DefinitionError, names
+from ptxflow.eval.mutation import Judged, judge_strategy, pick
+from ptxflow.eval.proof_summary import Summary, spread, told
 from ptxflow.eval.report import align
 from ptxflow.eval.survey import draw
 from ptxflow.eval.trial import SEEDS, Emulation, run_trial
 
+STAGES = ("rules", "validator", "ptxas", "SASS", "emulator")
+
 
 @dataclass(frozen=True)
 class Proof:
-    """One strategy's verdicts; `refused` is one line where a stage of the compiler said no."""
+    """One strategy's verdicts; `refused` is the first of STAGES that said no, or nothing."""
 
     problem: Problem
     strategy: Strategy
     refused: str = ""
-    check_s: float = 0.0  # rules, build and validator
-    compile_s: float = 0.0  # ptxas and the disassembler
-    registers: int = 0
+    reasons: tuple[str, ...] = ()
+    check_s: float = 0.0  # rules, build, validator and PTX
+    usage: Usage | None = None
+    smem: int = 0  # bytes of dynamic shared memory
     emulation: Emulation | None = None
+    mutants: tuple[Judged, ...] = ()
+
+    @property
+    def wrong_mutants(self) -> list[Judged]:
+        """Accepted by the validator, and not right under every schedule."""
+        return [m for m in self.mutants if m.wrong]
 
     @property
     def proven(self) -> bool:
-        return self.emulation is not None and self.emulation.right
+        return not self.refused and not self.wrong_mutants
+
+    def passed(self, stage: str) -> bool:
+        return not self.refused or STAGES.index(self.refused) > STAGES.index(stage)
+
+    def complaints(self) -> Iterator[str]:
+        """One line for everything that should not be."""
+        axes = " ".join(f"{k}={v}" for k, v in self.problem.axes)
+        who = f"{self.strategy.key} of {self.problem.definition} ({axes})"
+        yield from (f"{who}: {self.refused}: {reason}" for reason in self.reasons)
+        yield from (f"{who}: WRONG MUTANT ACCEPTED: {mutant}" for mutant in self.wrong_mutants)
 
 
-def prove(task: tuple[Problem, Strategy, Device, tuple[int, ...]]) -> Proof:
-    """Take one strategy through every stage and the emulator."""
-    problem, strategy, device, seeds = task
-    began = time.monotonic()
+def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Proof:
+    """Take one strategy through every stage; then `mutants` of its kernel, drawn by `seed`."""
+    problem, strategy = job
+    began = time.process_time()
     try:
         draft = prepare(problem, strategy, device)
-        checked = time.monotonic()
+    except CompileError as refusal:
+        stage = "rules" if isinstance(refusal, IllegalStrategy) else "validator"
+        return Proof(problem, strategy, stage, (f"{type(refusal).__name__}: {refusal}",))
+    check_s = time.process_time() - began
+
+    def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Proof:
+        return Proof(
+            problem, strategy, stage, tuple(reasons), check_s, usage, draft.launch.smem_bytes
+        )
+
+    try:
         assembly = cache.assemble(draft.ptx, device.arch)
-        report = sass.check(assembly.cubin, device.arch, draft.expected)
-        kernel = finish(draft, assembly, report)
-    except (CompileError, ptxas.PtxasError) as refusal:
-        return Proof(problem, strategy, f"{type(refusal).__name__}: {refusal}")
-    compiled = time.monotonic()
+    except ptxas.PtxasError as refusal:
+        return ended("ptxas", [str(refusal)])
+    if complaints := ptxas.check(assembly):
+        return ended("ptxas", complaints, assembly.usage)
+    if complaints := sass.check(assembly.cubin, device.arch, draft.expected).complaints():
+        return ended("SASS", complaints, assembly.usage)
+    emulation = run_trial(problem, strategy, device, seeds)
+    judged: list[Judged] = []
+    if mutants and emulation.right:
+        choose = partial(pick, count=mutants, seed=(seed, int(strategy.key, 16)))
+        judged = judge_strategy(device, seeds, job, choose)
+    refused = "" if emulation.right else "emulator"
     return Proof(
-        problem,
-        strategy,
-        check_s=checked - began,
-        compile_s=compiled - checked,
-        registers=kernel.usage.registers,
-        emulation=run_trial(problem, strategy, device, seeds),
-    )
+        problem, strategy, refused, emulation.complaints, check_s, assembly.usage,
+        draft.launch.smem_bytes, emulation, tuple(judged),
+    )  # fmt: skip
 
 
 def prove_all(
-    jobs: Iterable[tuple[Problem, Strategy]], device: Device, seeds: Sequence[int], workers: int
-) -> list[Proof]:
+    jobs: Sequence[Job], device: Device, seeds: Sequence[int], workers: int, *,
+    mutants: int = 0, seed: int = 0,
+) -> list[Proof]:  # fmt: skip
     """Every job's proof, in order, behind a progress bar."""
-    tasks = [(problem, strategy, device, tuple(seeds)) for problem, strategy in jobs]
-    with tqdm(total=len(tasks), desc=f"prove for {device.arch}", unit="kernel") as bar:
+    work = partial(prove, device, tuple(seeds), mutants, seed)
+    with tqdm(total=len(jobs), desc=f"prove for {device.arch}", unit="kernel") as bar:
         if workers <= 1:
-            return [_counted(bar, prove(task)) for task in tasks]
+            return [_counted(bar, work(job)) for job in jobs]
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return [_counted(bar, proof) for proof in pool.map(prove, tasks, chunksize=4)]
+            return [_counted(bar, proof) for proof in pool.map(work, jobs)]
 
 
 def _counted(bar: tqdm, proof: Proof) -> Proof:  # type: ignore[type-arg]
@@ -88,39 +128,102 @@ def _counted(bar: tqdm, proof: Proof) -> Proof:  # type: ignore[type-arg]
     return proof
 
 
-def table(proofs: Sequence[Proof], device: Device) -> str:
-    """A line per workload, the totals, and every strategy that is not proven."""
-    groups: dict[tuple[str, str], list[Proof]] = {}
+# -- the result -----------------------------------------------------------------------------------
+
+COLUMNS = (
+    "", "strategies", "validator", "s", "registers", "smem KiB", "spills", "SASS",
+    "emulator", "s", "mutants", "killed", "harmless", "WRONG",
+)  # fmt: skip
+
+
+def count(proofs: Sequence[Proof]) -> Summary:
+    """Verdicts, resources, times and mutants of some strategies; the numbers behind a row."""
+    usages = [p.usage for p in proofs if p.usage]
+    mutants = [m for p in proofs for m in p.mutants]
+    return {
+        "strategies": len(proofs),
+        "passed": {stage: sum(p.passed(stage) for p in proofs) for stage in STAGES},
+        "registers": _range(u.registers for u in usages),
+        "smem_bytes": _range(p.smem for p in proofs if p.usage),
+        "spill_bytes": _range(u.spill_stores + u.spill_loads for u in usages),
+        "validator_s": spread(p.check_s for p in proofs if p.check_s),
+        "emulator_s": spread(p.emulation.seconds for p in proofs if p.emulation),
+        "mutants": {
+            "tried": len(mutants),
+            "killed": sum(bool(m.error) for m in mutants),
+            "harmless": sum(m.right for m in mutants),
+            "wrong": sum(m.wrong for m in mutants),
+        },
+    }
+
+
+def _range(values: Iterable[int]) -> list[int] | None:
+    held = sorted(values)
+    return [held[0], held[-1]] if held else None
+
+
+def summarise(proofs: Sequence[Proof]) -> Summary:
+    """A row for each definition, or for each strategy of a single one; all; what is not proven."""
+    several = len({p.problem.definition for p in proofs}) > 1
+    values = Counter(name for name, _ in {axis for p in proofs for axis in p.problem.axes})
+    rows: dict[str, list[Proof]] = {}
     for proof in proofs:
-        axes = " ".join(f"{k}={v}" for k, v in proof.problem.axes)
-        groups.setdefault((proof.problem.definition, axes), []).append(proof)
-    rows = [
-        ("definition", "axes", "compiled", "emulated right", "check s", "ptxas+SASS s", "emulate s")
-    ]
-    for (name, axes), group in groups.items():
-        done = [p for p in group if p.emulation is not None]
-        rows.append((
-            name, axes, f"{len(done)}/{len(group)}", f"{sum(p.proven for p in done)}/{len(group)}",
-            _middle(p.check_s for p in done), _middle(p.compile_s for p in done),
-            _middle(p.emulation.seconds for p in done if p.emulation),
-        ))  # fmt: skip
-    lines = [align(rows)]
-    for p in proofs:
-        if not p.proven:
-            reason = p.refused or (p.emulation.error if p.emulation else "")
-            lines.append(f"  {p.strategy.key} {p.problem.definition}: {reason}")
-    right = sum(p.proven for p in proofs)
-    schedules = max((p.emulation.schedules for p in proofs if p.emulation), default=0)
-    lines.append(
-        f"{right} of {len(proofs)} proven for {device.arch}: validated, assembled, SASS as "
-        f"claimed, and exactly right under {schedules} emulated schedules"
+        varying = [f"{name}={value}" for name, value in proof.problem.axes if values[name] > 1]
+        key = proof.problem.definition if several else " ".join([proof.strategy.key, *varying])
+        rows.setdefault(key, []).append(proof)
+    return {
+        "schedules": max((p.emulation.schedules for p in proofs if p.emulation), default=0),
+        "rows": {name: count(group) for name, group in rows.items()},
+        "all": count(proofs),
+        "failures": [line for p in proofs for line in p.complaints()],
+    }
+
+
+def cells(name: str, row: Summary) -> tuple[str, ...]:
+    """A row of the table, in the order of COLUMNS."""
+    total, passed, mutants = row["strategies"], row["passed"], row["mutants"]
+
+    def verdict(stage: str) -> str:
+        return "ok" if passed[stage] == total else f"{passed[stage]} of {total}"
+
+    return (
+        name, str(total), verdict("validator"), told(row["validator_s"]),
+        _from_to(row["registers"]), _from_to(row["smem_bytes"], 1024),
+        _from_to(row["spill_bytes"]), verdict("SASS"), verdict("emulator"),
+        told(row["emulator_s"]), *(str(mutants[k]) for k in ("tried", "killed", "harmless")),
+        str(mutants["wrong"]),
+    )  # fmt: skip
+
+
+def _from_to(values: Sequence[int] | None, unit: int = 1) -> str:
+    if not values:
+        return "-"
+    low, high = (round(v / unit) for v in values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def conclusion(summary: Summary) -> str:
+    """The verdict on all strategies and mutants, in one sentence."""
+    row, mutants = summary["all"], summary["all"]["mutants"]
+    proven = row["passed"][STAGES[-1]]
+    text = (
+        f"{proven} of {row['strategies']} proven for {summary['arch']}: validated, assembled, SASS "
+        f"as claimed, and exactly right under {summary['schedules']} emulated schedules"
     )
-    return "\n".join(lines)
+    if mutants["tried"]:
+        text += (
+            f"; of {mutants['tried']} mutants {mutants['killed']} are refused, "
+            f"{mutants['harmless']} as right as their kernels, {mutants['wrong']} accepted, wrong"
+        )
+    return text
 
 
-def _middle(values: Iterable[float]) -> str:
-    held = list(values)
-    return f"{median(held):.2f}" if held else "-"
+def table(summary: Summary) -> str:
+    """The rows and their total, the verdict, and every line on what is not proven."""
+    rows = [cells(name, row) for name, row in summary["rows"].items()]
+    failures = [f"  {line}" for line in summary["failures"]]
+    whole = align([COLUMNS, *rows, cells("all", summary["all"])])
+    return "\n".join([whole, *failures, conclusion(summary)])
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -128,7 +231,10 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m ptxflow.eval.prove",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python -m ptxflow.eval.prove --definition gemm_n4096_k4096 --samples 8",
+        epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
+        "build, validator\nand PTX, and of all schedules in the emulator; a mutant is killed if "
+        "the validator refuses it,\nharmless if it is accepted and right under every schedule.\n\n"
+        "example: python -m ptxflow.eval.prove --definition gemm_n4096_k4096 --samples 8",
     )
     gemms = [name for name in names() if name.startswith("gemm_")]
     add = parser.add_argument
@@ -137,24 +243,37 @@ def arguments() -> argparse.ArgumentParser:
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("--samples", type=int, default=16, help="strategies, drawn uniformly (default: 16)")
     add("--schedules", type=int, default=len(SEEDS), help=f"emulated (default: {len(SEEDS)})")
-    add("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add("--mutants", type=int, default=4, help="tried of each kernel (default: 4; 0: none)")
+    add("--seed", type=int, default=0, help="of the draws (default: 0)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every strategy is proven, 1 if not, 2 on bad arguments."""
-    args = arguments().parse_args(argv)
+    """Exit 0 if every strategy is proven and no accepted mutant is wrong, 1 if not, 2 on misuse."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = arguments().parse_args(given)
+    began = time.monotonic()
     try:
-        if args.samples < 1 or args.schedules < 1:
-            raise UsageError("--samples and --schedules must be at least 1")
+        if min(args.samples, args.schedules, args.jobs, args.mutants + 1) < 1:
+            raise UsageError(
+                "--samples, --schedules and --jobs must be at least 1, --mutants at least 0"
+            )
+        out = proof_summary.writable(args.out) if args.out else None
         device = find_device(args.device)
         jobs = draw(args.definition, parse_axes(args.axes), device, args.samples, args.seed)
-        proofs = prove_all(jobs, device, range(args.schedules), args.jobs)
-        print(table(proofs, device))
+        summary = proof_summary.origin("prove", given, device, args.jobs)
+        proofs = prove_all(
+            jobs, device, range(args.schedules), args.jobs, mutants=args.mutants, seed=args.seed
+        )
     except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
         print(f"prove: {error}", file=sys.stderr)
         return 2
+    summary |= {"seconds": round(time.monotonic() - began, 1), **summarise(proofs)}
+    if out:
+        proof_summary.save(out, summary)
+    print(table(summary))
     return 0 if all(p.proven for p in proofs) else 1
 
 

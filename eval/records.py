@@ -1,8 +1,8 @@
 """Measurements on disk: JSON lines, appended one at a time and flushed, never rewritten.
 
-A record's identity is (definition, axes, strategy key, device); a file may hold several records of
-one identity (`--again`), and the last one speaks. A run that died in the middle of a line loses
-that line only.
+A record's identity is (definition, axes, strategy key, device, pass); a file may hold several
+records of one identity, and the last one speaks. A run that died in the middle of a line loses that
+line only. `python -m ptxflow.eval.records pack` makes the small form that is committed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import fcntl
 import json
 import lzma
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
-Identity = tuple[str, tuple[tuple[str, int], ...], str, str]
+SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together
+SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process loses none
+Identity = tuple[str, tuple[tuple[str, int], ...], str, str, str]
 
 
 class RecordError(RuntimeError):
@@ -50,6 +53,8 @@ class Record:
     modelled_tflops: float | None = None
     ptxflow: str = ""
     time: str = ""  # UTC, ISO 8601
+    run: dict[str, Any] = field(default_factory=dict)  # id, command, digest of the code
+    timing_pass: str = SCREEN  # `pass` in JSON
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -57,21 +62,25 @@ class Record:
 
     @property
     def identity(self) -> Identity:
-        return identity(self.definition, self.axes, self.key, self.device)
+        return identity(self.definition, self.axes, self.key, self.device, self.timing_pass)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return data | {"pass": data.pop("timing_pass")}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Record:
         """Fields that this version does not know are dropped; missing ones take their default."""
         known = Record.__dataclass_fields__
-        return Record(**{k: v for k, v in data.items() if k in known})
+        fields = {k: v for k, v in data.items() if k in known}
+        return Record(**fields, timing_pass=data.get("pass", SCREEN))
 
 
-def identity(definition: str, axes: Mapping[str, int], key: str, device: str) -> Identity:
+def identity(
+    definition: str, axes: Mapping[str, int], key: str, device: str, timing_pass: str = SCREEN
+) -> Identity:
     """What makes two measurements ones of the same thing."""
-    return definition, tuple(sorted(axes.items())), key, device
+    return definition, tuple(sorted(axes.items())), key, device, timing_pass
 
 
 def read_records(path: Path) -> list[Record]:
@@ -117,6 +126,7 @@ class RecordFile:
             self._file.close()
             raise RecordError(f"{path}: another process is appending to it") from None
         self._drop_torn_tail()
+        self._synced = 0.0
 
     def _drop_torn_tail(self) -> None:
         data = self.path.read_bytes()
@@ -128,13 +138,16 @@ class RecordFile:
         line = json.dumps(record.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
         self.records.append(record)
 
     def latest(self) -> dict[Identity, Record]:
         return {r.identity: r for r in self.records}
 
     def close(self) -> None:
+        os.fsync(self._file.fileno())
         self._file.close()
 
     def __enter__(self) -> RecordFile:

@@ -18,7 +18,14 @@ from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.env.cost import derived, model_tflops
 from ptxflow.env.space import Space
-from ptxflow.eval.bench import Candidate, Settings, compile_all, make_record, run_one
+from ptxflow.eval.candidates import (
+    Candidate,
+    Origin,
+    Settings,
+    compile_all,
+    make_record,
+    run_one,
+)
 from ptxflow.eval.definition import Definition, names
 from ptxflow.eval.definition import load as load_definition
 from ptxflow.eval.records import Record
@@ -105,7 +112,7 @@ def measure(
     definition: Definition, space: Space, kernels: Sequence[CompiledKernel], gpu: GpuInfo
 ) -> dict[str, Record]:
     """Check and time each kernel in a child process; records by strategy key."""
-    worker, settings, version = Worker(), Settings(), ptxas.version()
+    worker, settings, origin = Worker(), Settings(), Origin(ptxas.version())
     records: dict[str, Record] = {}
     with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
         try:
@@ -116,7 +123,7 @@ def measure(
                 )
                 outcome = run_one(candidate, kernel, worker, settings, Path(folder))
                 records[strategy.key] = make_record(
-                    candidate, outcome, gpu.to_json(), version, kernel
+                    candidate, outcome, gpu.to_json(), origin, kernel
                 )
         finally:
             worker.stop()

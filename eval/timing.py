@@ -1,12 +1,13 @@
 """Times calls against each other on the GPU: interleaved, L2 flushed, by CUDA events, medians.
 
 Every sample writes 256 MiB and reads another 128 MiB first, so that L2 holds neither the operands
-nor dirty lines. The event clock has a floor of a few microseconds on an empty kernel; nothing is
-subtracted.
+nor dirty lines: 0.13 ms, which also gives the host time to queue what is timed. The event clock has
+a floor of a few microseconds on an empty kernel; nothing is subtracted.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ import torch
 FLUSH_WRITE = 256 << 20
 FLUSH_READ = 128 << 20
 FLUSH = "write 256 MiB, read 128 MiB before every sample"
+QUEUED = 64  # samples in flight, each some six launches: well under what the driver queues
 
 Call = Callable[[], None]
 
@@ -92,27 +94,31 @@ def settle(calls: Mapping[str, Call], seconds: float) -> None:
 
 
 def time_interleaved(
-    calls: Mapping[str, Call], rounds: int, flush: Call, warmups: int = 3
-) -> dict[str, Timing]:
-    """One sample of every call per round, in an order that turns from round to round."""
-    for _ in range(warmups):
-        for call in calls.values():
-            flush()
-            call()
-    torch.cuda.synchronize()
+    calls: Mapping[str, Call], rounds: int, flush: Call, under_way: Call | None = None
+) -> dict[str, list[float]]:
+    """Microseconds of `rounds` samples of every call: one each per round, in a shuffled order.
+
+    Rounds are queued many at a time, so that the GPU never waits for the next launch: the flush
+    hides it. `under_way` is called while queued samples run (to read a clock under load).
+    """
     names = list(calls)
+    order = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in names}
+    events: list[tuple[str, Any, Any]] = []
     for i in range(rounds):
-        order = names[i % len(names) :] + names[: i % len(names)]
-        events = []
-        for name in order:
+        order.shuffle(names)
+        for name in names:
             start, end = _event(), _event()
             flush()
             start.record()
             calls[name]()
             end.record()
             events.append((name, start, end))
-        torch.cuda.synchronize()
-        for name, start, end in events:
-            samples[name].append(start.elapsed_time(end) * 1e3)
-    return {name: Timing.of(values) for name, values in samples.items()}
+        if len(events) + len(names) > QUEUED or i == rounds - 1:
+            if under_way is not None:
+                under_way()
+            torch.cuda.synchronize()
+            for name, start, end in events:
+                samples[name].append(start.elapsed_time(end) * 1e3)
+            events.clear()
+    return samples

@@ -6,6 +6,7 @@ direction; integers make the sums exact, so that the result must be equal and no
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as i
 class Emulation:
     """What became of a kernel under the emulator.
 
-    `exact`: every value is equal under every schedule. `hazards` are orderings that the ISA asks
-    for and the kernel lacks, whatever its values are. `error` is one line where it is not right.
+    `exact`: every value is equal under every schedule; `error` is one line where that is not so.
+    `hazards` are orderings that the ISA asks for and the kernel lacks, whatever its values are:
+    one line each, with the PTX statements concerned and the schedule that showed it. `seconds` are
+    of the processor, so that they do not depend on what else the machine does.
     """
 
     axes: dict[str, int]
@@ -44,10 +47,15 @@ class Emulation:
     def right(self) -> bool:
         return self.exact and not self.hazards
 
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """Everything that is wrong, one line each; empty where the kernel is right."""
+        return (*filter(None, [self.error]), *(f"hazard: {h}" for h in self.hazards))
+
     def __str__(self) -> str:
         """The verdict, without the time, so that reports do not depend on the machine."""
         axes = " ".join(f"{n}={v}" for n, v in self.axes.items())
-        verdict = "exactly right" if self.right else f"WRONG: {self.error}"
+        verdict = "exactly right" if self.right else f"WRONG: {'; '.join(self.complaints)}"
         return f"{verdict} at {axes} under {self.schedules} schedules"
 
 
@@ -69,23 +77,35 @@ def emulate_kernel(
     ptx = write(kernel, device)
     launch = family(strategy.family).launch(small.problem, strategy, device)
     tensors, output, expected = CASES[strategy.family](small.problem)
-    axes, began, hazards = dict(small.problem.axes), time.monotonic(), set[str]()
-    error = ""
+    axes, began = dict(small.problem.axes), time.process_time()
+    error, hazards = "", dict[str, int]()  # a hazard and the first schedule that showed it
     for seed in seeds:
         given = {name: t.copy() for name, t in tensors.items()}
         try:
             report = emulate(ptx, launch, given, axes, seed=seed, grid=small.blocks)
         except Fault as fault:
-            error = str(fault).splitlines()[0]
+            error = f"{' '.join(str(fault).split())} (schedule {seed})"
             break
-        hazards.update(map(str, report.hazards))
+        hazards = {text: seed for text in map(str, report.hazards)} | hazards
         wrong = int((_plain(given[output]) != expected).sum())
         if wrong:
-            error = f"{wrong} of {expected.size} elements of {output} differ, schedule {seed}"
+            error = f"{wrong} of {expected.size} elements of {output} differ (schedule {seed})"
             break
-    seconds = time.monotonic() - began
-    told = error or next(iter(sorted(hazards)), "")
-    return Emulation(axes, len(seeds), not error, seconds, told, tuple(sorted(hazards)))
+    noted = tuple(f"{quoted(h, ptx)} (schedule {seed})" for h, seed in sorted(hazards.items()))
+    return Emulation(axes, len(seeds), not error, time.process_time() - began, error, noted)
+
+
+def quoted(hazard: str, ptx: str) -> str:
+    """A hazard with the PTX statement beside each `line N`, unless it quotes statements itself."""
+    lines = ptx.splitlines()
+
+    def quote(found: re.Match[str]) -> str:
+        number = int(found[1])
+        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return f"{found[0]} `{text}`" if text else found[0]
+
+    told = " ".join(hazard.split())
+    return told if "`" in told else re.sub(r"\bline (\d+)\b", quote, told)
 
 
 def _plain(tensor: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -1,9 +1,10 @@
 """Runs kernels in a child process, so that a hang or a fault costs one kernel and not the run.
 
 The parent writes one JSON job per line to the child's stdin and reads JSON messages from its
-stdout: `ready` once, then per job any number of `stage` and one `result`. A job that outlives its
-timeout is a hang: the child is killed and the next job starts a fresh one. A child that dies, or
-whose CUDA context is corrupt, is replaced likewise. `python -m ptxflow.eval.worker` is the child.
+stdout: `ready` once, then per job any number of `stage` and one `result`. A kernel that outlives
+its timeout is a hang: the child is killed and the next job starts a fresh one. A child that dies,
+or whose CUDA context is corrupt, is replaced likewise. `python -m ptxflow.eval.worker` is the
+child.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import ptxflow
 Json = dict[str, Any]
 KERNEL_STAGES = ("check", "time")  # a timeout in one of these is the kernel's doing
 START_TIMEOUT = 240.0
+PREPARE_TIMEOUT = 240.0  # for inputs and references of a problem
+KEEP_BUSY = 30.0  # seconds that a child without a job keeps its GPU's clocks up
 KILL_TIMEOUT = 60.0
 
 
@@ -38,9 +41,16 @@ class WorkerError(RuntimeError):
 class Worker:
     """A child that runs jobs, started when needed and replaced when lost."""
 
-    def __init__(self, command: Sequence[str] | None = None, start_timeout: float = START_TIMEOUT):
+    def __init__(
+        self,
+        command: Sequence[str] | None = None,
+        start_timeout: float = START_TIMEOUT,
+        prepare_timeout: float = PREPARE_TIMEOUT,
+        environment: Mapping[str, str] | None = None,
+    ):
         self.command = list(command or [sys.executable, "-m", "ptxflow.eval.worker"])
-        self.start_timeout = start_timeout
+        self.start_timeout, self.prepare_timeout = start_timeout, prepare_timeout
+        self.environment = dict(environment or {})
         self.starts = 0
         self.gpu: Json = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +70,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | self.environment | {"PYTHONPATH": path},
         )
         self.starts += 1
         self._messages = queue.Queue()
@@ -80,7 +90,10 @@ class Worker:
         return self.gpu
 
     def run(self, job: Json, timeout: float) -> Json:
-        """The outcome of one job: a mapping with `status` and whatever belongs to it."""
+        """The outcome of one job: a mapping with `status` and whatever belongs to it.
+
+        `timeout` is seconds for the kernel, checks and timing together, inputs not counted.
+        """
         self.start()
         assert self._process is not None and self._process.stdin is not None
         stage = "load"
@@ -89,16 +102,19 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerError(f"the worker died between jobs: {self._death()}") from None
-        deadline = time.monotonic() + timeout
+        limit = self.prepare_timeout
+        deadline = time.monotonic() + limit
         while True:
             message = self._receive(deadline)
             if message is None:
                 self.stop()
                 if stage not in KERNEL_STAGES:
-                    raise WorkerError(f"{stage} took longer than the timeout of {timeout:g} s")
+                    raise WorkerError(f"{stage} took longer than the timeout of {limit:g} s")
                 return {"status": "hang", "detail": f"no end of `{stage}` within {timeout:g} s"}
             match message["type"]:
                 case "stage":
+                    if message["stage"] in KERNEL_STAGES and stage not in KERNEL_STAGES:
+                        limit, deadline = timeout, time.monotonic() + timeout
                     stage = message["stage"]
                 case "result":
                     if message.pop("last", False):
@@ -169,8 +185,15 @@ def _forward(pipe: Any, messages: queue.Queue[bytes | None]) -> None:
 # The child ---------------------------------------------------------------------------------------
 
 
-def serve(measure: Callable[[Json, Callable[[str], None]], Json], ready: Json) -> None:
-    """Answer jobs from stdin until it closes. stdout is kept for messages alone."""
+def serve(
+    measure: Callable[[Json, Callable[[str], None]], Json],
+    ready: Json,
+    idle: Callable[[], bool] = lambda: False,
+) -> None:
+    """Answer jobs from stdin until it closes. stdout is kept for messages alone.
+
+    `idle` is called again and again while no job is there, until it returns False.
+    """
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
@@ -178,22 +201,47 @@ def serve(measure: Callable[[Json, Callable[[str], None]], Json], ready: Json) -
         channel.write(json.dumps(message, allow_nan=False).encode() + b"\n")
         channel.flush()
 
+    lines: queue.Queue[bytes | None] = queue.Queue()
+    threading.Thread(target=_read_lines, args=(0, lines), daemon=True).start()
     say(type="ready", gpu=ready)
-    for line in sys.stdin.buffer:
+    while (line := _next_line(lines, idle)) is not None:
         try:
             result = measure(json.loads(line), lambda stage: say(type="stage", stage=stage))
         except Exception as error:
             traceback.print_exc()
-            say(type="error", error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            said = (str(error).splitlines() or [""])[0]
+            say(type="error", error=f"{type(error).__name__}: {said}")
             return
         say(type="result", **result)
         if result.get("last"):
             return
 
 
+def _read_lines(descriptor: int, lines: queue.Queue[bytes | None]) -> None:
+    """Unbuffered: a thread that is left in a read must hold no lock when the process ends."""
+    rest = b""
+    while chunk := os.read(descriptor, 1 << 20):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            lines.put(line)
+    lines.put(None)
+
+
+def _next_line(lines: queue.Queue[bytes | None], idle: Callable[[], bool]) -> bytes | None:
+    end = time.monotonic() + KEEP_BUSY
+    while time.monotonic() < end:
+        try:
+            return lines.get_nowait()
+        except queue.Empty:
+            if not idle():
+                break
+    return lines.get()
+
+
 def main() -> None:
     from ptxflow.compiler.runtime import gpu_info
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, who kills us
     try:
         info = gpu_info()
         from ptxflow.eval.measure import Session
@@ -202,7 +250,7 @@ def main() -> None:
     except (RuntimeError, ImportError) as error:  # no driver, no GPU, a torch without CUDA
         print(json.dumps({"type": "failed", "error": str(error).splitlines()[0]}), flush=True)
         return
-    serve(session.measure, info.to_json())
+    serve(session.measure, info.to_json() | session.about(), session.idle)
 
 
 def job(
@@ -221,6 +269,26 @@ def job(
         "axes": dict(axes),
         "launch": launch,
         "image": str(image),
+        "seeds": list(seeds),
+        "rounds": rounds,
+        "settle": settle,
+    }
+
+
+def refine_job(
+    definition: Json,
+    axes: Mapping[str, int],
+    kernels: Sequence[tuple[Json, Path]],
+    *,
+    seeds: Sequence[int],
+    rounds: int,
+    settle: float,
+) -> Json:
+    """A job for the child: time kernels (launch, image) in the same rounds, then check each."""
+    return {
+        "definition": definition,
+        "axes": dict(axes),
+        "kernels": [{"launch": launch, "image": str(image)} for launch, image in kernels],
         "seeds": list(seeds),
         "rounds": rounds,
         "settle": settle,

@@ -17,5 +17,7 @@ settings.load_profile("ptxflow")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="rewrite the expected PTX of tests/golden"
+        "--update-golden",
+        action="store_true",
+        help="rewrite the expected PTX of tests/golden, and what tests say in docs/proof.md",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ptxflow.compiler.emulator import (
+    atomics,
     bits,
     control,
     copies,
@@ -38,6 +39,7 @@ _INSTRUCTIONS = (
     floats,
     bits,
     moves,
+    atomics,
     control,
     warpwide,
     wmma,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ptxflow.compiler.emulator.clocks import WIDE, Actor, Clocks
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.race import Access
 
 MAX_COUNT = (1 << 20) - 1
 
@@ -12,15 +14,25 @@ MAX_COUNT = (1 << 20) - 1
 @dataclass
 class MBarrier:
     """An mbarrier: it completes a phase when no arrival and no byte is outstanding (PTX ISA
-    9.7.13.15). `seen`: somebody waited for the last completed phase with success."""
+    9.7.13.15). `seen`: somebody waited for the last completed phase with success.
+
+    `agent` is the stream of the asynchronous writes that it counts. What arrivals tell is split in
+    two: `near` is for every waiter, `far` for those that acquire at cluster scope.
+    """
 
     where: str
     expected: int
+    agent: int
+    created: Access
     pending: int = field(init=False)
     tx: int = 0
     phase: int = 0
     seen: bool = True
     published: bool = False  # fence.mbarrier_init has followed the init
+    users: set[int] = field(default_factory=set)  # agents that know of the init
+    near: Clocks = field(default_factory=Clocks)
+    far: Clocks = field(default_factory=Clocks)
+    done: tuple[Clocks, Clocks] = field(default_factory=lambda: (Clocks(), Clocks()))
 
     def __post_init__(self) -> None:
         if not 1 <= self.expected <= MAX_COUNT:
@@ -58,6 +70,21 @@ class MBarrier:
             self.phase += 1
             self.pending = self.expected
             self.seen = False
+            self.near.completed(self.agent, self.phase)
+            self.done = self.near.copy(), self.far.copy()
+
+    def tell(self, message: Clocks, from_peer: bool) -> None:
+        """An arrival's message; that of a peer's release needs a wait of cluster scope."""
+        (self.far if from_peer else self.near).join(message)
+
+    def teach(self, actor: Actor, scope: str) -> None:
+        """A wait for the last phase was successful: `scope` of its acquire, or "relaxed"."""
+        near, far = self.done
+        if scope == "relaxed":
+            actor.join(near.handed())
+        else:
+            actor.join(near)
+        actor.join(far if scope in WIDE else far.handed())
 
     def passed(self, parity: int) -> bool:
         """Whether the phase of that parity is the one just before the current."""
@@ -77,8 +104,12 @@ class NamedBarrier:
     arrived: set[int] = field(default_factory=set)
     threads: int = 0
     generation: int = 0
+    message: Clocks = field(default_factory=Clocks)
+    waiting: list[Actor] = field(default_factory=list)
 
-    def arrive(self, warp: int, threads: int, name: str, needed: int) -> int:
+    def arrive(
+        self, warp: int, threads: int, name: str, needed: int, actor: Actor, waits: bool
+    ) -> int:
         """The generation to wait to pass; `threads` is 0 for all that have not exited."""
         if self.arrived and threads != self.threads:
             raise Fault(f"{name} for {threads} threads, others wait for {self.threads}")
@@ -86,6 +117,9 @@ class NamedBarrier:
             raise Fault(f"{name}: the warp arrives a second time")
         self.threads = threads
         self.arrived.add(warp)
+        self.message.join(actor.publish())
+        if waits:
+            self.waiting.append(actor)
         mine = self.generation
         self.release(needed)
         return mine
@@ -94,6 +128,9 @@ class NamedBarrier:
         if self.arrived and 32 * len(self.arrived) >= needed:
             self.arrived = set()
             self.generation += 1
+            for actor in self.waiting:
+                actor.join(self.message)
+            self.waiting, self.message = [], Clocks()
 
 
 @dataclass
@@ -105,8 +142,12 @@ class ClusterBarrier:
     exited: int = 0
     generation: int = 0
     owed: dict[int, int] = field(default_factory=dict)  # warp -> generation it arrived in
+    message: Clocks = field(default_factory=Clocks)
+    done: Clocks = field(default_factory=Clocks)
+    waiting: list[Actor] = field(default_factory=list)
 
-    def arrive(self, warp: int) -> None:
+    def arrive(self, warp: int, told: Clocks) -> None:
+        self.message.join(told)
         if warp in self.owed:
             raise Fault("barrier.cluster.arrive twice without a wait between")
         self.owed[warp] = self.generation
@@ -117,16 +158,25 @@ class ClusterBarrier:
         self.exited += 1
         self._advance()
 
-    def wait(self, warp: int) -> int:
-        """The generation to wait to pass."""
+    def wait(self, warp: int, actor: Actor) -> int:
+        """The generation to wait to pass; the waiter learns what the arrivals told."""
         if warp not in self.owed:
             raise Fault("barrier.cluster.wait without an arrive")
-        return self.owed.pop(warp)
+        mine = self.owed.pop(warp)
+        if self.generation > mine:
+            actor.join(self.done)
+        else:
+            self.waiting.append(actor)
+        return mine
 
     def _advance(self) -> None:
         if self.arrived and len(self.arrived) + self.exited >= self.warps:
             self.arrived = set()
             self.generation += 1
+            self.done, self.message = self.message, Clocks()
+            for actor in self.waiting:
+                actor.join(self.done)
+            self.waiting = []
 
 
 @dataclass

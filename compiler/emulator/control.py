@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
+from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, UNFENCED, UNWRITTEN
-from ptxflow.compiler.emulator.moves import Unfenced
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
+from ptxflow.compiler.emulator.touches import present, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import LANES, Step, Wait, Warp, lanes_in
 
 
@@ -96,6 +97,7 @@ def sync_warp(line: Line) -> Step:
         if needed & ~w.alive:
             raise Fault(f"lanes 0x{needed & ~w.alive:X} of the member mask have exited")
         if w.mask == needed:
+            w.actor.segment += 1
             return None
         w.pc = w.at
         return Wait(lambda: False, "the other lanes of its warp", parked=True)
@@ -173,12 +175,12 @@ def barrier_sync(line: Line) -> Step:
         arrives(w, line.ins.line)
         if threads is None:
             live = 32 * sum(not x.done for x in w.cta.warps)
-            mine = bar.arrive(w.index, 0, name, live)
+            mine = bar.arrive(w.index, 0, name, live, w.actor, waits)
         else:
             count = uniform(w, threads(w), "the number of threads")
             if count % 32 or not 0 < count <= w.cta.machine.launch.block:
                 raise Fault(f"{name} for {count} threads of {w.cta.machine.launch.block}")
-            mine = bar.arrive(w.index, count, name, count)
+            mine = bar.arrive(w.index, count, name, count, w.actor, waits)
         joined(w)
         if not waits or bar.generation > mine:
             return None
@@ -198,9 +200,11 @@ def cluster_barrier(line: Line) -> Step:
         bar = w.cta.machine.cluster_barrier
         if not waits:
             arrives(w, line.ins.line)
-            bar.arrive(w.cta.rank << 8 | w.index)
+            relaxed = line.match[2] == ".relaxed"
+            told = w.actor.publish_relaxed() if relaxed else w.actor.publish()
+            bar.arrive(w.cta.rank << 8 | w.index, told)
             return None
-        mine = bar.wait(w.cta.rank << 8 | w.index)
+        mine = bar.wait(w.cta.rank << 8 | w.index, w.actor)
         joined(w)
         if bar.generation > mine:
             return None
@@ -230,13 +234,14 @@ def init(line: Line) -> Step:
             if offset in w.cta.barriers:
                 where = w.cta.barriers[offset].where
                 w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
-            w.unit(Order).barriers.append(w.cta.init_barrier(offset, n))
+            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
+            w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
 
     return run
 
 
 @operation(
-    r"mbarrier\.arrive(\.expect_tx)?(?:\.(?:release|relaxed)\.(?:cta|cluster))?"
+    r"mbarrier\.arrive(\.expect_tx)?(?:\.(release|relaxed)\.(cta|cluster))?"
     r"\.shared(::cta|::cluster)?\.b64"
 )
 def arrive(line: Line) -> Step:
@@ -244,7 +249,8 @@ def arrive(line: Line) -> Step:
     operands = line.count(2, 3)
     if not isinstance(line.operand(0), Sink):
         raise line.refuse("the state that an arrive returns is not modelled")
-    expects, remote = bool(line.match[1]), line.match[2] == "::cluster"
+    expects, remote = bool(line.match[1]), line.match[4] == "::cluster"
+    relaxed, wide = line.match[2] == "relaxed", line.match[3] == "cluster"
     if expects and operands != 3:
         raise line.refuse("expect_tx needs its byte count")
     address = line.address(1)
@@ -260,6 +266,11 @@ def arrive(line: Line) -> Step:
             _, bar = machine.barrier(at)
             if rank != w.cta.rank and not bar.published:
                 machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
+            use_barrier(w, bar)
+            if relaxed or (rank != w.cta.rank and not wide):
+                bar.tell(w.actor.publish_relaxed(), rank != w.cta.rank)
+            else:
+                bar.tell(w.actor.publish(), rank != w.cta.rank)
             if expects:
                 bar.expect(n)
             machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
@@ -268,12 +279,13 @@ def arrive(line: Line) -> Step:
 
 
 @operation(
-    r"mbarrier\.(try|test)_wait\.parity(?:\.acquire\.(?:cta|cluster)|\.relaxed\.cluster)?"
+    r"mbarrier\.(try|test)_wait\.parity(?:\.(acquire|relaxed)\.(cta|cluster))?"
     r"\.shared(?:::cta)?\.b64"
 )
 def try_wait(line: Line) -> Step:
     """False the first time that the phase is not complete; asked again at once, it suspends."""
     line.count(3, 4)
+    scope = "relaxed" if line.match[2] == "relaxed" else line.match[3] or "cta"
     write, address, parity = line.write(0, 1), line.address(1), line.read(2, 32)
 
     def run(w: Warp) -> Wait | None:
@@ -285,13 +297,16 @@ def try_wait(line: Line) -> Step:
                 p &= 1
             bar = w.cta.barrier(own(w, at))
             asked.append((bar, p))
+            use_barrier(w, bar)
             if bar.passed(p):
                 bar.seen = True
+                bar.teach(w.actor, scope)
                 out[lanes_in(w.mask) if lane < 0 else lane] = True
         passed = w.lanes(out)
         write(w, out if 0 < passed < w.mask else bool(passed))
         if passed:
             w.unit(Order).synced |= passed
+            w.actor.segment += passed == w.alive
             w.asked = -1
             return None
         if w.asked != w.at:
@@ -320,6 +335,7 @@ def invalidate(line: Line) -> Step:
             bar = w.cta.barrier(offset)
             if bar.tx:
                 raise Fault(f"{bar}: bytes are in flight")
+            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
             del w.cta.barriers[offset]
             w.cta.shared.state[offset : offset + 8] = UNWRITTEN
 
@@ -336,31 +352,23 @@ def fence_init(line: Line) -> Step:
         for bar in order.barriers:
             bar.published = True
         order.barriers.clear()
+        w.actor.publish_barriers()
 
     return run
 
 
-@operation(r"fence\.proxy\.async(?:\.shared::cta|\.shared::cluster)?")
+@operation(r"fence\.proxy\.async(?:\.(shared::cta|shared::cluster|global))?")
 def fence_proxy(line: Line) -> Step:
-    """The executing lanes' generic writes to shared memory become the async proxy's."""
-
-    def run(w: Warp) -> None:
-        unfenced, state = w.unit(Unfenced), w.cta.shared.state
-        kept = []
-        for lanes, at in unfenced.writes:
-            if lanes & ~w.mask:
-                kept.append((lanes & ~w.mask, at))
-            else:
-                states = state[at]
-                state[at] = np.where(states == UNFENCED, READY, states)
-        unfenced.writes = kept
-
-    return run
+    """Generic accesses that the executing lanes know of come before later asynchronous ones."""
+    space = (line.match[1] or "").split("::")[0]
+    rows = {"": (SHARED_ASYNC, GLOBAL_ASYNC), "shared": (SHARED_ASYNC,), "global": (GLOBAL_ASYNC,)}
+    return lambda w: w.actor.fence_proxy(w.mask, rows[space])
 
 
-@operation(r"fence\.(?:acq_rel|sc)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
+@operation(r"fence\.(?:acq_rel|sc)\.(cta|cluster|gpu|sys)|membar\.(cta|gl|sys)")
 def fence(line: Line) -> Step:
-    return lambda w: None
+    scope = line.match[1] or {"gl": "gpu"}.get(line.match[2], line.match[2])
+    return lambda w: w.actor.fence(scope)
 
 
 @operation(r"tcgen05\.fence::(before|after)_thread_sync")

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ptxflow.compiler.emulator.clocks import GENERIC
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import LANDING, READY, UNFENCED
-from ptxflow.compiler.emulator.moves import Unfenced, own_offsets
+from ptxflow.compiler.emulator.memory import LANDING, READY
+from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.race import COPY, granules
+from ptxflow.compiler.emulator.touches import issue, stream
 from ptxflow.compiler.emulator.warp import Array, Step, Warp, lanes_in
 
 
@@ -31,6 +34,11 @@ class CopyGroups:
 
     open: list[Copy] = field(default_factory=list)
     groups: list[list[Copy]] = field(default_factory=list)
+
+    def commit(self, w: Warp) -> None:
+        self.groups.append(self.open)
+        self.open = []
+        stream(w, COPY).clock += 1
 
     def left(self) -> str | None:
         for copy in [*self.open, *(c for group in self.groups for c in group)]:
@@ -61,9 +69,17 @@ def copy(line: Line) -> Step:
         shared.check(int(first.min()), int(first.max()) + count, count)
         where = first[:, None] + np.arange(count)
         if (shared.state[where] == LANDING).any():
-            problem = shared.unreadable(shared.state[where], where, (READY, UNFENCED))
+            problem = shared.unreadable(shared.state[where], where, (READY,))
             raise Fault(f"writes: {problem}")
         shared.state[where] = LANDING
+        by = stream(w, COPY)
+        issue(w, by, shared.shadow, *granules(first, count), "w", GENERIC)
+        for kept_bytes in np.unique(bytes_kept[bytes_kept > 0]).tolist():
+            starts = origin[bytes_kept == kept_bytes]
+            buffer = w.cta.machine.memory.find(int(starts.min()), int(starts.max()) + kept_bytes)
+            read = granules(starts - buffer.base, kept_bytes)
+            issue(w, by, buffer.shadow, *read, "r", GENERIC)
+        w.actor.unfenced[shared.shadow.row] |= w.mask
         w.unit(CopyGroups).open.append(Copy(line.ins.line, w.mask, where, origin, bytes_kept))
 
     return run
@@ -72,9 +88,7 @@ def copy(line: Line) -> Step:
 @operation(r"cp\.async\.commit_group")
 def commit(line: Line) -> Step:
     def run(w: Warp) -> None:
-        groups = w.unit(CopyGroups)
-        groups.groups.append(groups.open)
-        groups.open = []
+        w.unit(CopyGroups).commit(w)
 
     return run
 
@@ -90,17 +104,21 @@ def wait(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         groups = w.unit(CopyGroups)
-        done = len(groups.groups) - pending
-        for group in groups.groups[: max(done, 0)]:
+        if line.match[1] == "all":
+            groups.commit(w)
+        done = max(len(groups.groups) - pending, 0)
+        for group in groups.groups[:done]:
             for each in group:
                 land(w, each)
-        del groups.groups[: max(done, 0)]
+        del groups.groups[:done]
+        by = stream(w, COPY)
+        w.actor.learn(GENERIC, by.agent, by.clock - 1 - pending)
 
     return run
 
 
 def land(w: Warp, copy: Copy) -> None:
-    """The bytes arrive: written generically, so the async proxy needs a fence to see them."""
+    """The bytes arrive."""
     shared, memory = w.cta.shared, w.cta.machine.memory
     for where, origin, kept in zip(copy.target, copy.source.tolist(), copy.kept, strict=True):
         data = np.zeros(len(where), np.uint8)
@@ -108,5 +126,4 @@ def land(w: Warp, copy: Copy) -> None:
             buffer = memory.find(origin, origin + int(kept))
             data[:kept] = buffer.data[origin - buffer.base :][:kept]
         shared.data[where] = data
-        shared.state[where] = UNFENCED
-    w.unit(Unfenced).writes.append((copy.lanes, copy.target.ravel()))
+        shared.state[where] = READY

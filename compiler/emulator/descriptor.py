@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import READY, RESERVED, UNFENCED, Shared
+from ptxflow.compiler.emulator.memory import READY, RESERVED, Shared
 from ptxflow.compiler.emulator.warp import Array
 
 _HOPPER_SWIZZLE = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62-63
@@ -106,18 +106,15 @@ class Tile:
                 f"0x{RESERVED:X}..0x{shared.size:X}"
             )
 
-    def read(self, shared: Shared) -> tuple[Array, str | None]:
-        """The elements' bits, and a hazard if generic writes to them were not fenced."""
+    def read(self, shared: Shared) -> Array:
+        """The elements' bits."""
         states = shared.state.view(np.uint64).reshape(-1, 2)[self.chunks]
-        hazard = None
         if (states != _ALL_READY).any():
             at = self.chunks[:, None] * 16 + np.arange(16)
-            each = shared.state[at]
-            problem = shared.unreadable(each, at, (READY, UNFENCED))
-            if problem:
-                raise Fault(f"reads an operand: {problem}")
-            hazard = f"reads an operand: {shared.unreadable(each, at, (READY,))}"
-        return shared.words[2][self.words], hazard
+            problem = shared.unreadable(shared.state[at], at, (READY,))
+            raise Fault(f"reads an operand: {problem}")
+        out: Array = shared.words[2][self.words]
+        return out
 
 
 @lru_cache(maxsize=8192)

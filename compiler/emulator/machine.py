@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from ptxflow.compiler.emulator import tensormap
+from ptxflow.compiler.emulator.atomics import Signals
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import (
@@ -28,6 +29,7 @@ from ptxflow.compiler.emulator.memory import (
 )
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import Instruction
+from ptxflow.compiler.emulator.race import Access, Races, shorten
 from ptxflow.compiler.emulator.tensormap import TensorMap
 from ptxflow.compiler.emulator.warp import Array, Warp
 from ptxflow.compiler.launch import (
@@ -81,7 +83,7 @@ class Cta:
 
     def __init__(self, machine: Machine, rank: int, index: int):
         self.machine, self.rank, self.index = machine, rank, index
-        self.shared = Shared(machine.shared_bytes)
+        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {index}")
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.pool = RegisterPool(machine.launch_registers)
@@ -123,13 +125,14 @@ class Cta:
             self.shared.state[offset : offset + 8] = UNWRITTEN
         return f"overwrites the mbarrier at 0x{min(touched):X}, with no mbarrier.inval"
 
-    def init_barrier(self, offset: int, count: int) -> MBarrier:
+    def init_barrier(self, offset: int, count: int, created: Access) -> MBarrier:
         old = self.barriers.get(offset)
         if old is not None and (old.pending != old.expected or old.tx):
             raise Fault(f"initialises {old} a second time")
         self.shared.check(offset, offset + 8, 8)
         where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
-        self.barriers[offset] = MBarrier(where, count)
+        agent = self.machine.races.agent("TMA load")
+        self.barriers[offset] = MBarrier(where, count, agent, created)
         self.shared.state[offset : offset + 8] = BARRIER
         return self.barriers[offset]
 
@@ -167,6 +170,8 @@ class Machine:
         self.seed = seed
         self.leader = self.rng.randrange(32) if self.rng else 0  # the lane that elect.sync picks
         self.report = Report()
+        self.races = Races(self.module.code, self._note)
+        self.signals = Signals()
 
     # -- the launch ---------------------------------------------------------------------------
 
@@ -235,6 +240,7 @@ class Machine:
         warps = [w for cta in self.ctas for w in cta.warps]
         self.cluster_barrier = ClusterBarrier(len(warps))
         self.priority: dict[tuple[int, int], int] = {}
+        self.races.forget_steps()
         executed = 0
         while warps:
             self._reorder(warps)
@@ -361,9 +367,7 @@ class Machine:
     def hazard(self, line: int, what: str | None) -> None:
         """Note an ordering hazard; addresses and counts of repeats aside, each once."""
         if what:
-            text = f"line {line}: {what}"
-            self.report.hazards[text] = self.report.hazards.get(text, 0) + 1
+            self._note(f"line {line}: {what}")
 
-
-def shorten(text: str) -> str:
-    return text if len(text) <= 120 else text[:100] + " ... " + text[-15:]
+    def _note(self, text: str) -> None:
+        self.report.hazards[text] = self.report.hazards.get(text, 0) + 1

@@ -14,7 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.race import Shadow
 from ptxflow.compiler.emulator.warp import Array
 
 RESERVED = 1024  # bytes of the shared window that the system keeps
@@ -23,12 +25,11 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 GLOBAL_BASE = 0x7F00_0000_0000
 PARAM_BASE = 0x6F00_0000_0000
 SHARED_BASE = 0x5F00_0000_0000  # generic addresses of the shared window: 4 GiB from here
-UNWRITTEN, READY, LANDING, UNFENCED, BARRIER = range(5)
+UNWRITTEN, READY, LANDING, BARRIER = range(4)
 _STATE = {
     UNWRITTEN: "never written",
     READY: "written",
     LANDING: "still in flight",
-    UNFENCED: "written generically, no fence.proxy.async since",
     BARRIER: "an mbarrier",
 }
 
@@ -39,15 +40,15 @@ def span(count: int) -> Array:
 
 
 class Shared:
-    """One CTA's shared memory. `readers` counts asynchronous reads in flight by 16 bytes."""
+    """One CTA's shared memory."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, name: str):
         whole = -(-(RESERVED + size) // 16) * 16
         self.size = RESERVED + size
         self.data = np.zeros(whole, np.uint8)
         self.data[:] = 0xFF  # NaN in every float type
         self.state = np.zeros(whole, np.uint8)
-        self.readers = np.zeros(whole // 16, np.int16)
+        self.shadow = Shadow(name, whole, SHARED_ASYNC)
         self.words = {n: self.data.view(f"u{n}") for n in (1, 2, 4, 8)}
 
     def check(self, first: int, last: int, align: int) -> None:
@@ -73,44 +74,30 @@ class Shared:
         first, last = int(at.min()), int(at.max()) + size
         self.check(first, last, size)
         bytes_at = at[..., None] + span(size)
-        problem = self.unreadable(self.state[bytes_at], bytes_at, (READY, UNFENCED))
+        problem = self.unreadable(self.state[bytes_at], bytes_at, (READY,))
         if problem:
             raise Fault(f"reads: {problem}")
         out: Array = self.words[size][at // size]
         return out
 
-    def store(self, at: Array, values: Array, size: int) -> tuple[Array, str | None]:
-        """Generic write: the byte addresses written, and a hazard if an operation reads them."""
+    def store(self, at: Array, values: Array, size: int) -> None:
+        """Generic write."""
         first, last = int(at.min()), int(at.max()) + size
         self.check(first, last, size)
         bytes_at = (at[..., None] + span(size)).ravel()
         states = self.state[bytes_at]
         if (states == LANDING).any() or (states == BARRIER).any():
-            problem = self.unreadable(states, bytes_at, (UNWRITTEN, READY, UNFENCED))
+            problem = self.unreadable(states, bytes_at, (UNWRITTEN, READY))
             raise Fault(f"writes: {problem}")
-        hazard = None
-        if self.readers[bytes_at >> 4].any():
-            hazard = f"writes shared bytes from 0x{first:X} that an operation in flight reads"
         self.words[size][at // size] = values
-        self.state[bytes_at] = UNFENCED
-        return bytes_at, hazard
+        self.state[bytes_at] = READY
 
-    def begin_write(self, chunks: Array) -> str | None:
-        """An asynchronous write of 16-byte chunks has been issued: a hazard, or None."""
+    def begin_write(self, chunks: Array) -> None:
+        """An asynchronous write of 16-byte chunks has been issued."""
         states = self.state.reshape(-1, 16)
-        now = states[chunks]
-        if (now == BARRIER).any():
+        if (states[chunks] == BARRIER).any():
             raise Fault("asynchronous write over an mbarrier")
-        hazard = None
-        if (now == LANDING).any():
-            hazard = f"a second write in flight to shared 0x{int(chunks.min()) * 16:X}.."
-        elif self.readers[chunks].any():
-            hazard = (
-                f"overwrites shared 0x{int(chunks.min()) * 16:X}.. that an operation in flight "
-                "still has to read"
-            )
         states[chunks] = LANDING
-        return hazard
 
     def end_write(self, chunks: Array, values: Array) -> None:
         self.data.reshape(-1, 16)[chunks] = values
@@ -125,6 +112,7 @@ class Buffer:
     base: int
     array: Array
     data: Array  # its bytes
+    shadow: Shadow
 
     @property
     def end(self) -> int:
@@ -142,7 +130,8 @@ class Global:
             if not array.flags.c_contiguous:
                 raise ValueError(f"tensor {name!r} is not C-contiguous")
             data = array.reshape(-1).view(np.uint8)
-            self.buffers.append(Buffer(name, base, array, data))
+            shadow = Shadow(f"tensor {name!r}", len(data), GLOBAL_ASYNC)
+            self.buffers.append(Buffer(name, base, array, data, shadow))
             self.named[name] = self.buffers[-1]
             base += -(-(len(data) + 4096) // 4096) * 4096
         self.bases = [b.base for b in self.buffers]

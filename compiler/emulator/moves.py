@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
 from ptxflow.compiler.emulator.parse import Register, Vector
+from ptxflow.compiler.emulator.race import shorten
+from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
-
-
-class Unfenced:
-    """Generic writes of a warp to shared memory since each lane's last fence.proxy.async."""
-
-    def __init__(self) -> None:
-        self.writes: list[tuple[int, Array]] = []  # lanes, byte addresses
-
-    def left(self) -> str | None:
-        return None
 
 
 def register_width(line: Line, index: int) -> int:
@@ -94,12 +83,15 @@ def load(line: Line) -> Step:
     def run(w: Warp) -> None:
         lanes, at = _offsets(w, address(w), count, size)
         if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
-            got = _load_cluster(w, at & 0xFFFFFFFF, size)
+            got = _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
         elif space in ("global", None):
             words, index = w.cta.machine.memory.words(at, size)
             got = words[index]
+            touch_words(w, at, size, "r", lanes)
         else:
-            got = w.cta.shared.load(own_offsets(w, at), size)
+            offsets = own_offsets(w, at)
+            got = w.cta.shared.load(offsets, size)
+            touch(w, w.cta.shared.shadow, offsets[:, 0], count * size, "r", lanes)
         if (got == got[0]).all():
             for i, slot in enumerate(slots):
                 w.put(slot, int(got[0, i]))
@@ -112,13 +104,15 @@ def load(line: Line) -> Step:
     return run
 
 
-def _load_cluster(w: Warp, at: Array, size: int) -> Array:
+def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
     """Reads of shared memory of any CTA of the cluster."""
     out = np.zeros(at.shape, f"u{size}")
     for rank in np.unique(at >> RANK_SHIFT).tolist():
         here = (at >> RANK_SHIFT)[:, 0] == rank
         shared = w.cta.machine.peer(rank).shared
-        out[here] = shared.load(at[here] & OFFSET_MASK, size)
+        offsets = at[here] & OFFSET_MASK
+        out[here] = shared.load(offsets, size)
+        touch(w, shared.shadow, offsets[:, 0], offsets.shape[1] * size, "r", lanes[here])
     return out
 
 
@@ -136,9 +130,11 @@ def store(line: Line) -> Step:
         data = _columns(w, values, lanes)
         if space == "global":
             words, index = w.cta.machine.memory.words(at, size)
+            same_value(w, at, data)
             words[index] = data
+            touch_words(w, at, size, "w", lanes)
         else:
-            write_shared(w, line.ins.line, own_offsets(w, at), data, size)
+            write_shared(w, line.ins.line, own_offsets(w, at), data, size, lanes)
 
     return run
 
@@ -152,12 +148,28 @@ def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
     return out
 
 
-def write_shared(w: Warp, line: int, at: Array, data: Array, size: int) -> None:
-    """A generic write, kept until the lanes that made it fence it for the async proxy."""
+def write_shared(
+    w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array | None = None
+) -> None:
+    """A generic write of rows [n, count] to shared memory."""
     w.cta.machine.hazard(line, w.cta.retire((at[..., None] + np.arange(size)).ravel()))
-    written, hazard = w.cta.shared.store(at, data, size)
-    w.cta.machine.hazard(line, hazard)
-    w.unit(Unfenced).writes.append((w.mask, written))
+    same_value(w, at, data)
+    w.cta.shared.store(at, data, size)
+    touch(w, w.cta.shared.shadow, at[:, 0], at.shape[1] * size, "w", lanes)
+
+
+def same_value(w: Warp, at: Array, data: Array) -> None:
+    """Lanes of one store that write the same place race, but with one value."""
+    first = at[:, 0]
+    order = np.argsort(first, kind="stable")
+    again = np.flatnonzero(np.diff(first[order]) == 0)
+    if len(again) and (data[order[again]] != data[order[again + 1]]).any():
+        ins = w.cta.machine.module.code[w.at]
+        w.cta.machine.hazard(
+            ins.line,
+            f"race: lanes of `{shorten(ins.text)}` write different values to the same bytes "
+            f"(0x{int(first[order[again[0]]]):X})",
+        )
 
 
 @operation(r"mapa(\.shared::cluster)?\.u(32|64)")
@@ -180,43 +192,5 @@ def map_address(line: Line) -> Step:
             write(w, (address & (kept & MASKS[width])) | wide)
         else:
             write(w, (address & (kept & MASKS[width])) | placed)
-
-    return run
-
-
-_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b,
-    "min": min,
-    "max": max,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "exch": lambda a, b: b,
-}
-_NUMPY: dict[str, Any] = {"u": np.uint32, "s": np.int32, "b": np.uint32, "f": np.float32}
-
-
-@operation(
-    r"(atom|red)\.global(?:\.(?:gpu|cta|sys|cluster))?(?:\.(?:relaxed|acquire|release|acq_rel))?"
-    r"(?:\.(?:gpu|cta|sys|cluster))?\.(add|min|max|and|or|xor|exch)\.([usbf])32"
-)
-def atomic(line: Line) -> Step:
-    """Lane by lane, in lane order; `atom` returns what was there before."""
-    returns = line.match[1] == "atom"
-    line.count(3 if returns else 2)
-    compute, dtype = _ATOMIC[line.match[2]], _NUMPY[line.match[3]]
-    write = line.write(0, 32) if returns else None
-    address, value = line.address(int(returns)), line.read(1 + int(returns), 32)
-
-    def run(w: Warp) -> None:
-        lanes, at = _offsets(w, address(w), 1, 4)
-        words, index = w.cta.machine.memory.words(at, 4)
-        typed, given = words.view(dtype), w.vector(value(w), 32).view(dtype)
-        before = np.zeros(LANES, np.uint32)
-        for lane, place in zip(lanes.tolist(), index[:, 0].tolist(), strict=True):
-            before[lane] = words[place]
-            typed[place] = compute(typed[place], given[lane])
-        if write:
-            write(w, before)
 
     return run

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
+from ptxflow.compiler.emulator.clocks import Clocks
 from ptxflow.compiler.emulator.descriptor import (
     K_STEP,
     InstructionDescriptor,
@@ -33,6 +34,7 @@ from ptxflow.compiler.emulator.tmem import (
     tensor_memory,
     unordered,
 )
+from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.warp import Array, Step, Warp
 
 
@@ -126,18 +128,18 @@ def _issue(
         parts,
         cells,
     )
-    _reserve(w, new, tiles)
+    _reserve(w, stream(w, "tcgen05", lane), new, tiles)
     w.unit(Issued).products.setdefault(lane, []).append(new)
 
 
-def _reserve(w: Warp, new: Product, tiles: list[Tile]) -> None:
+def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
     """Operands are being read and accumulators written, from now until the product has run."""
     machine = w.cta.machine
     for r in new.b:
         cta = machine.ctas[r]
         for tile in tiles:
             tile.check(cta.shared)
-            cta.shared.readers[tile.chunks] += 1
+            issue(w, by, cta.shared.shadow, tile.chunks, None, "r")
         memory = cta.unit(TensorMemory)
         columns = next(p.columns for p in new.parts if p.rank == r)
         memory.check(columns.start, columns.stop)
@@ -174,10 +176,7 @@ def run_product(w: Warp, p: Product) -> None:
     for i, tiles in enumerate((p.a, p.b)):
         bfloat16 = p.shape.b_bfloat16 if i else p.shape.a_bfloat16
         for rank in sorted(tiles):
-            shared, tile = machine.ctas[rank].shared, tiles[rank]
-            words, hazard = tile.read(shared)
-            shared.readers[tile.chunks] -= 1
-            machine.hazard(p.line, hazard)
+            words = tiles[rank].read(machine.ctas[rank].shared)
             halves[i].append(to_float(words, bfloat16))
     if p.a_cells:
         halves[0].append(_from_memory(machine.ctas[p.parts[0].rank].unit(TensorMemory), p))
@@ -215,18 +214,30 @@ def commit(line: Line) -> Step:
             if not ranks:
                 raise Fault("multicast to no CTA")
             signals = [machine.peer(r).barrier(at & OFFSET_MASK) for r in ranks]
+            told = machine.races.completions(w.actor)
+            by = stream(w, "tcgen05", lane)
+            told.completed(by.agent, by.clock)
+            by.clock += 1
+            for signal in signals:
+                use_barrier(w, signal)
             products = w.unit(Issued).products.pop(lane, [])
             touched = {*ranks, *(part.rank for p in products for part in p.parts)}
 
-            land = partial(_complete, w, line.ins.line, products, signals)
+            land = partial(_complete, w, line.ins.line, products, signals, told)
             machine.issue(w, tuple(sorted(touched)), land, (w.cta.rank, w.index, lane))
 
     return run
 
 
-def _complete(w: Warp, line: int, products: list[Product], signals: list[MBarrier]) -> None:
-    """A commit lands: its products run, then its barriers get their arrival."""
+def _complete(
+    w: Warp, line: int, products: list[Product], signals: list[MBarrier], told: Clocks
+) -> None:
+    """A commit lands: its products run, then its barriers get their arrival.
+
+    It tells of the products, and of the asynchronous work that these came after.
+    """
     for p in products:
         run_product(w, p)
     for signal in signals:
+        signal.tell(told, from_peer=False)
         w.cta.machine.hazard(line, signal.arrive())

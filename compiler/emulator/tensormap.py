@@ -15,6 +15,7 @@ import numpy as np
 from ptxflow.compiler.emulator.descriptor import swizzled
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import Buffer
+from ptxflow.compiler.emulator.race import Shadow, granules
 from ptxflow.compiler.emulator.warp import Array
 from ptxflow.compiler.launch import TensorMapParam, evaluate
 
@@ -31,6 +32,7 @@ class TensorMap:
     element: int
     box: tuple[int, int]  # columns, rows
     swizzle: int
+    shadow: Shadow
 
     @property
     def row_bytes(self) -> int:
@@ -75,6 +77,14 @@ class TensorMap:
         if to_rows.start < to_rows.stop and to_columns.start < to_columns.stop:
             out[to_rows, to_columns] = True
         return out.reshape(-1, 16)
+
+    def granules(self, column: int, row: int) -> tuple[Array, Array | None]:
+        """The granules of the tensor's bytes inside the box, for the race detector."""
+        rows, columns, _, _ = self._window(column, row)
+        first = np.arange(rows.start, rows.stop) * self.view.strides[0] + columns.start
+        if not len(first) or columns.start >= columns.stop:
+            return np.empty(0, np.int64), None
+        return granules(first, columns.stop - columns.start)
 
     def store(self, column: int, row: int, chunks: Array) -> None:
         """Write the part of the box that is inside the tensor."""
@@ -125,4 +135,4 @@ def encode(param: TensorMapParam, buffer: Buffer, axes: Mapping[str, int]) -> Te
     view = np.lib.stride_tricks.as_strided(
         buffer.data, (height, width * element), (pitch, 1), writeable=True
     )
-    return TensorMap(param.tensor, view, element, (columns, rows), param.swizzle)
+    return TensorMap(param.tensor, view, element, (columns, rows), param.swizzle, buffer.shadow)

@@ -16,12 +16,15 @@ from ptxflow.compiler.emulator.memory import (
     RANK_SHIFT,
     READY,
     RESERVED,
-    UNFENCED,
 )
 from ptxflow.compiler.emulator.operands import Line, Read, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address, Immediate
+from ptxflow.compiler.emulator.race import masks_of
 from ptxflow.compiler.emulator.tensormap import TensorMap, signed
+from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.warp import Array, Step, Warp
+
+READ, WRITE = "bulk read", "bulk write"  # streams of a thread's stores
 
 
 @dataclass
@@ -126,11 +129,15 @@ def _issue_load(
         cta = machine.peer(rank)
         check_box(w, cta.shared.size, chunks)
         machine.hazard(line, cta.retire((chunks[:, None] * 16 + np.arange(16)).ravel()))
-        machine.hazard(line, cta.shared.begin_write(chunks))
+        cta.shared.begin_write(chunks)
         at_rank = (rank & ~1 | bar_rank & 1) if pair else rank
         signal = machine.peer(at_rank).barrier(bar & OFFSET_MASK)
         if not signal.published:
             machine.hazard(line, f"{signal.where} was not fenced after its init")
+        use_barrier(w, signal)
+        by = Stream(signal.agent, signal.phase + 1)
+        issue(w, by, cta.shared.shadow, chunks, None, "w")
+        issue(w, by, tm.shadow, *tm.granules(*corner), "r")
         signals.append((at_rank, signal))
     touched = tuple(sorted({*ranks, *(r for r, _ in signals)}))
 
@@ -165,7 +172,18 @@ def store(line: Line) -> Step:
             tm = tensor_map(w, source)
             chunks = tm.chunks(at & OFFSET_MASK)
             check_box(w, w.cta.shared.size, chunks)
-            w.cta.shared.readers[chunks] += 1
+            inside = tm.inside(c, r)
+            some = inside.any(1)
+            if some.any():
+                issue(
+                    w,
+                    stream(w, READ, lane),
+                    w.cta.shared.shadow,
+                    chunks[some],
+                    masks_of(inside[some]),
+                    "r",
+                )
+                issue(w, stream(w, WRITE, lane), tm.shadow, *tm.granules(c, r), "w")
             groups.open.setdefault(lane, []).append(Store(line.ins.line, tm, c, r, chunks))
 
     return run
@@ -177,6 +195,8 @@ def commit(line: Line) -> Step:
         groups = w.unit(BulkGroups)
         for lane, _ in by_lane(w):
             groups.groups.setdefault(lane, []).append(groups.open.pop(lane, []))
+            for kind in (READ, WRITE):
+                stream(w, kind, lane).clock += 1
 
     return run
 
@@ -199,6 +219,9 @@ def wait(line: Line) -> Step:
                     write(group)
             if not only_read and len(mine) > pending:
                 del mine[: len(mine) - pending]
+            for kind in (READ,) if only_read else (READ, WRITE):
+                over = stream(w, kind, lane)
+                w.actor.completed(over.agent, over.clock - 1 - pending)
 
     return run
 
@@ -208,17 +231,13 @@ def read(w: Warp, s: Store) -> None:
     if s.data is not None:
         return
     shared = w.cta.shared
-    shared.readers[s.chunks] -= 1
     state = shared.state.reshape(-1, 16)[s.chunks]
     inside = s.map.inside(s.column, s.row)
     if ((state != READY) & inside).any():
         at = s.chunks[:, None] * 16 + np.arange(16)
         used = np.where(inside, state, READY)
-        problem = shared.unreadable(used, at, (READY, UNFENCED))
-        if problem:
-            raise Fault(f"the TMA store of line {s.line} reads: {problem}")
-        hazard = shared.unreadable(used, at, (READY,))
-        w.cta.machine.hazard(s.line, f"the TMA store reads: {hazard}")
+        problem = shared.unreadable(used, at, (READY,))
+        raise Fault(f"the TMA store of line {s.line} reads: {problem}")
     s.data = shared.data.reshape(-1, 16)[s.chunks]
 
 

@@ -16,6 +16,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import READY, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.touches import touch_bytes
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
 
 TMEM_LANES, COLUMNS = 128, 512
@@ -176,6 +177,7 @@ def allocate(line: Line) -> Step:
         shared.check(at, at + 4, 4)
         shared.words[4][at // 4] = base
         shared.state[at : at + 4] = READY
+        touch_bytes(w, shared.shadow, at, 4, "w")
         return None
 
     return run

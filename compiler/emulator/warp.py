@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ptxflow.compiler.emulator.clocks import WARP, Actor
 from ptxflow.compiler.emulator.fault import Fault
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Warp:
         self.missing = self.missing_slot = 0  # lanes whose operands are not defined, one register
         self.asked = -1  # the try_wait that was last answered false
         self.units: dict[type, Unit] = {}
+        self.actor = Actor(cta.machine.races.agent(WARP))
 
     def unit(self, kind: type[U]) -> U:
         """This warp's state of some instructions, made when first asked for."""
@@ -184,6 +186,7 @@ class Warp:
                 f"is executed by lanes 0x{self.mask:X} of 0x{self.alive:X}: it needs the warp "
                 "converged (bar.warp.sync before it)"
             )
+        self.actor.segment += 1
 
     def branch(self, taken: int, target: int) -> None:
         if taken == self.mask:

@@ -12,6 +12,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
+from ptxflow.compiler.emulator.touches import touch
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
 
 LANE = np.arange(LANES)
@@ -172,7 +173,9 @@ def load_matrix(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        rows = w.cta.shared.load(_row_addresses(w, address(w), len(slots)), 4)
+        at = _row_addresses(w, address(w), len(slots))
+        rows = w.cta.shared.load(at, 4)
+        touch(w, w.cta.shared.shadow, at[:, 0], 16, "r")
         words = rows.reshape(len(slots), 32)
         for slot, row in zip(slots, transposed(words) if flip else words, strict=True):
             w.put(slot, row)

@@ -16,6 +16,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.moves import register_width
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Vector
+from ptxflow.compiler.emulator.touches import Stream, issue
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
 from ptxflow.compiler.emulator.warpwide import fragment_a, halves
 
@@ -49,7 +50,8 @@ class Product:
 class Warpgroup:
     """The products of one warpgroup, in order; `position` and `ends` are each warp's progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: int) -> None:
+        self.stream = Stream(agent)
         self.products: list[Product] = []
         self.position = [0] * WARPS
         self.ends: list[list[int]] = [[] for _ in range(WARPS)]
@@ -66,7 +68,9 @@ class Warpgroup:
             self.products.append(new)
             for tile in new.tiles:
                 tile.check(w.cta.shared)
-                w.cta.shared.readers[tile.chunks] += 1
+        self.stream.clock = at + 1
+        for tile in new.tiles:  # every warp must know of the operands
+            issue(w, self.stream, w.cta.shared.shadow, tile.chunks, None, "r")
         old = self.products[at]
         if (old.line, old.descriptors, old.scale_d, old.chained) != (
             new.line,
@@ -89,10 +93,7 @@ class Warpgroup:
         if product.left:
             values.append(np.concatenate([product.left[i] for i in range(WARPS)]))
         for tile in product.tiles:
-            words, hazard = tile.read(shared)
-            shared.readers[tile.chunks] -= 1
-            w.cta.machine.hazard(product.line, hazard)
-            values.append(to_float(words, product.bfloat16))
+            values.append(to_float(tile.read(shared), product.bfloat16))
         out = values[0] @ values[1].T
         if product.scale_d:
             if not product.chained:
@@ -109,6 +110,7 @@ class Warpgroup:
         me = w.index % WARPS
         self.owed[me] |= {p.slots for p in self.products[self.landed[me] : upto]}
         self.landed[me] = max(self.landed[me], upto)
+        w.actor.completed(self.stream.agent, upto)
         busy = {p.slots for p in self.products[upto : self.position[me]]}
         for slots in self.owed[me] - busy:
             out = self.accumulators[slots]
@@ -129,7 +131,10 @@ class Warpgroups:
         self.groups: dict[int, Warpgroup] = {}
 
     def of(self, w: Warp) -> Warpgroup:
-        return self.groups.setdefault(w.index // WARPS, Warpgroup())
+        index = w.index // WARPS
+        if index not in self.groups:
+            self.groups[index] = Warpgroup(w.cta.machine.races.agent("wgmma"))
+        return self.groups[index]
 
     def left(self) -> str | None:
         for group in self.groups.values():

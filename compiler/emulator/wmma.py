@@ -11,6 +11,7 @@ import numpy as np
 from ptxflow.compiler.emulator.descriptor import to_float
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
+from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.values import half_bits
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp
 
@@ -52,11 +53,15 @@ def load(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
+        places = at(w)
         if on_chip:
-            got = w.cta.shared.load(own_offsets(w, at(w)), size)
+            offsets = own_offsets(w, places)
+            got = w.cta.shared.load(offsets, size)
+            touch(w, w.cta.shared.shadow, offsets.ravel(), size, "r")
         else:
-            words, index = w.cta.machine.memory.words(at(w), size)
+            words, index = w.cta.machine.memory.words(places, size)
             got = words[index]
+            touch_words(w, places.reshape(-1, 1), size, "r")
         held = np.ascontiguousarray(got).reshape(-1).view(np.uint32).reshape(LANES, run_length)
         for i, slot in enumerate(slots):
             w.put(slot, np.ascontiguousarray(held[:, i % run_length]))
@@ -74,11 +79,14 @@ def store(line: Line) -> Step:
     def run(w: Warp) -> None:
         w.converged()
         data = _registers(w, values).reshape(-1).view(f"u{size}").reshape(extent)
+        places = at(w).reshape(-1, 1)
         if on_chip:
-            write_shared(w, line.ins.line, own_offsets(w, at(w)), data, size)
+            offsets = own_offsets(w, places)
+            write_shared(w, line.ins.line, offsets, data.reshape(-1, 1), size)
         else:
-            words, index = w.cta.machine.memory.words(at(w), size)
-            words[index] = data
+            words, index = w.cta.machine.memory.words(places, size)
+            words[index] = data.reshape(-1, 1)
+            touch_words(w, places, size, "w")
 
     return run
 

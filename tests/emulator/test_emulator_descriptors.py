@@ -15,10 +15,13 @@ from ptxflow.compiler.emulator.descriptor import (
     matrix_descriptor,
     swizzled,
 )
+from ptxflow.compiler.emulator.memory import Global
+from ptxflow.compiler.emulator.race import Access
 from ptxflow.compiler.emulator.tcgen05 import accumulator
-from ptxflow.compiler.emulator.tensormap import TensorMap
+from ptxflow.compiler.emulator.tensormap import box_chunks, encode
 from ptxflow.compiler.emulator.tmem import load_cells
 from ptxflow.compiler.emulator.wgmma import fragment
+from ptxflow.compiler.launch import TensorMapParam
 
 BLACKWELL, HOPPER = "sm_100a", "sm_90a"
 
@@ -71,8 +74,7 @@ def written(rows: int, columns: int, width: int, base: int) -> NDArray[np.int64]
     out = np.zeros((rows, columns), np.int64)
     step = width // 2
     for i, column in enumerate(range(0, columns, step)):
-        view = np.zeros((rows, width), np.uint8)
-        chunks = TensorMap("x", view, 2, (step, rows), width).chunks(base + i * rows * width)
+        chunks = box_chunks(base + i * rows * width, rows, width, width)
         address = chunks.reshape(rows, width // 16)[:, :, None] * 16 + np.arange(0, 16, 2)
         out[:, column : column + step] = address.reshape(rows, step)
     return out
@@ -178,7 +180,8 @@ def test_tmem_load_shapes() -> None:
 
 def test_box_zero_fill_and_clipping() -> None:
     tensor = np.arange(6 * 16, dtype=np.uint16).reshape(6, 16)
-    tm = TensorMap("x", tensor.view(np.uint8), 2, (8, 4), 0)
+    param = TensorMapParam("x", "float16", ("16", "6"), ("32",), (8, 4), 0)
+    tm = encode(param, Global({"x": tensor}).named["x"], {})
     box = tm.load(12, 4).view(np.uint16).reshape(4, 8)
     assert box[:2, :4].tolist() == tensor[4:, 12:].tolist()
     assert not box[2:].any() and not box[:, 4:].any() and tm.bytes == 64
@@ -190,7 +193,8 @@ def test_box_zero_fill_and_clipping() -> None:
 
 
 def test_mbarrier_phases() -> None:
-    bar = MBarrier("bar", 2)
+    created = Access(0, 1, "w", 0, 0, (0, 0))
+    bar = MBarrier("bar", 2, 1, created)
     assert bar.passed(1) and not bar.passed(0)
     bar.complete(64)  # before its expect_tx: legal while arrivals hold the phase open
     bar.expect(64)
@@ -208,4 +212,4 @@ def test_mbarrier_phases() -> None:
     assert bar.phase == 2
     for count in (0, 1 << 20):
         with pytest.raises(Fault):
-            MBarrier("bar", count)
+            MBarrier("bar", count, 1, created)

@@ -26,6 +26,19 @@ HAZARDS = {
     r"initialises mbarrier .* again, with no inval": ["triton_specialised_*_sm90"],
     r"overwrites the mbarrier .* with no mbarrier\.inval": ["triton_specialised_*_sm90"],
     r"parity \w+ is neither": ["triton_specialised_*_sm90"],
+    # the address that tcgen05.alloc wrote, and an mbarrier of before: their place is loaded into
+    r"race: .*cp\.async\.bulk\.tensor.*tcgen05\.alloc.*fence\.proxy\.async": [
+        "triton_tma_*_sm100", "triton_attention_*_sm100", "triton_persistent_*_sm100",
+        "triton_specialised_*_sm100",
+    ],
+    r"race: .*cp\.async\.bulk\.tensor.*mbarrier\.init.*fence\.proxy\.async": [
+        "triton_specialised_*_sm90",
+    ],
+    # several warps write one value to one place
+    r"race: `st\.shared.*missing: a barrier": [
+        "triton_persistent_*", "triton_specialised_*", "triton_reduction_*",
+    ],
+    r"race: `@\S+ st\.global.*missing: a barrier": ["triton_specialised_*_sm90"],
 }  # fmt: skip
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ptxflow.eval import trial
-from ptxflow.eval.prove import main
+from ptxflow.eval.proof_summary import read
+from ptxflow.eval.prove import main, table
 from ptxflow.eval.trial import run_trial
 from tests.gemm_cases import CASES, IDS, problem_for
 
@@ -35,6 +38,32 @@ def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch
     assert not result.right and result.error
 
 
+def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    """The values are right, an ordering lacks: what is printed quotes the statement."""
+    dev, _, s = CASES[0]
+    write = trial.write
+
+    def unfenced(kernel, device):  # type: ignore[no-untyped-def]
+        text = write(kernel, device)
+        assert "fence.mbarrier_init" in text
+        return re.sub(r"\n[^\n]*fence\.mbarrier_init[^\n]*", "", text)
+
+    monkeypatch.setattr(trial, "write", unfenced)
+    result = run_trial(problem_for(s), s, dev, (0,))
+    assert result.exact and not result.right and not result.error
+    assert re.search(r"line \d+ `cp\.async\.bulk\..*`: .*not fenced .*\(schedule 0\)", str(result))
+    assert all(h in str(result) for h in result.hazards)
+
+
+def test_a_hazard_quotes_both_statements():
+    ptx = "first;\n  second a, b;\nthird;"
+    assert trial.quoted("line 1: not ordered after line 2", ptx) == (
+        "line 1 `first;`: not ordered after line 2 `second a, b;`"
+    )
+    assert trial.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
+    assert trial.quoted("line 9: gone", ptx) == "line 9: gone"
+
+
 def test_bfloat16():
     dev, _, s = CASES[0]
     assert run_trial(replace(problem_for(s), dtype="bfloat16"), s, dev, (0,)).right
@@ -47,10 +76,42 @@ def test_the_data_is_exact_in_float32():
     assert not np.isnan(expected.astype(np.float32)).any()
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]):
-    asked = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--samples", "2", "--jobs", "1"]
-    assert main([*asked, "--device", "h200"]) == 0
-    assert "2 of 2 proven for sm_90a" in capsys.readouterr().out
-    assert main([*asked, "--samples", "0"]) == 2
+ASKED = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--jobs", "1", "--device", "h200"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "proof.json"
+    assert main([*ASKED, "--samples", "2", "--mutants", "3", "--out", str(out)]) == 0
+    summary = read(out)
+    assert summary["all"]["strategies"] == len(summary["rows"]) == 2
+    assert summary["all"]["mutants"]["tried"] == 6 and summary["failures"] == []
+    printed = capsys.readouterr().out
+    assert printed == table(summary) + "\n" and "2 of 2 proven for sm_90a" in printed
+
+
+def test_the_command_names_a_wrong_mutant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """With a validator that accepts every mutant, what the emulator finds decides."""
+    monkeypatch.setattr("ptxflow.eval.mutation.check", lambda tree, trips, device: ())
+    assert main([*ASKED, "--samples", "1", "--mutants", "6", "--schedules", "1"]) == 1
+    named = r"\w{16} of gemm_n128_k2048 .*: WRONG MUTANT ACCEPTED: .* at \S+:\d+: .*schedule 0"
+    assert re.search(named, capsys.readouterr().out)
+
+
+def test_the_command_names_the_stage_that_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def complain(assembly):  # type: ignore[no-untyped-def]
+        return ["C7508: planted"]
+
+    monkeypatch.setattr("ptxflow.compiler.ptxas.check", complain)
+    assert main([*ASKED, "--samples", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "ptxas: C7508: planted" in printed and "0 of 1 proven" in printed
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]):
+    assert main([*ASKED, "--samples", "0"]) == 2
     assert main(["--definition", "gemm_n12", "--jobs", "1"]) == 2
     assert "near names" in capsys.readouterr().err

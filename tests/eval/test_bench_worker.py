@@ -83,8 +83,9 @@ def test_a_bug_of_ours_is_not_blamed_on_the_kernel(worker: Worker) -> None:
 
 def test_slow_inputs_are_not_a_hang_of_the_kernel(worker: Worker) -> None:
     worker.start()
-    with pytest.raises(WorkerError, match="inputs took longer than the timeout"):
-        worker.run({"do": "slow inputs"}, 0.5)
+    worker.prepare_timeout = 0.5
+    with pytest.raises(WorkerError, match=r"inputs took longer than the timeout of 0\.5 s"):
+        worker.run({"do": "slow inputs"}, 30)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from ptxflow.compiler.compile import CompiledKernel, compile_kernel
 from ptxflow.compiler.device import H200
-from ptxflow.eval.bench import Candidate, Settings, run_one, sample_uniform
+from ptxflow.eval.candidates import Candidate, Settings, run_one, sample_workload
 from ptxflow.eval.definition import load
 from ptxflow.eval.solution import solution
 from ptxflow.eval.worker import Worker
@@ -24,7 +24,7 @@ def built(candidate: Candidate) -> CompiledKernel:
 @pytest.mark.parametrize("m", [1, 17, 64, 127, 129, 1000])
 @pytest.mark.parametrize("name", ["gemm_n128_k2048", "gemm_n256_k7168"])
 def test_sampled_kernels_are_right(worker: Worker, tmp_path: Path, name: str, m: int) -> None:
-    for candidate in sample_uniform(load(name), {"M": m}, H200, 2, seed=m):
+    for candidate in sample_workload(load(name), {"M": m}, H200, count=2, seed=m).candidates:
         outcome = run_one(candidate, built(candidate), worker, SETTINGS, tmp_path)
         assert outcome["status"] == "ok", (candidate.strategy, outcome)
 
@@ -33,17 +33,17 @@ def test_one_kernel_serves_other_values_of_the_variable_axis(
     worker: Worker, tmp_path: Path
 ) -> None:
     definition = load("gemm_n128_k2048")
-    (candidate,) = sample_uniform(definition, {"M": 1000}, H200, 1, seed=3)
+    (candidate,) = sample_workload(definition, {"M": 1000}, H200, count=1, seed=3).candidates
     kernel = built(candidate)
     for m in (1, 300, 4096):
-        (other,) = sample_uniform(definition, {"M": m}, H200, 1, seed=3)
+        (other,) = sample_workload(definition, {"M": m}, H200, count=1, seed=3).candidates
         outcome = run_one(other, kernel, worker, SETTINGS, tmp_path)
         assert outcome["status"] == "ok", (m, outcome)
 
 
 def test_a_solution_runs_by_itself(worker: Worker) -> None:
     definition = load("gemm_n256_k7168")
-    (candidate,) = sample_uniform(definition, {"M": 1000}, H200, 1, seed=5)
+    (candidate,) = sample_workload(definition, {"M": 1000}, H200, count=1, seed=5).candidates
     kernel = built(candidate)
     data = solution(definition, H200, kernel.launch, kernel.ptx, candidate.strategy.key, "test")
     for m in (1000, 17):

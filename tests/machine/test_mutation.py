@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from itertools import islice
+from pathlib import Path
+
 import pytest
 
 from ptxflow.eval.mutants import OPERATORS, mutants
-from ptxflow.eval.mutation import Judged, judge, main, structures, table
-from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem
+from ptxflow.eval.mutation import (
+    Judged,
+    judge,
+    judge_strategy,
+    main,
+    pick,
+    structures,
+    summarise,
+    table,
+)
+from ptxflow.eval.proof_summary import read
+from ptxflow.eval.trial import Emulation
+from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem, problem_for
 
 PART = 4  # mutants of each kernel that are judged here
 
@@ -36,25 +51,69 @@ def test_a_part_of_the_mutants(i):  # type: ignore[no-untyped-def]
 
 
 def test_the_table_counts_what_is_harmful():
+    right, wrong = Emulation({}, 3, True, 0.5), Emulation({}, 3, False, 0.5, "1 differs")
     judged = [
         Judged("delete", "a", "HazardError", ""),
-        Judged("swap", "b", "", "they commute"),
-        Judged("swap", "c", "", ""),
+        Judged("swap", "b", "", "they commute", emulation=right),
+        Judged("swap", "c", "", "", emulation=wrong),
         Judged("swap", "d", "HazardError", "they commute"),
     ]
-    text = table(judged)
+    text = table(summarise(judged))
     assert "kill rate: 1 of 2 = 50.00% (of 4 enumerated, 2 are harmless)" in text
-    assert "      1 swap: they commute" in text
-    assert "survivors: \n      1 c\nharmless, but refused: \n      1 d" in text
+    assert "exactly right under 3 schedules: 1 of 2" in text
+    assert "harmless:\n      1 they commute\nsurvivors:\n      1 c\n" in text
+    assert "harmless, but refused:\n      1 d\naccepted, and WRONG:\n      1 c: 1 differs" in text
 
 
 def test_one_kernel_for_each_structure():
     s = HOPPER["multicast B"]
     wider = type(s)(s.family, tuple({**dict(s.choices), "tile_n": 256, "mma_n": 256}.items()))
-    assert list(structures(problem(), H200, [wider, s]).values()) == [s]
-    assert len(structures(problem(), B200, BLACKWELL.values())) >= 8
+    assert structures([(problem(), wider), (problem(), s)], H200) == [(problem(), s)]
+    assert len(structures([(problem_for(s), s) for s in BLACKWELL.values()], B200)) >= 8
 
 
-def test_bad_arguments(capsys):  # type: ignore[no-untyped-def]
+def test_drawn_mutants_are_some_of_the_kernels_own():
+    """The draw depends on its seed alone, and repeats none."""
+    kernel, _ = build(*CASES[0][::2])
+    found = list(mutants(kernel))
+    drawn = [pick(found, 5, (seed,)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(len(set(ms)) == 5 and set(ms) <= set(found) for ms in drawn)
+    assert pick(found, 10**6, (0,)) == found
+
+
+def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatch):
+    """A validator that accepts everything: the emulator says which mutants it let through."""
+    monkeypatch.setattr("ptxflow.eval.mutation.check", lambda tree, trips, device: ())
+    dev, _, s = CASES[0]
+    judged = judge_strategy(
+        dev, (0,), (problem_for(s), s),
+        lambda found: [m for m in found if m.operator == "bytes"][:2],
+    )  # fmt: skip
+    assert [j.wrong for j in judged] == [True, True]
+    assert all(re.search(r"bytes .* at compiler/\S+:\d+: .*\(schedule 0\)", str(j)) for j in judged)
+    assert summarise(judged)["wrong"]
+
+
+def test_the_command_writes_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The whole command, on a few mutants of one kernel."""
+    few = lambda kernel: islice(mutants(kernel), 0, None, 20)  # noqa: E731
+    monkeypatch.setattr("ptxflow.eval.mutation.mutants", few)
+    out = tmp_path / "mutation.json"
+    asked = ["--definition", "gemm_n128_k2048", "--axes", "M=4096", "--draws", "1", "--jobs", "1"]
+    assert main([*asked, "--device", "h200", "--out", str(out)]) == 0
+    summary = read(out)
+    assert summary["kernels"] == 1 and summary["all"]["killed"] > 5
+    assert summary["command"] == " ".join(
+        ["python -m ptxflow.eval.mutation", *asked, "--device h200"]
+    )
+    assert table(summary) in capsys.readouterr().out
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]):
     assert main(["--device", "abacus"]) == 2
     assert "abacus" in capsys.readouterr().err
+    assert main(["--out", "no/such/folder/x.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err

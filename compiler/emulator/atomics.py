@@ -1,0 +1,210 @@
+"""Accesses that synchronise: atomics, and strong loads and stores with their order and scope.
+
+A release leaves what its warp knows at the address; an acquire of it learns that, if each is inside
+the other's scope. A relaxed access does the same together with a fence on its side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.clocks import WIDE, Clocks
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, SHARED_BASE
+from ptxflow.compiler.emulator.moves import own_offsets
+from ptxflow.compiler.emulator.operands import Line, operation
+from ptxflow.compiler.emulator.race import Shadow
+from ptxflow.compiler.emulator.touches import touch
+from ptxflow.compiler.emulator.warp import DTYPES, LANES, Array, Step, Warp, lanes_in
+
+_SPACES = ("global", "shared", "shared::cta", "shared::cluster")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+_ORDERS = ("relaxed", "acquire", "release", "acq_rel", "volatile")
+_MODIFIERS = "|".join((*_SPACES, *_SCOPES, *_ORDERS))
+_NUMPY: dict[str, Any] = {"u": "u", "s": "i", "b": "u", "f": "f"}
+
+
+def _exact(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    return lambda old, new, _: compute(old, new)
+
+
+_ATOMIC: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": _exact(lambda a, b: a + b),
+    "min": _exact(min),
+    "max": _exact(max),
+    "and": _exact(lambda a, b: a & b),
+    "or": _exact(lambda a, b: a | b),
+    "xor": _exact(lambda a, b: a ^ b),
+    "exch": _exact(lambda a, b: b),
+    "inc": _exact(lambda a, b: a * 0 if a >= b else a + 1),
+    "dec": _exact(lambda a, b: b if a == 0 or a > b else a - 1),
+    "cas": lambda a, b, c: c if a == b else a,
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """The memory order and scope of an access, and its space ("": by the address)."""
+
+    acquires: bool
+    releases: bool
+    scope: str
+    space: str
+
+    @staticmethod
+    def of(line: Line, modifiers: str) -> Order:
+        given = [m for m in modifiers.split(".") if m]
+        order = [m for m in given if m in _ORDERS]
+        scope = [m for m in given if m in _SCOPES]
+        space = [m for m in given if m in _SPACES]
+        if max(len(order), len(scope), len(space)) > 1:
+            raise line.refuse("two orders, scopes or spaces")
+        how = order[0] if order else "relaxed"
+        return Order(
+            how in ("acquire", "acq_rel"),
+            how in ("release", "acq_rel"),
+            scope[0] if scope else "gpu",
+            space[0] if space else "",
+        )
+
+
+@dataclass(frozen=True)
+class Left:
+    """What one CTA released at an address, to threads inside a scope."""
+
+    cta: int
+    scope: str
+    message: Clocks
+
+
+class Signals:
+    """What was released, by the shadow and offset of the word."""
+
+    def __init__(self) -> None:
+        self.at: dict[tuple[int, int], list[Left]] = {}
+
+    def release(self, w: Warp, key: tuple[int, int], scope: str, message: Clocks) -> None:
+        here = self.at.setdefault(key, [])
+        for left in here:
+            if (left.cta, left.scope) == (w.cta.index, scope):
+                left.message.join(message)
+                return
+        here.append(Left(w.cta.index, scope, message.copy()))
+
+    def seen(self, w: Warp, key: tuple[int, int], scope: str) -> Clocks:
+        """What an access of that scope can see of it."""
+        out, size = Clocks(), w.cta.machine.cluster_size
+        for left in self.at.get(key, ()):
+            near = _within(left.scope, left.cta, w.cta.index, size)
+            if near and _within(scope, w.cta.index, left.cta, size):
+                out.join(left.message)
+        return out
+
+
+def _within(scope: str, cta: int, other: int, cluster: int) -> bool:
+    if scope == "cta":
+        return cta == other
+    return scope != "cluster" or cta // cluster == other // cluster
+
+
+def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool, writes: bool) -> None:
+    """What a strong access at a word learns and leaves there."""
+    signals, actor = w.cta.machine.signals, w.actor
+    if reads:
+        seen = signals.seen(w, key, order.scope)
+        (actor if order.acquires else actor.observed).join(seen)
+    if writes:
+        if order.releases:
+            signals.release(w, key, order.scope, actor.publish())
+        else:
+            told = actor.released if order.scope in WIDE else actor.released_cta
+            if told is not None:
+                signals.release(w, key, order.scope, told)
+
+
+def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:
+    """The words of a memory, the lanes' indices in it, its shadow, the byte offsets."""
+    if (at % size).any():
+        raise Fault(f"address 0x{int(at[0]):X} is not a multiple of {size}")
+    if space == "global" or (not space and at[0] >> 32 != SHARED_BASE >> 32):
+        words, index = w.cta.machine.memory.words(at, size)
+        buffer = w.cta.machine.memory.find(int(at[0]), int(at[0]) + size)
+        return words, index, buffer.shadow, at - buffer.base
+    rank = int(at[0]) >> RANK_SHIFT & 0xFF
+    if space == "shared::cluster" or not space:
+        if ((at >> RANK_SHIFT & 0xFF) != rank).any():
+            raise Fault("atomics on shared memory of several CTAs at once are not modelled")
+        shared, offsets = w.cta.machine.peer(rank).shared, at & OFFSET_MASK
+    else:
+        shared, offsets = w.cta.shared, own_offsets(w, at)
+    shared.load(offsets, size)  # bounds, and that it was written
+    shared.state[offsets[:, None] + np.arange(size)] = READY
+    return shared.words[size], offsets // size, shared.shadow, offsets
+
+
+@operation(
+    rf"(atom|red)((?:\.(?:{_MODIFIERS}))*)"
+    r"\.(add|min|max|and|or|xor|exch|inc|dec|cas)\.([usbf])(32|64)"
+)
+def atomic(line: Line) -> Step:
+    """Lane by lane, in lane order; `atom` returns what was there before."""
+    returns, swaps = line.match[1] == "atom", line.match[3] == "cas"
+    line.count(2 + returns + swaps)
+    order, width = Order.of(line, line.match[2]), int(line.match[5])
+    compute, dtype = _ATOMIC[line.match[3]], f"{_NUMPY[line.match[4]]}{width // 8}"
+    write = line.write(0, width) if returns else None
+    address, value = line.address(int(returns)), line.read(1 + returns, width)
+    other: Any = line.read(2 + returns, width) if swaps else (lambda w: 0)
+
+    def run(w: Warp) -> None:
+        lanes = lanes_in(w.mask)
+        held = w.vector(address(w), 64).astype(np.int64)
+        given, third = (w.vector(v(w), width).view(dtype) for v in (value, other))
+        w.sure()
+        words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
+        typed, before = words.view(dtype), np.zeros(LANES, DTYPES[width])
+        for lane, place, at in zip(lanes.tolist(), index.tolist(), offsets.tolist(), strict=True):
+            before[lane] = words[place]
+            typed[place] = compute(typed[place], given[lane], third[lane])
+            order_access(w, (id(shadow), at), order, reads=True, writes=True)
+        touch(w, shadow, offsets, width // 8, "a", lanes)
+        if write:
+            write(w, before)
+
+    return run
+
+
+@operation(rf"(ld|st)((?:\.(?:{_MODIFIERS}))*\.(?:relaxed|acquire|release|volatile)"
+           rf"(?:\.(?:{_MODIFIERS}))*)\.[usbf](8|16|32|64)")  # fmt: skip
+def strong(line: Line) -> Step:
+    """Loads and stores that others may race with: ordered by what they acquire and release."""
+    line.count(2)
+    loads, width = line.match[1] == "ld", int(line.match[3])
+    order, wide = Order.of(line, line.match[2]), max(width, 16)
+    if order.releases if loads else order.acquires:
+        raise line.refuse("a load does not release, a store does not acquire")
+    address = line.address(1 if loads else 0)
+    write = line.write(0, wide) if loads else None
+    value = line.read(1, wide) if not loads else None
+
+    def run(w: Warp) -> None:
+        lanes = lanes_in(w.mask)
+        held = w.vector(address(w), 64).astype(np.int64)
+        given = w.vector(value(w), wide) if value else None
+        w.sure()
+        words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
+        for at in offsets.tolist():
+            order_access(w, (id(shadow), at), order, reads=loads, writes=not loads)
+        touch(w, shadow, offsets, width // 8, "a", lanes)
+        if given is not None:
+            words[index] = given[lanes]
+        elif write is not None:
+            out = np.zeros(LANES, DTYPES[wide])
+            out[lanes] = words[index]
+            write(w, out)
+
+    return run

@@ -1,0 +1,301 @@
+"""Races byte by byte: two accesses that conflict, with nothing that orders them.
+
+Every 16-byte granule of shared and global memory holds the number of a history: the accesses that
+a later one must come after, each with the bytes of the granule that it touched. Histories are
+interned, so that an access checks each kind of granule that it meets once, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxflow.compiler.emulator.clocks import GENERIC, HANDED, WARP, Actor, Clocks
+from ptxflow.compiler.emulator.parse import Instruction
+from ptxflow.compiler.emulator.warp import Array
+
+GRANULE = 16
+FULL = 0xFFFF
+READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
+COPY = "cp.async"
+#: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
+COMPLETIONS = {
+    "TMA load": "a wait for the phase of the mbarrier that it signals",
+    "bulk read": "its issuer's cp.async.bulk.wait_group.read, handed on",
+    "bulk write": "its issuer's cp.async.bulk.wait_group (without .read), handed on",
+    "wgmma": "wgmma.wait_group by that warpgroup, handed on",
+    "tcgen05": "a tcgen05.commit and a wait for its mbarrier",
+}
+_VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
+_PAST = {"r": "was read", "w": "was written", "a": "was updated"}
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, a (atomic), m (use
+    of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
+
+    agent: int
+    clock: int
+    mode: str
+    row: int
+    at: int
+    who: tuple[int, int]  # CTA of the grid, warp
+    lane: int = -1
+    segment: int = 0
+
+
+class Shadow:
+    """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it."""
+
+    def __init__(self, name: str, size: int, row: int):
+        self.name, self.row = name, row
+        self.ids = np.zeros(-(-size // GRANULE), np.int32)
+
+
+Entry = tuple[Access, int]
+Lanes = Callable[[int, int], int]  # lanes that touch bytes (a mask) of a granule
+
+
+class Races:
+    """The agents and histories of a run.
+
+    `found` has one sentence, on the first pair, for a later statement and what it lacks.
+    """
+
+    def __init__(self, code: Sequence[Instruction], note: Callable[[str], None]):
+        self.code, self.note = code, note
+        self.kinds: list[str] = []  # by agent
+        self.histories: list[tuple[Entry, ...]] = [()]
+        self.numbers: dict[tuple[Entry, ...], int] = {(): 0}
+        self.steps: dict[tuple[int, int, Access], int] = {}
+        self.accesses: dict[tuple[int, ...], Access] = {}
+        self.found: dict[tuple[int, str], str] = {}
+
+    def agent(self, kind: str) -> int:
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+    def forget_steps(self) -> None:
+        """The agents of a cluster are gone: only histories of global memory are still needed."""
+        self.steps.clear()
+        self.accesses.clear()
+
+    def completions(self, clocks: Clocks) -> Clocks:
+        """The asynchronous work that is known to be complete, for every proxy."""
+        known = clocks.rows[HANDED].copy()
+        for agent in np.flatnonzero(known):
+            if self.kinds[agent] == WARP:
+                known[agent] = 0
+        return Clocks(np.tile(known, (clocks.rows.shape[0], 1)))
+
+    def access(
+        self,
+        agent: int,
+        clock: int,
+        mode: str,
+        row: int,
+        at: int,
+        who: tuple[int, int],
+        lane: int = -1,
+        segment: int = 0,
+    ) -> Access:
+        """The access, the same object for the same one."""
+        key = (agent, clock, ord(mode), row, at, lane, segment)
+        found = self.accesses.get(key)
+        if found is None:
+            found = Access(agent, clock, mode, row, at, who, lane, segment)
+            self.accesses[key] = found
+        return found
+
+    def touch(
+        self,
+        shadow: Shadow,
+        granules: Array,
+        masks: Array | None,
+        access: Access,
+        clocks: Actor,
+        lanes: Lanes | None = None,
+    ) -> None:
+        """Check an access to granules (their bytes by `masks`, all without) and remember it."""
+        if not len(granules):
+            return
+        ids = shadow.ids[granules]
+        if masks is None:
+            first = int(ids[0])
+            if (ids == first).all():
+                place = int(granules[0])
+                new = self._step(shadow, first, FULL, access, clocks, place, lanes)
+                shadow.ids[granules] = new
+                return
+            kinds, first_at, inverse = np.unique(ids, return_index=True, return_inverse=True)
+            keys = [(int(k), FULL) for k in kinds]
+        else:
+            both = ids.astype(np.int64) << 16 | masks
+            kinds, first_at, inverse = np.unique(both, return_index=True, return_inverse=True)
+            keys = [(int(k) >> 16, int(k) & FULL) for k in kinds]
+        new_ids = [
+            self._step(shadow, history, mask, access, clocks, int(granules[i]), lanes)
+            for (history, mask), i in zip(keys, first_at, strict=True)
+        ]
+        shadow.ids[granules] = np.array(new_ids, np.int32)[inverse]
+
+    def _step(
+        self,
+        shadow: Shadow,
+        history: int,
+        mask: int,
+        access: Access,
+        clocks: Actor,
+        granule: int,
+        lanes: Lanes | None,
+    ) -> int:
+        """Check against one history; the number of the history that follows."""
+        for entry, touched in self.histories[history]:
+            common = touched & mask
+            if common and conflict(entry.mode, access.mode):
+                lacks = self._lacks(entry, access, clocks, granule, common, lanes)
+                if lacks:
+                    byte = granule * GRANULE + (common & -common).bit_length() - 1
+                    where = f"byte 0x{byte:X} of {shadow.name}"
+                    self._report(where, entry, access, lacks)
+        key = (history, mask, access)
+        new = self.steps.get(key)
+        if new is None:
+            entries = after(self.histories[history], access, mask)
+            new = self.numbers.get(entries)
+            if new is None:
+                new = self.numbers[entries] = len(self.histories)
+                self.histories.append(entries)
+            self.steps[key] = new
+        return new
+
+    def _lacks(
+        self,
+        old: Access,
+        new: Access,
+        clocks: Actor,
+        granule: int,
+        common: int,
+        lanes: Lanes | None,
+    ) -> str | None:
+        """What would order the two; None if they are ordered."""
+        if old.agent == new.agent and self.kinds[new.agent] == WARP and new.row == GENERIC:
+            if old.lane < 0 or old.segment != clocks.segment:
+                return None
+            if old.at == new.at or lanes is None:
+                return None
+            mine = 1 << new.lane if new.lane >= 0 else lanes(granule, common)
+            return "missing: bar.warp.sync between the lanes" if mine & ~(1 << old.lane) else None
+        if clocks.knows(new.row, old.agent, old.clock):
+            return None
+        kind = self.kinds[old.agent]
+        reuses = new.row != GENERIC and new.mode == "w" and kind in COMPLETIONS
+        if reuses and clocks.knows(HANDED, old.agent, old.clock):
+            return None
+        fenced = new.row == GENERIC or kind in COMPLETIONS
+        if not fenced and clocks.knows(GENERIC, old.agent, old.clock):
+            return "there is no fence.proxy.async between generic and asynchronous access"
+        if kind in COMPLETIONS:
+            if clocks.knows(HANDED, old.agent, old.clock):
+                return "the arrival that tells of its completion is relaxed or of a narrow scope"
+            return f"missing: {COMPLETIONS[kind]}"
+        if kind == COPY:
+            return "missing: cp.async.wait_group by its issuer, and a barrier"
+        return "missing: a barrier, or a release and an acquire of fitting scope"
+
+    def use(self, created: Access, at: int, me: tuple[int, int], where: str, clocks: Actor) -> None:
+        """An mbarrier is used: its init must be known, if only through fence.mbarrier_init."""
+        for row in (GENERIC, HANDED):
+            if created.agent == clocks.agent or clocks.knows(row, created.agent, created.clock):
+                return
+        use = Access(clocks.agent, clocks.now, "m", GENERIC, at, me)
+        self._report(where, created, use, "missing: a barrier after its init")
+
+    def _report(self, where: str, old: Access, new: Access, lacks: str) -> None:
+        key = (new.at, lacks)
+        if key not in self.found:
+            first, second = self.code[old.at], self.code[new.at]
+            self.found[key] = (
+                f"line {second.line}: race: `{shorten(second.text)}` of {who(new)} "
+                f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by "
+                f"line {first.line}: `{shorten(first.text)}` of {who(old)}; {lacks}"
+            )
+        self.note(self.found[key])
+
+
+def conflict(old: str, new: str) -> bool:
+    return not (old == new and old in "ra")
+
+
+def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry, ...]:
+    """The accesses that later ones must come after: a write supersedes what it covers."""
+    kept = []
+    for old, touched in history:
+        same = (old.agent, old.mode, old.lane) == (access.agent, access.mode, access.lane)
+        if old is access:
+            mask |= touched
+            continue
+        if access.mode == "w" or same:
+            touched &= ~mask
+        if touched:
+            kept.append((old, touched))
+    return (*kept[-READERS:], (access, mask))
+
+
+def who(access: Access) -> str:
+    lane = f" lane {access.lane}" if access.lane >= 0 else ""
+    return f"CTA {access.who[0]} warp {access.who[1]}{lane}"
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= 120 else text[:100] + " ... " + text[-15:]
+
+
+def masks_of(touched: Array) -> Array | None:
+    """Masks of bytes [granules, 16] that are touched; None if all are."""
+    if touched.all():
+        return None
+    return np.packbits(touched, axis=1, bitorder="little").view(np.uint16)[:, 0].astype(np.int64)
+
+
+# -- bytes to granules ----------------------------------------------------------------------------
+
+
+def granules(first: Array, run: int) -> tuple[Array, Array | None]:
+    """Granules, and masks of their bytes, of runs of `run` bytes that start at `first`."""
+    if run % GRANULE == 0 and not (first & 15).any():
+        if run == GRANULE:
+            return first >> 4, None
+        return ((first >> 4)[:, None] + np.arange(run // GRANULE)).ravel(), None
+    if run > GRANULE:  # in pieces that end where granules do
+        head = int(first[0]) & 15
+        if ((first & 15) != head).any():
+            return granules((first[:, None] + np.arange(run)).ravel(), 1)
+        begin = np.arange(-head, run, GRANULE)
+        low, high = np.maximum(-begin, 0), np.minimum(run - begin, GRANULE)
+        piece = (1 << high) - (1 << np.minimum(np.maximum(low, 0), GRANULE))
+        places = ((first[:, None] + begin) >> 4).ravel()
+        return combine(places, np.tile(piece, len(first)))
+    shift = first & 15
+    masks = ((1 << run) - 1) << shift
+    places = first >> 4
+    if (shift + run > GRANULE).any():
+        places, masks = np.concatenate([places, places + 1]), np.concatenate([masks, masks >> 16])
+        some = (masks & FULL) != 0
+        places, masks = places[some], masks[some]
+    return combine(places, masks & FULL)
+
+
+def combine(places: Array, masks: Array) -> tuple[Array, Array | None]:
+    """Each granule once, with the bytes of all its runs; no masks if they are all whole."""
+    step = np.diff(places)
+    if (step < 0).any():
+        order = np.argsort(places, kind="stable")
+        places, masks = places[order], masks[order]
+        step = np.diff(places)
+    starts = np.flatnonzero(np.concatenate([[True], step != 0]))
+    whole = np.bitwise_or.reduceat(masks, starts)
+    return places[starts], None if (whole == FULL).all() else whole

@@ -1,0 +1,121 @@
+"""From what instructions do to what the race detector sees: bytes touched, by whom, through what.
+
+Generic accesses belong to the warp (to single lanes while it is diverged); asynchronous ones to the
+stream whose completion somebody must learn of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxflow.compiler.emulator.barrier import MBarrier
+from ptxflow.compiler.emulator.clocks import GENERIC
+from ptxflow.compiler.emulator.memory import Buffer
+from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow, granules
+from ptxflow.compiler.emulator.warp import Array, Warp
+
+
+@dataclass
+class Stream:
+    """Asynchronous work that completes in order; `clock` is that of what is issued next."""
+
+    agent: int
+    clock: int = 1
+
+
+class Streams:
+    """The streams of a warp, by what they are and the lane that issues."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, int], Stream] = {}
+
+    def left(self) -> str | None:
+        return None
+
+
+def stream(w: Warp, kind: str, lane: int = -1) -> Stream:
+    """The warp's (or one lane's) stream of a kind of asynchronous work."""
+    streams = w.unit(Streams).of
+    found = streams.get((kind, lane))
+    if found is None:
+        found = streams[kind, lane] = Stream(w.cta.machine.races.agent(kind))
+    return found
+
+
+def touch(
+    w: Warp, shadow: Shadow, first: Array, run: int, mode: str, lanes: Array | None = None
+) -> None:
+    """A generic access: runs of `run` bytes at offsets `first`, each by one of `lanes` if given."""
+    if mode != "r":
+        w.actor.unfenced[shadow.row] |= w.mask
+    if not w.others or lanes is None:
+        _generic(w, shadow, first, run, mode, lanes, -1)
+        return
+    for lane in np.unique(lanes).tolist():  # they have diverged: each on its own
+        mine = lanes == lane
+        _generic(w, shadow, first[mine], run, mode, lanes[mine], lane)
+
+
+def _generic(
+    w: Warp, shadow: Shadow, first: Array, run: int, mode: str, lanes: Array | None, lane: int
+) -> None:
+    races, actor = w.cta.machine.races, w.actor
+    segment = actor.segment if lane >= 0 else 0
+    me = (w.cta.index, w.index)
+    access = races.access(actor.agent, actor.now, mode, GENERIC, w.at, me, lane, segment)
+
+    def touching(granule: int, mask: int) -> int:
+        if lanes is None:
+            return w.mask
+        at = first - granule * GRANULE
+        held = [b for b in range(GRANULE) if mask >> b & 1]
+        here = [((at <= b) & (b < at + run)) for b in held]
+        return sum(1 << i for i in set(lanes[np.any(here, axis=0)].tolist()))
+
+    races.touch(shadow, *granules(first, run), access, actor, touching)
+
+
+def touch_bytes(w: Warp, shadow: Shadow, first: int, count: int, mode: str) -> None:
+    """A generic access that is not data: no proxy fence has to follow it."""
+    kept = w.actor.unfenced.copy()
+    touch(w, shadow, np.array([first]), count, mode)
+    w.actor.unfenced = kept
+
+
+def touch_words(w: Warp, at: Array, size: int, mode: str, lanes: Array | None = None) -> Buffer:
+    """A generic access to global memory, at addresses [n, count] of `size` bytes each."""
+    buffer = w.cta.machine.memory.find(int(at.min()), int(at.max()) + size)
+    touch(w, buffer.shadow, at[:, 0] - buffer.base, at.shape[1] * size, mode, lanes)
+    return buffer
+
+
+def present(w: Warp, mode: str) -> Access:
+    """A generic access of the warp, now."""
+    me, actor = (w.cta.index, w.index), w.actor
+    return w.cta.machine.races.access(actor.agent, actor.now, mode, GENERIC, w.at, me)
+
+
+def issue(
+    w: Warp,
+    by: Stream,
+    shadow: Shadow,
+    places: Array,
+    masks: Array | None,
+    mode: str,
+    row: int | None = None,
+) -> None:
+    """An asynchronous access, by the shadow's asynchronous proxy if no row is given."""
+    races = w.cta.machine.races
+    through = shadow.row if row is None else row
+    me = (w.cta.index, w.index)
+    access = races.access(by.agent, by.clock, mode, through, w.at, me)
+    races.touch(shadow, places, masks, access, w.actor)
+
+
+def use_barrier(w: Warp, bar: MBarrier) -> None:
+    """Whoever uses an mbarrier must know of its init."""
+    if w.actor.agent not in bar.users:
+        bar.users.add(w.actor.agent)
+        w.cta.machine.races.use(bar.created, w.at, (w.cta.index, w.index), bar.where, w.actor)

@@ -1,0 +1,120 @@
+"""Measured times by problem, on the codes of the present decisions: what replay and fits read.
+
+Where a strategy was measured more than once, its refined measurements speak, else all of them; the
+median of those is its time. What failed to build, check or run has an infinite time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import Choice, Family, Fields, Problem
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One measurement: choices by decision, seconds (infinite: failed), whether it was refined."""
+
+    choices: Mapping[str, Choice]
+    seconds: float
+    refined: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was measured of a problem: distinct sorted `codes` int64 [n], `seconds` [n]."""
+
+    family: Family
+    problem: Problem
+    device: Device
+    codes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def name(self) -> str:
+        """The definition and the axes that its name leaves open, as in `gemm_n128_k2048 M=1`."""
+        axes = " ".join(f"{a}={v}" for a, v in self.problem.axes if f"{a}{v}".lower() not in
+                        self.problem.definition.lower().split("_"))  # fmt: skip
+        return f"{self.problem.definition} {axes}".strip()
+
+    @property
+    def succeeded(self) -> Observed:
+        """The same without the strategies that failed."""
+        return self.pick(np.isfinite(self.seconds))
+
+    def pick(self, keep: NDArray[Any]) -> Observed:
+        """The strategies at an index array or mask, which must keep their order."""
+        return Observed(
+            self.family, self.problem, self.device, self.codes[keep], self.seconds[keep]
+        )
+
+    def fields(self) -> Fields:
+        """The choice values [n] of the measured strategies, by decision name."""
+        out, rest = {}, self.codes
+        for decision in reversed(self.family.decisions):
+            rest, digit = np.divmod(rest, len(decision.choices))
+            out[decision.name] = np.array(decision.choices)[digit]
+        return Fields({d.name: out[d.name] for d in self.family.decisions})
+
+
+def observe(
+    family: Family, problem: Problem, device: Device, timed: Iterable[Timed]
+) -> tuple[Observed, int]:
+    """The measurements of one problem, and how many are of other decisions or choices than today's.
+
+    Those are left out: a strategy that today's family cannot express cannot be learned from.
+    """
+    tables = [(d.name, {c: i for i, c in enumerate(d.choices)}) for d in family.decisions]
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    foreign = 0
+    for item in timed:
+        code = _code(tables, item.choices)
+        if code is None:
+            foreign += 1
+        else:
+            found.setdefault(code, ([], []))[item.refined].append(item.seconds)
+    codes = np.array(sorted(found), np.int64)
+    seconds = np.array([_time(*found[int(c)]) for c in codes], np.float64)
+    return Observed(family, problem, device, codes, seconds), foreign
+
+
+def _code(
+    tables: Sequence[tuple[str, Mapping[Choice, int]]], choices: Mapping[str, Choice]
+) -> int | None:
+    if len(choices) != len(tables):
+        return None
+    code = 0
+    for name, table in tables:
+        index = table.get(choices.get(name, ""))
+        if index is None:
+            return None
+        code = code * len(table) + index
+    return code
+
+
+def _time(broad: list[float], refined: list[float]) -> float:
+    """Of one strategy's measurements; a failure speaks only where nothing succeeded."""
+    for times in (refined, broad):
+        if sound := [t for t in times if np.isfinite(t)]:
+            return float(np.median(sound))
+    return float("inf")
+
+
+def digest(observed: Iterable[Observed]) -> str:
+    """Stable identity of measurements, whatever their order."""
+    rows = []
+    for o in observed:
+        row = hashlib.sha256(repr((o.family.name, o.problem, o.device.name)).encode())
+        row.update(o.codes.tobytes() + o.seconds.tobytes())
+        rows.append(row.hexdigest())
+    return hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()[:16]

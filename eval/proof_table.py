@@ -1,0 +1,147 @@
+"""The tables of docs/proof.md: `python -m ptxflow.eval.proof_table docs/proof/*.json`.
+
+Reads what `prove` and `mutation` wrote with --out and prints one section a kind, in Markdown; with
+--into PAGE, puts each section between its marks in that page. A pure function of the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ptxflow.eval import proof_summary, prove
+from ptxflow.eval.arguments import UsageError
+from ptxflow.eval.proof_summary import Summary, told
+
+Row = Sequence[object]
+
+
+def markdown(columns: Row, rows: Iterable[Row]) -> str:
+    """A table; every column but the first is aligned to the right where its cells are numbers."""
+    body = [[str(cell) for cell in row] for row in rows]
+    number = re.compile(r"[\d,.]+( \([\d.]+\))?|\d+-\d+|-")
+    right = [all(number.fullmatch(row[i]) for row in body) for i in range(len(columns))]
+    lines = [columns, ["--:" if r else "---" for r in right], *body]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def proven(summaries: Sequence[Summary]) -> str:
+    """Each device's strategies: what passed, a table by definition, the command."""
+    parts = []
+    for summary in summaries:
+        rows = [prove.cells(name, row) for name, row in summary["rows"].items()]
+        rows.append(prove.cells("all", summary["all"]))
+        parts += [f"{prove.conclusion(summary)}.", markdown(prove.COLUMNS, rows)]
+        parts += [f"- {line}" for line in summary["failures"]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+def mutated(summaries: Sequence[Summary]) -> str:
+    """The totals of each device, then operators and harmless reasons, with a column a device."""
+    names = [s["device"] for s in summaries]
+    heads = [f"{name} {verdict}" for name in names for verdict in _ACCEPTABLE]
+    reasons = sorted({why for s in summaries for why in s["harmless"]})
+    parts = [
+        markdown(TOTALS, [_total(s) for s in summaries]),
+        markdown(["operator", *heads], _by_operator(summaries)),
+        markdown(
+            ["why harmless", *names],
+            [[why, *(s["harmless"].get(why, 0) for s in summaries)] for why in reasons],
+        ),
+    ]
+    for summary in summaries:
+        for what in ("survivors", "refused", "wrong"):
+            parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+_ACCEPTABLE = ("killed", "harmless")
+TOTALS = (
+    "device", "kernels", "mutants", "killed", "harmless", "survived", "harmless but refused",
+    "schedules", "accepted and right", "accepted and WRONG", "validator s", "emulator s",
+)  # fmt: skip
+
+
+def _total(summary: Summary) -> Row:
+    counts, ran = summary["all"], summary["emulated"]
+    return (
+        summary["device"], summary["kernels"], sum(counts.values()), counts["killed"],
+        counts["harmless"], counts["survived"], counts["refused"], ran["schedules"],
+        ran["right"], ran["wrong"], told(summary["validator_s"]), told(summary["emulator_s"]),
+    )  # fmt: skip
+
+
+def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
+    operators = dict.fromkeys(op for s in summaries for op in s["operators"])
+    return [
+        [op, *(s["operators"].get(op, {}).get(v, 0) for s in summaries for v in _ACCEPTABLE)]
+        for op in operators
+    ]
+
+
+def _commands(summaries: Sequence[Summary]) -> str:
+    lines = []
+    for s in summaries:
+        versions = ", ".join(f"{name} {version}" for name, version in s["versions"].items())
+        cost = f"{s['seconds']:.0f} s, {s['processes']} processes"
+        lines += [f"$ {s['command']}", f"{cost}; {versions}"]
+    return "\n".join(["```", *lines, "```"])
+
+
+SECTIONS = {"prove": proven, "mutation": mutated}
+
+
+def sections(summaries: Iterable[Summary]) -> dict[str, str]:
+    """The text of each kind of result that there is, devices in alphabetical order."""
+    ordered = sorted(summaries, key=lambda s: str(s["device"]))
+    found = {kind: [s for s in ordered if s["kind"] == kind] for kind in SECTIONS}
+    return {kind: SECTIONS[kind](held) for kind, held in found.items() if held}
+
+
+def placed(page: str, name: str, text: str) -> str:
+    """The page with the text between the marks of that section; UsageError if it has none."""
+    begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- end of {name} -->"
+    head, found, rest = page.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise UsageError(f"the page has no section between {begin.strip()} and {end.strip()}")
+    return f"{head}{begin}{text}{end}{tail}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxflow.eval.proof_table",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file or the page cannot be used."""
+    args = arguments().parse_args(argv)
+    try:
+        made = sections(map(proof_summary.read, args.results))
+        if args.into is None:
+            print("\n\n".join(made.values()))
+            return 0
+        page = args.into.read_text(encoding="utf-8")
+        for name, text in made.items():
+            page = placed(page, name, text)
+        part = args.into.with_name(f".{args.into.name}.{os.getpid()}")
+        part.write_text(page, encoding="utf-8")
+        os.replace(part, args.into)
+    except (UsageError, OSError) as error:
+        print(f"proof_table: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Calibration finds planted constants, leaves alone what it cannot see, and leaves no trace."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.device import H200
+from ptxflow.env import cost
+from ptxflow.env.observed import Observed
+from ptxflow.env.space import enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.calibrate import (
+    Constant,
+    Problem,
+    changed,
+    constants,
+    felt,
+    log_seconds,
+    table,
+    thinned,
+)
+from ptxflow.eval.definition import load
+
+
+def workload(name: str, m: int, count: int = 150) -> Observed:
+    """A workload measured by the model itself."""
+    family, problem = find_problem(load(name), {"M": m})
+    space = enumerate_space(family, problem, H200)
+    codes = np.sort(np.random.default_rng(m).choice(space.codes, count, replace=False))
+    observed = Observed(family, problem, H200, codes, np.ones(count))
+    return replace(observed, seconds=np.exp(log_seconds(observed, {})))
+
+
+@pytest.fixture(scope="module")
+def observed() -> list[Observed]:
+    shapes = [("gemm_n128_k2048", 64), ("gemm_n2048_k4096", 512), ("gemm_n256_k7168", 4096)]
+    return [workload(*shape) for shape in shapes]
+
+
+def named(observed: list[Observed], *names: str) -> list[Constant]:
+    known = {c.name: c for c in constants(observed[0].family, H200)}
+    return [known[name] for name in names]
+
+
+def test_planted_constants_are_found(observed: list[Observed]) -> None:
+    free = named(observed, "rates.launch_s", "rates.dram_latency", "rates.mma_efficiency")
+    truth = {c.name: c.value * f for c, f in zip(free, (1.3, 0.75, 0.9), strict=True)}
+    measured = [replace(o, seconds=np.exp(log_seconds(o, truth))) for o in observed]
+    found = Problem(measured, free).solve()
+    assert found == pytest.approx(truth, rel=0.05)
+    text = table(free, found)
+    assert all(name in text for name in truth)
+
+
+def test_what_fits_stays_and_ranges_hold(observed: list[Observed]) -> None:
+    (launch,) = named(observed, "rates.launch_s")
+    assert Problem(observed, [launch]).solve()[launch.name] == pytest.approx(launch.value, rel=1e-3)
+    slow = [replace(o, seconds=o.seconds + 1e-3) for o in observed]
+    assert Problem(slow, [launch]).solve()[launch.name] <= launch.high
+    assert "*" in table([launch], {launch.name: launch.high})
+
+
+def test_named_costs_of_the_family_are_among_them_and_unfelt_ones_left_out(
+    observed: list[Observed],
+) -> None:
+    known = constants(observed[0].family, H200)
+    assert all(c.low <= c.value <= c.high for c in known)
+    names = {c.name for c in known}
+    module = sys.modules[observed[0].family.load.__module__]
+    own = {n.partition("[")[0] for n in names if not n.startswith("rates.")}
+    assert own and all(hasattr(module, name) for name in own)
+    free = {c.name for c in felt(observed, known)}
+    assert "rates.launch_s" in free and free < names  # what only Blackwell has moves nothing here
+
+
+def test_the_model_is_as_before_after_a_block_and_after_an_error(observed: list[Observed]) -> None:
+    first = observed[0]
+    before, rates = log_seconds(first, {}), cost.RATES["h200"]
+    values = {c.name: c.value * 1.5 for c in constants(first.family, H200)}
+    assert (log_seconds(first, values) != before).all()
+    with pytest.raises(RuntimeError), changed(first.family, H200, values):
+        assert cost.RATES["h200"] != rates
+        raise RuntimeError
+    assert cost.RATES["h200"] is rates
+    assert (log_seconds(first, {}) == before).all()
+
+
+def test_thinning_keeps_the_fastest_half_and_a_spread(observed: list[Observed]) -> None:
+    o = observed[0]
+    few = thinned(o, 40)
+    assert len(few) == 40 and (np.diff(few.codes) > 0).all()
+    fastest = set(np.sort(o.seconds)[:20])
+    assert fastest <= set(few.seconds) and few.seconds.max() == o.seconds.max()
+    assert thinned(few, 40) is few

@@ -1,0 +1,346 @@
+"""The campaign command against scripted children: what it plans, records, skips and refines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptxflow.compiler import ptxas
+from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.device import H200, Device
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.ptxas import Usage
+from ptxflow.compiler.sass import SassReport
+from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.eval import campaign, schedule
+from ptxflow.eval.arguments import UsageError, find_problem, find_space, parse_fix
+from ptxflow.eval.candidates import sample_workload, strategies, subspace
+from ptxflow.eval.definition import load
+from ptxflow.eval.records import REFINE, SCREEN, Record, read_records
+from ptxflow.eval.worker import Worker
+
+NAME = "gemm_n128_k2048"
+LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
+HANG_M, WRONG_M, FAULT_M, REFUSED_M, BUG_M = 2, 3, 4, 5, 9
+
+# Latency follows from the image, which holds the strategy's key
+CHILD = """
+import json, os, time
+from ptxflow.eval.worker import serve
+
+def us(image, samples):
+    key = open(image, "rb").read()
+    return {"median": 5.0 + key[0] / 16, "q1": 5.0, "q3": 25.0, "samples": samples}
+
+def measure(job, stage):
+    m = job["axes"]["M"]
+    if "kernels" in job:
+        stage("time")
+        return {"status": "ok", "outcomes": [
+            {"status": "ok", "detail": "", "check": {"correct": True, "seeds": job["seeds"]},
+             "latency_us": us(k["image"], job["rounds"]), "peers": {"torch.mm": 8.0}}
+            for k in job["kernels"]]}
+    stage("check")
+    time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
+    if os.environ.get("FAKE_BROKEN") == os.environ["CUDA_VISIBLE_DEVICES"]:
+        raise KeyError("this GPU's machinery is broken")
+    if m == 2:
+        time.sleep(60)
+    if m == 4:
+        return {"status": "fault", "detail": "CUDA_ERROR_ILLEGAL_ADDRESS", "last": True}
+    check = {"correct": m != 3, "reason": "C: off", "seeds": job["seeds"]}
+    if m == 3:
+        return {"status": "wrong", "detail": "C: off", "check": check}
+    stage("time")
+    return {"status": "ok", "check": check, "latency_us": us(job["image"], job["rounds"]),
+            "peers": {"torch.mm": 8.0}}
+
+serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-" + os.environ["CUDA_VISIBLE_DEVICES"]})
+"""
+
+
+class FakeCompiler:
+    """Compiles on threads, by doing nothing."""
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        self.pool = ThreadPoolExecutor(workers)
+
+    def submit(
+        self, tasks: list[tuple[Problem, Strategy, Device]]
+    ) -> Future[list[schedule.Outcome]]:
+        return self.pool.submit(lambda: [fake_compile(*task) for task in tasks])
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+def fake_compile(problem: Problem, s: Strategy, device: Device) -> schedule.Outcome:
+    if problem["M"] == REFUSED_M:
+        return HazardError("a race")
+    if problem["M"] == BUG_M and s.key[0] in "01234567":
+        raise ZeroDivisionError("a bug of a builder")
+    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
+    image = s.key.encode()
+    return CompiledKernel(problem, s, device, LAUNCH, "// ptx", image, usage, sass, ())
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Worker]:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    workers: list[Worker] = []
+
+    def fleet(device: Device) -> list[Worker]:
+        command = [sys.executable, str(script)]
+        workers[:] = [Worker(command, environment={"CUDA_VISIBLE_DEVICES": str(i)})
+                      for i in range(2)]  # fmt: skip
+        return workers
+
+    monkeypatch.setattr(campaign, "fleet", fleet)
+    monkeypatch.setattr(campaign, "ProcessCompiler", FakeCompiler)
+    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
+    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
+    return workers
+
+
+def call(out: Path, axes: str, *extra: str) -> int:
+    argv = ["--definition", NAME, "--axes", axes, "--samples", "4", "--out", str(out)]
+    return campaign.main([*argv, "--refine", "2", *extra])
+
+
+def passes(records: list[Record]) -> Counter[str]:
+    return Counter(r.timing_pass for r in records)
+
+
+@pytest.mark.usefixtures("rig")
+def test_every_outcome_is_a_record_and_the_run_goes_on(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=1,2,3,4,5,6", "--timeout", "0.5") == 1
+    screens = [r for r in read_records(out) if r.timing_pass == SCREEN]
+    by_m = {m: Counter(r.status for r in screens if r.axes["M"] == m) for m in range(1, 7)}
+    expected = ["ok", "hang", "wrong", "fault", "compile_error", "ok"]
+    assert by_m == {m: {status: 4} for m, status in enumerate(expected, 1)}
+    shown = capsys.readouterr()
+    assert shown.out.strip().endswith(
+        "8 of 24 right, 4 hangs, 4 wrong, 4 faults, 4 did not compile"
+    )
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in shown.err and "HazardError: a race" in shown.err
+
+
+@pytest.mark.usefixtures("rig")
+def test_the_best_are_timed_again_together(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=6") == 0
+    records = read_records(out)
+    assert passes(records) == {SCREEN: 4, REFINE: 2}
+    assert [r.timing_pass for r in records[-2:]] == [REFINE, REFINE]
+    by_time = sorted((r for r in records if r.timing_pass == SCREEN), key=latency)
+    assert [r.key for r in records[-2:]] == [r.key for r in by_time[:2]]
+    assert {r.latency_us["samples"] for r in records[-2:] if r.latency_us} == {40}
+
+
+def latency(r: Record) -> float:
+    assert r.latency_us is not None
+    return r.latency_us["median"]
+
+
+@pytest.mark.usefixtures("rig")
+def test_a_record_holds_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=6") == 0
+    r = read_records(out)[0]
+    assert r.ratio == pytest.approx(8.0 / latency(r)) and r.peers == {"torch.mm": 8.0}
+    assert r.tflops == pytest.approx(2 * 6 * 128 * 2048 / latency(r) / 1e6)
+    assert (r.ptxas, r.gpu["name"], r.sass_ok) == ("13.0.88", "NVIDIA H200", True)
+    assert r.gpu["uuid"] in ("GPU-0", "GPU-1")
+    assert r.correct and r.check["seeds"] == [1, 2]
+    assert r.modelled_tflops and r.modelled_tflops > 0
+    assert r.run["command"].startswith("python -m ptxflow.eval.campaign --definition")
+    assert len(r.run["code"]) == 12 and "gemm" in r.run["spaces"]
+
+
+@pytest.mark.usefixtures("rig")
+def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, capsys: Any) -> None:
+    out, second = tmp_path / "r.jsonl", tmp_path / "s.jsonl"
+    assert call(out, "M=6") == 0
+    assert call(out, "M=6,7") == 0
+    assert passes(read_records(out)) == {SCREEN: 8, REFINE: 4}
+    assert "8 of 8 right, 0 hangs (4 of them recorded before)" in capsys.readouterr().out
+    assert call(out, "M=6", "--again") == 0
+    assert passes(read_records(out)) == {SCREEN: 12, REFINE: 6}
+    assert call(second, "M=6,7", "--measured", str(out)) == 0
+    assert read_records(second) == []
+    assert call(out, "M=6", "--refine", "3") == 0  # what is screened is refined from there
+    assert passes(read_records(out)) == {SCREEN: 12, REFINE: 9}
+
+
+def test_workloads_spread_over_the_gpus(
+    rig: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS", "0.05")
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=6,7,8,10") == 0
+    gpus: dict[int, set[str]] = {}
+    for r in read_records(out):
+        gpus.setdefault(r.axes["M"], set()).add(r.gpu["uuid"])
+    assert all(len(found) == 1 for found in gpus.values())  # a workload's ratios compare
+    assert set.union(*gpus.values()) == {"GPU-0", "GPU-1"}
+    assert [w.starts for w in rig] == [1, 1]
+
+
+@pytest.mark.usefixtures("rig")
+def test_a_lost_gpu_hands_its_workload_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("FAKE_BROKEN", "1")
+    monkeypatch.setenv("FAKE_SECONDS", "0.05")
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=6,7,8") == 0
+    assert {r.gpu["uuid"] for r in read_records(out)} == {"GPU-0"}
+    assert passes(read_records(out)) == {SCREEN: 12, REFINE: 6}
+    assert "lost a GPU, the others go on: KeyError: \"this GPU's" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("rig")
+def test_without_any_gpu_left_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(schedule.Worker, "start", broken_start)
+    assert call(tmp_path / "r.jsonl", "M=6") == 2
+    assert capsys.readouterr().err.strip().endswith("campaign: no GPU here")
+
+
+def broken_start(self: Worker) -> None:
+    raise schedule.WorkerError("no GPU here")
+
+
+@pytest.mark.usefixtures("rig")
+def test_a_time_limit_refines_what_is_screened_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS", "0.2")
+    out = tmp_path / "r.jsonl"
+    limited = ("--samples", "60", "--time-limit", "3")
+    assert call(out, "M=6", *limited) == campaign.STOPPED
+    held = passes(read_records(out))
+    assert 0 < held[SCREEN] < 60 and held[REFINE] == 2
+    assert "strategies are not measured; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setenv("FAKE_SECONDS", "0")
+    assert call(out, "M=6", "--samples", "60") == 0
+    assert passes(read_records(out))[SCREEN] == 60
+    assert len({r.key for r in read_records(out)}) == 60
+
+
+@pytest.mark.usefixtures("rig")
+def test_a_bug_in_a_builder_costs_its_own_strategies_alone(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "r.jsonl"
+    assert call(out, f"M={BUG_M}", "--samples", "40") == 1
+    status = {r.key: r.status for r in read_records(out)}
+    assert len(status) == 40
+    assert all((s == "compile_error") == (k[0] in "01234567") for k, s in status.items())
+    assert "ZeroDivisionError: a bug of a builder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("rig")
+def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
+    (candidate,) = sample_workload(load(NAME), {"M": 6}, H200, count=1, seed=9).candidates
+    row = {"definition": NAME, "axes": {"M": 6}, **candidate.strategy.to_json()}
+    path, out = tmp_path / "s.json", tmp_path / "r.jsonl"
+    path.write_text(json.dumps([row]))
+    assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 0
+    assert {r.key for r in read_records(out)} == {candidate.strategy.key}
+    listed = tmp_path / "w.json"
+    listed.write_text(json.dumps([
+        {"definition": NAME, "axes": {"M": 6}, "strategies": "s.json"},
+        {"definition": NAME, "axes": {"M": [6, 7]}, "samples": 2, "fix": {"swizzle": 128}},
+    ]))  # fmt: skip
+    assert campaign.main(["--workloads", str(listed), "--out", str(out)]) == 0
+    assert Counter(r.axes["M"] for r in read_records(out) if r.timing_pass == SCREEN) == {
+        6: 3, 7: 2,
+    }  # fmt: skip
+    row["choices"]["tile_k"] = 77
+    path.write_text(json.dumps(row))
+    assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 2
+    assert "is not legal on h200: tile_k must be one of" in capsys.readouterr().err
+
+
+def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:
+    fixed = ("--fix", "swizzle=128", "--all", "--plan")
+    assert call(tmp_path / "r.jsonl", "M=64", *fixed) == 0
+    space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
+    size = int((space.fields().swizzle == 128).sum())
+    shown = capsys.readouterr().out
+    assert f"{NAME} M=64: {size} of {size} in the sub-space, {size} to measure" in shown
+
+
+def test_a_subspace_is_what_its_decisions_say() -> None:
+    space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
+    at = space.decisions[0].name, space.decisions[-1].name
+    fix = {name: [str(c) for c in space.decisions[i].choices[:2]]
+           for name, i in zip(at, (0, -1), strict=True)}  # fmt: skip
+    inside = {s.key for s in strategies(space, subspace(space, fix))}
+    for s in strategies(space, space.codes[:: max(1, len(space) // 500)]):
+        assert (s.key in inside) == all(str(getattr(s, n)) in fix[n] for n in at)
+        assert space.strategy(space.code(s)) == s
+    with pytest.raises(UsageError, match="no decision 'colour'"):
+        subspace(space, {"colour": ["red"]})
+    with pytest.raises(UsageError, match="has no choice '77'"):
+        subspace(space, {at[0]: ["77"]})
+
+
+def test_fixed_decisions_are_read() -> None:
+    assert parse_fix(["a=1,b=x|y", "c=2"]) == {"a": ["1"], "b": ["x", "y"], "c": ["2"]}
+    for text in ("a", "a=", "=1", "a=1|", "a=1,a=2"):
+        with pytest.raises(UsageError):
+            parse_fix([text])
+
+
+def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:
+    def keys(seed: int) -> list[str]:
+        drawn = sample_workload(load(NAME), {"M": 128}, H200, count=20, seed=seed)
+        return [c.strategy.key for c in drawn.candidates]
+
+    assert len(set(keys(0))) == 20
+    assert keys(0) == keys(0) != keys(1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--axes", "M=1,0"], "axis 'M' must be a positive integer, not '0'"),
+        (["--definition", "nothing"], "unknown definition 'nothing'"),
+        (["--device", "h900"], "unknown device 'h900'"),
+        (["--fix", "colour=red"], "no decision 'colour'"),
+        (["--strategies", "/nowhere.json"], "/nowhere.json: No such file"),
+        (["--workloads", "/nowhere.json"], "/nowhere.json: No such file"),
+        (["--out", "/proc/r.jsonl"], "/proc/r.jsonl"),
+    ],
+)
+@pytest.mark.usefixtures("rig")
+def test_bad_input_is_one_line(tmp_path: Path, capsys: Any, extra: list[str], message: str) -> None:
+    assert call(tmp_path / "r.jsonl", "M=6", *extra) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_no_gpu_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        assert call(tmp_path / "r.jsonl", "M=6") == 2
+        assert capsys.readouterr().err == (
+            "campaign: no NVIDIA driver on this machine: libcuda.so.1 cannot be loaded\n"
+        )
+    else:
+        pytest.skip("this machine has a driver")
