@@ -11,7 +11,8 @@ GEMM = family("gemm")
 H200, B200 = device("h200"), device("b200")
 
 _BASE: dict[str, int | str] = {
-    "cta_group": 1, "swap": 0, "tile_m": 128, "tile_n": 128, "consumers": 2, "tile_k": 64,
+    "cta_group": 1, "swap": 0, "tile_m": 128, "tile_n": 128, "consumers": 2,
+    "schedule": "cooperative", "tile_k": 64,
     "cluster": "1x1", "split_k": 1, "epilogue": "tma", "num_stages": 3,
     "warp_specialized": 1, "persistent": 1, "acc_buffers": 1, "producer_regs": 40,
     "raster_group": 1,
@@ -64,6 +65,12 @@ HOPPER = {
     "staged by blocks of 32 columns, one tile": strategy(
         tile_n=160, epilogue="tma_blocks", persistent=0
     ),
+    "turns": strategy(schedule="pingpong", num_stages=4),
+    "turns, direct, multicast": strategy(
+        schedule="pingpong", epilogue="direct", tile_m=64, tile_n=256, cluster="2x1"
+    ),
+    "turns, staged by blocks": strategy(schedule="pingpong", epilogue="tma_blocks", tile_n=160),
+    "multicast B to four": strategy(cluster="4x1", persistent=0, raster_group=4),
     "swapped": swapped(tile_n=16, consumers=1, num_stages=5),
     "swapped, K over eight CTAs, one sums": swapped(tile_n=8, consumers=1, split_k=8),
     "swapped, two warpgroups, K over three CTAs": swapped(tile_n=64, split_k=3),
@@ -92,6 +99,7 @@ BLACKWELL = {
     ),
     "staged by blocks, 96 columns of two warpgroups": strategy(tile_n=192, epilogue="tma_blocks"),
     "80 columns": strategy(tile_n=80, consumers=1),
+    "multicast A to four": strategy(cluster="1x4", persistent=0),
     "swapped": swapped(tile_n=16, consumers=1),
     "swapped, K over six CTAs": swapped(tile_n=64, split_k=6),
     "swapped, pair": swapped(cta_group=2, cluster="2x1", tile_n=32, consumers=1),

@@ -216,6 +216,7 @@ class Barrier:
     phase: int = 0
     tx: int = 0
     observed: int = 0  # events: those who have waited for the newest completed phase
+    saw: dict[int, int] = field(default_factory=dict)  # phase -> events: who waited for it
     message: Message = field(default_factory=Message)
     distant: Message = field(default_factory=Message)  # what peers released: acquire.cluster
     done: dict[int, tuple[Message, Message]] = field(default_factory=dict)
@@ -232,6 +233,10 @@ class Barrier:
             self.pending = self.count
             self.message, self.distant = Message(), Message()
             self.arrivers = {}
+
+    def newest(self, known: int) -> int:
+        """The newest completed phase that somebody waited for, as far as these events tell."""
+        return max((phase for phase, bits in self.saw.items() if bits & known), default=-1)
 
     def state(self) -> str:
         arrived = ", ".join(f"{show(s)} at {s.site} x{n}" for s, n in self.arrivers.items())

@@ -34,14 +34,14 @@ class Synchronisation(Accesses):
             yield node
         self.steps += 1
         phase = bar.phase - 1
-        last = agent.seen.get(id(bar), -1)
+        last = max(agent.seen.get(id(bar), -1), bar.newest(agent.known()))
         if phase - last > 1:
             self._refuse(
                 agent,
                 node,
-                f"{bar.name} is at phase {phase}, but this warp last saw {last}: the "
-                "parity bit cannot tell them apart",
-                "wait for every phase, with its own parity",
+                f"{bar.name} is at phase {phase}, but the last that this warp saw, or heard of, is "
+                f"{last}: the parity bit cannot tell them apart",
+                "wait for every phase, with its own parity, or hear from who did",
             )
         agent.seen[id(bar)] = phase
         if phase >= 0:
@@ -55,6 +55,8 @@ class Synchronisation(Accesses):
         """Seeing a phase complete is an event: whoever arrives for the next must know it."""
         bit = self._event(agent, node)
         bar.observed |= bit
+        bar.saw[bar.phase - 1] = bar.saw.get(bar.phase - 1, 0) | bit
+        bar.saw.pop(bar.phase - 3, None)
         self.observations |= bit
         self.handed |= bit
         agent.learn(Message(bit, bit, bit))

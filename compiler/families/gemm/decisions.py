@@ -18,9 +18,12 @@ from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
 WARPGROUP = 128
 ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
+MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
+COOPERATIVE, PINGPONG = "cooperative", "pingpong"
+CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2), "4x1": (4, 1), "1x4": (1, 4)}
 TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 DECISIONS = (
@@ -29,8 +32,13 @@ DECISIONS = (
     Decision("tile_m", (64, 128, 256), "extent of a CTA's tile along the M side of the MMA"),
     Decision("tile_n", TILE_N, "extent along its N side, which one instruction covers"),
     Decision("consumers", (1, 2), "warpgroups: wgmma consumers on sm_90a, epilogue on sm_100a"),
+    Decision(
+        "schedule",
+        (COOPERATIVE, PINGPONG),
+        "wgmma warpgroups share each tile, or take turns: one stores while the other multiplies",
+    ),
     Decision("tile_k", (32, 64, 128), "elements of K in one pipeline stage"),
-    Decision("cluster", ("1x1", "2x1", "1x2"), "CTAs along tile_m x tile_n; operands multicast"),
+    Decision("cluster", tuple(CLUSTERS), "CTAs along tile_m x tile_n; operands multicast"),
     Decision("split_k", (1, 2, 3, 4, 6, 8), "CTAs of a cluster that share the K loop of a tile"),
     Decision(
         "epilogue",
@@ -42,7 +50,7 @@ DECISIONS = (
     Decision("persistent", (0, 1), "one wave of blocks that loop over tiles"),
     Decision("acc_buffers", (1, 2), "accumulators in TMEM, to overlap epilogue and MMA"),
     Decision("producer_regs", (0, 24, 40), "setmaxnreg of the producer; 0: no register split"),
-    Decision("raster_group", (1, 2, 4, 8, 16), "rows of tiles walked together for L2 reuse"),
+    Decision("raster_group", (1, 4, 8, 16), "rows of tiles walked together for L2 reuse"),
 )
 
 
@@ -52,7 +60,9 @@ def _padded(extent: Any, unit: int) -> Any:
 
 def cluster_shape(f: Fields) -> tuple[Any, Any]:
     """CTAs along M and along N."""
-    return np.where(f.cluster == "2x1", 2, 1), np.where(f.cluster == "1x2", 2, 1)
+    sizes = [np.select([f.cluster == c for c in CLUSTERS], [s[i] for s in CLUSTERS.values()])
+             for i in (0, 1)]
+    return sizes[0], sizes[1]
 
 
 def on_hopper(device: Device) -> bool:
@@ -89,7 +99,7 @@ def store_block(columns: Any) -> Any:
 def staging_bytes(f: Fields, device: Device) -> Any:
     """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup."""
     columns = store_columns(f, device)
-    whole = f.tile_m * f.tile_n * ELEMENT
+    whole = f.tile_m * f.tile_n * ELEMENT * tiles_at_once(f)
     two = whole // columns * 2 * store_block(columns)
     return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, two, 0))
 
@@ -129,9 +139,14 @@ def warps(f: Fields, device: Device) -> Any:
     return 4 * (f.consumers + f.warp_specialized)
 
 
+def tiles_at_once(f: Fields) -> Any:
+    """Tiles whose accumulators a block's threads hold: one for each warpgroup that takes turns."""
+    return np.where(f.schedule == PINGPONG, f.consumers, 1)
+
+
 def accumulators(f: Fields, device: Device) -> Any:
     """float32 accumulators of a consumer thread: held (sm_90a), or read from TMEM (sm_100a)."""
-    return f.tile_m // f.consumers * f.tile_n // WARPGROUP
+    return f.tile_m * tiles_at_once(f) // f.consumers * f.tile_n // WARPGROUP
 
 
 def consumer_regs(f: Fields) -> Any:
@@ -254,16 +269,43 @@ RULES = (
         lambda f, p, d: (not d.has_tmem) | (f.swap == 0) | (f.tile_m >= 128),
     ),
     _rule(
-        "each wgmma warpgroup needs 64 rows, and its accumulators must fit 192 registers",
-        "tile_m tile_n consumers",
-        lambda f, p, d: d.has_tmem | ((f.tile_m >= 64 * f.consumers) & (accumulators(f, d) <= 192)),
+        f"a wgmma warpgroup needs 64 rows, and its accumulators {MAX_ACCUMULATORS} registers at most",
+        "tile_m tile_n consumers schedule",
+        lambda f, p, d: (
+            d.has_tmem
+            | (
+                (f.tile_m * tiles_at_once(f) >= 64 * f.consumers)
+                & (accumulators(f, d) <= MAX_ACCUMULATORS)
+            )
+        ),
     ),
     _rule(
         "a cluster wider than the problem has CTAs without work",
         "swap tile_m tile_n cluster",
         lambda f, p, d: (
-            ((f.cluster != "2x1") | (f.tile_m < sides(f, p)[0]))
-            & ((f.cluster != "1x2") | (f.tile_n < sides(f, p)[1]))
+            (f.tile_m * (cluster_shape(f)[0] - 1) < sides(f, p)[0])
+            & (f.tile_n * (cluster_shape(f)[1] - 1) < sides(f, p)[1])
+        ),
+    ),
+    _rule(
+        "the CTAs of a cluster load shares of eight rows at least, 64 on tcgen05",
+        "tile_m tile_n cluster",
+        lambda f, p, d: (
+            (f.tile_m % (8 * cluster_shape(f)[1]) == 0)
+            & (f.tile_n % (8 * cluster_shape(f)[0]) == 0)
+        ),
+    ),
+    _rule(
+        "clusters of four leave SMs without work: they are for blocks of one tile",
+        "cluster persistent",
+        lambda f, p, d: (f.persistent == 0) | ((f.cluster != "4x1") & (f.cluster != "1x4")),
+    ),
+    _rule(
+        "warpgroups take turns at the tiles of persistent wgmma kernels",
+        "consumers schedule persistent",
+        lambda f, p, d: (
+            (f.schedule == COOPERATIVE)
+            | ((not d.has_tmem) & (f.consumers == 2) & (f.persistent == 1))
         ),
     ),
     _rule(
@@ -306,7 +348,7 @@ RULES = (
     ),
     _rule(
         "shared memory of the ring and the staged tile exceeds what a block may have",
-        "cta_group tile_m tile_n consumers tile_k split_k epilogue num_stages",
+        "cta_group tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
     _rule(
@@ -354,7 +396,7 @@ RULES = (
     ),
     _rule(
         "accumulators, epilogue and addresses exceed the registers of a consumer thread",
-        "swap tile_m tile_n consumers epilogue warp_specialized persistent producer_regs",
+        "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
     _rule(

@@ -1,7 +1,8 @@
 """GEMM on sm_90a: a TMA ring feeding wgmma warpgroups.
 
 Warps 0..4c-1 are c consumer warpgroups, each with its share of the tile's rows; a specialised
-kernel adds one producer warpgroup, of which one thread loads. Without it, one thread of warp 0
+kernel adds one producer warpgroup, of which one thread loads. Taking turns (pingpong), each
+computes whole tiles, and one stores while the other multiplies. Without it, one thread of warp 0
 refills a stage as soon as every warp has released it.
 """
 
@@ -26,12 +27,13 @@ from ptxflow.compiler.ir import (
     elect,
     frag,
     loop,
+    mbar,
     role,
     slot,
     var,
     when,
 )
-from ptxflow.compiler.lower import finish
+from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.strategy import Problem, Strategy
 
 MMA_M, MMA_K = 64, 16
@@ -46,12 +48,14 @@ class _Kernel:
     def __init__(self, t: Tiling):
         self.t, self.s = t, t.s
         self.warps = 4 * t.s.consumers
-        self.rows = t.s.tile_m // t.s.consumers  # of one warpgroup
+        self.turns = t.at_once  # warpgroups that take tiles in turn
+        self.rows = t.s.tile_m * self.turns // t.s.consumers  # of one warpgroup
         self.blocks_m = self.rows // MMA_M
         self.per_mma = t.s.tile_n // 2
         self.acc = frag("acc", self.blocks_m * self.per_mma, "f32")
         self.out = frag("out", 4, "b32")
-        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps * t.sharers)
+        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
+        self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
 
@@ -64,7 +68,12 @@ class _Kernel:
             cluster=t.cluster_size,
             params=t.params,
             storage=t.storage(
-                self.ring.full, self.ring.empty, self.acc, self.out, *self.reduction.storage
+                self.ring.full,
+                self.ring.empty,
+                *([self.turn] if self.turns > 1 else []),
+                self.acc,
+                self.out,
+                *self.reduction.storage,
             ),
         )
         roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
@@ -109,7 +118,8 @@ class _Kernel:
     # -- multiplying --------------------------------------------------------------------------
 
     def consume(self) -> Body:
-        tiles = self.t.each_tile("c", self.multiply)
+        first = WARP >> 2 if self.turns > 1 else const(0)
+        tiles = self.t.each_tile("c", self.multiply, first, self.turns)
         own = [] if self.s.warp_specialized else self.t.drain(self.ring)
         loaded = [elect(WARP.eq(0), own)] if own else []
         return [*self.reduction.begin(), tiles, *loaded, *self.store.drain()]
@@ -128,20 +138,39 @@ class _Kernel:
             when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
         ]
         tail = [self.release(last)] if self.s.persistent or self.t.multicast else []
+        own = sequence if self.turns == 1 else sequence // self.turns
         return [
             self.fill(m0, n0),
+            self.take_turn(own),
             loop(k, self.t.k_trips, step),
+            self.pass_turn(),
             at.wgmma_wait(pending=0),
             *tail,
-            self.epilogue(m0, n0, sequence),
+            self.epilogue(m0, n0, own),
         ]
+
+    def take_turn(self, own: UOp) -> list[UOp]:
+        """Where warpgroups alternate: the other one has seen all stages of the tile before.
+
+        Two turns behind, the parity of a stage's barrier would tell the wrong phase. The first
+        warpgroup begins: a fresh barrier lets its first wait pass.
+        """
+        if self.turns == 1:
+            return []
+        group = WARP >> 2
+        return [at.mbar_wait(slot(self.turn, group), (own ^ group ^ 1) & 1)]
+
+    def pass_turn(self) -> list[UOp]:
+        if self.turns == 1:
+            return []
+        return [single(at.mbar_arrive(slot(self.turn, (WARP >> 2) ^ 1)))]
 
     def release(self, use: UOp) -> UOp:
         return release_one(self.ring.empty, self.ring.stage(use), self.t.sharers)
 
     def first_row(self, block: int) -> Value:
         """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
-        mine = (WARP >> 2) * self.rows if self.s.consumers > 1 else const(0)
+        mine = (WARP >> 2) * self.rows if self.s.consumers > self.turns else const(0)
         return mine + block * MMA_M
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:

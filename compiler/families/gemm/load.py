@@ -24,6 +24,7 @@ from ptxflow.compiler.families.gemm.decisions import (
     sides,
     stage_bytes,
     swizzle,
+    tiles_at_once,
 )
 from ptxflow.compiler.strategy import Fields, Load, Problem
 
@@ -138,8 +139,9 @@ def _l2_bytes(f: Fields, problem: Problem) -> Any:
 def _issue_cycles(f: Fields, device: Device) -> Any:
     """Cycles of a step in which the tensor core waits for instructions."""
     if on_hopper(device):
-        # a second consumer multiplies while the first one waits
-        wait = np.where(f.consumers == 2, 0.4, 1.0) * WGMMA_WAIT
+        # a second consumer multiplies while the first one waits, if both work on the tile
+        both = (f.consumers == 2) & (tiles_at_once(f) == 1)
+        wait = np.where(both, 0.4, 1.0) * WGMMA_WAIT
         alone = WGMMA_LOAD_ISSUE
     else:
         wait = TCGEN05_ISSUE + 0.0 * f.tile_n
@@ -151,19 +153,20 @@ def _issue_cycles(f: Fields, device: Device) -> Any:
 def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     """Cycles after each tile, and the fraction that the next tile of the block can hide.
 
-    Converting is exposed unless a second accumulator exists; a TMA store drains by itself, while
+    Converting is exposed unless a second accumulator exists, or a warpgroup that multiplies; a TMA store drains by itself, while
     direct stores hold the warps that issue them. Registers near their limit cost a little.
     """
     side_m, side_n = sides(f, problem)
     rows, columns = np.minimum(f.tile_m, side_m), np.minimum(f.tile_n, side_n)
     tile = rows * columns * ELEMENT
     pressure = registers_needed(f, device) / register_limit(f, device)
-    convert = tile / (CONVERT_RATE * f.consumers) * (1 + 0.2 * pressure**4)
+    sharing = f.consumers // tiles_at_once(f)
+    convert = tile / (CONVERT_RATE * sharing) * (1 + 0.2 * pressure**4)
     store = tile / np.where(f.epilogue != DIRECT, STORE_RATE["tma"], STORE_RATE["direct"])
     latency = np.where(f.epilogue != DIRECT, 300.0, 150.0)  # proxy fence and barrier (estimated)
     cycles = convert + store + latency
     drains = np.where(f.epilogue != DIRECT, store / cycles, 0.1)
-    overlap = np.where(f.acc_buffers == 2, 0.95, drains)
+    overlap = np.where((f.acc_buffers == 2) | (tiles_at_once(f) > 1), 0.95, drains)
     part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
     exchange = EXCHANGE_SYNC + part / EXCHANGE_WRITE + part / EXCHANGE_READ
     cycles = cycles + np.where(f.split_k > 1, exchange, 0.0)

@@ -13,8 +13,10 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import (
+    CLUSTERS,
     DIRECT,
     ELEMENT,
+    PINGPONG,
     TMA,
     partial_bytes,
     reducers,
@@ -65,8 +67,7 @@ class Tiling:
     @cached_property
     def cluster(self) -> tuple[int, int]:
         """CTAs along M and N."""
-        m, n = self.s.cluster.split("x")
-        return int(m), int(n)
+        return CLUSTERS[self.s.cluster]
 
     @property
     def sharers(self) -> int:
@@ -88,6 +89,11 @@ class Tiling:
     @property
     def multicast(self) -> bool:
         return self.sharers > 1 and not self.pair
+
+    @property
+    def at_once(self) -> int:
+        """Tiles that the block's warpgroups work on at a time."""
+        return self.s.consumers if self.s.schedule == PINGPONG else 1
 
     @property
     def swapped(self) -> bool:
@@ -154,12 +160,15 @@ class Tiling:
     def my_cluster(self) -> UOp:
         return CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
 
-    def each_tile(self, name: str, body: Callable[[UOp, UOp], Body]) -> Body:
-        """`body(tile, sequence number)` for every tile of this block, in order."""
+    def each_tile(
+        self, name: str, body: Callable[[UOp, UOp], Body], first: Value = 0, step: int = 1
+    ) -> Body:
+        """`body(tile, sequence number)` for every tile of this block, or every `step`-th."""
         if not self.s.persistent:
             return body(self.my_cluster, const(0))
         j = var(f"tile_{name}")
-        return [loop(j, self.my_tiles, body(self.my_cluster + j * self.clusters, j))]
+        each = body(self.my_cluster + j * self.clusters, j)
+        return [loop(j, self.my_tiles, each, start=first, step=step)]
 
     @property
     def clusters(self) -> UOp:
@@ -221,7 +230,7 @@ class Tiling:
         f = self.s.fields()
         columns = int(store_columns(f, self.device))
         wide = int(store_block(columns))
-        rows = self.s.tile_m * self.s.tile_n // (self.s.consumers * columns)
+        rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
         held = columns if self.s.epilogue == TMA else wide
         return SmemTile(rows, held, ELEMENT, wide * ELEMENT)
 
