@@ -70,7 +70,6 @@ HOPPER = {
         schedule="pingpong", epilogue="direct", tile_m=64, tile_n=256, cluster="2x1"
     ),
     "turns, staged by blocks": strategy(schedule="pingpong", epilogue="tma_blocks", tile_n=160),
-    "multicast B to four": strategy(cluster="4x1", persistent=0, raster_group=4),
     "swapped": swapped(tile_n=16, consumers=1, num_stages=5),
     "swapped, K over eight CTAs, one sums": swapped(tile_n=8, consumers=1, split_k=8),
     "swapped, two warpgroups, K over three CTAs": swapped(tile_n=64, split_k=3),
@@ -99,7 +98,6 @@ BLACKWELL = {
     ),
     "staged by blocks, 96 columns of two warpgroups": strategy(tile_n=192, epilogue="tma_blocks"),
     "80 columns": strategy(tile_n=80, consumers=1),
-    "multicast A to four": strategy(cluster="1x4", persistent=0),
     "swapped": swapped(tile_n=16, consumers=1),
     "swapped, K over six CTAs": swapped(tile_n=64, split_k=6),
     "swapped, pair": swapped(cta_group=2, cluster="2x1", tile_n=32, consumers=1),

@@ -23,7 +23,7 @@ BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
 COOPERATIVE, PINGPONG = "cooperative", "pingpong"
-CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2), "4x1": (4, 1), "1x4": (1, 4)}
+CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2)}
 TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 DECISIONS = (
@@ -288,17 +288,12 @@ RULES = (
         ),
     ),
     _rule(
-        "the CTAs of a cluster load shares of eight rows at least, 64 on tcgen05",
+        "the CTAs of a cluster load shares of whole groups of eight rows",
         "tile_m tile_n cluster",
         lambda f, p, d: (
             (f.tile_m % (8 * cluster_shape(f)[1]) == 0)
             & (f.tile_n % (8 * cluster_shape(f)[0]) == 0)
         ),
-    ),
-    _rule(
-        "clusters of four leave SMs without work: they are for blocks of one tile",
-        "cluster persistent",
-        lambda f, p, d: (f.persistent == 0) | ((f.cluster != "4x1") & (f.cluster != "1x4")),
     ),
     _rule(
         "warpgroups take turns at the tiles of persistent wgmma kernels",
