@@ -39,7 +39,7 @@ Json = dict[str, Any]
 OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
 WARM_ROUNDS = 2  # samples of each call that are thrown away
-IDLE_BURST = 4  # calls of each peer while there is nothing to do
+IDLE_BURST = 1  # calls of each peer at a time while there is nothing to do
 HOPELESS = 4.0  # a kernel that takes this many times its peer's time ...
 FEW_ROUNDS = 3  # ... gets no more rounds than this
 
