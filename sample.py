@@ -2,9 +2,9 @@
 
 Draws k distinct strategies from the policy in the checkpoint, lowers, validates, assembles and
 checks each down to its machine code, runs its PTX in the emulator on a small problem, and ranks
-them: by measurement where the GPU is present, else by the analytic model. Writes for each kernel
-its PTX, cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by
-itself.
+them: by measurement where the GPU is present, else by the reward that trained the policy. Writes
+for each kernel its PTX, cubin, strategy and report, and for the best a FlashInfer-Bench Solution
+that runs by itself.
 
 examples:
   python sample.py --definition gemm_n4096_k4096 --axes M=4096
@@ -18,10 +18,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from ptxflow.compiler.runtime import GpuInfo
+    from ptxflow.env.reward import Reward
     from ptxflow.eval.definition import Definition
     from ptxflow.eval.sample_report import Run
 
@@ -38,9 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add(
         "--definition",
@@ -112,13 +111,26 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     with OutputFolder(out, marker="summary.json") as folder:
         result = compile_and_rank(
-            definition, axes, space, codes, scores, gpu,
+            definition, axes, space, codes, scores, gpu, choose_reward(policy.about, device.name),
             seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
             emulate=not args.no_emulate,
         )  # fmt: skip
         write(result, definition, folder)
     report(result, out)
     return 1 if result.refused or any(s.wrong for s in result.samples) else 0
+
+
+def choose_reward(about: dict[str, Any], device: str) -> Reward:
+    """The reward that the policy was trained on; the model, with a word, where it cannot be had."""
+    from ptxflow.env.reward import ModelReward
+    from ptxflow.eval.reward_source import RewardError, build
+
+    description = about.get("settings", {}).get("reward", {"source": "model"})
+    try:
+        return build(description, device)[0]
+    except RewardError as error:
+        print(f"ranking by the model: {error}", file=sys.stderr)
+        return ModelReward()
 
 
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:

@@ -26,10 +26,11 @@ from ptxflow.compiler.compile import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Choice, Family, Problem, Strategy
 from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space
 from ptxflow.eval.arguments import UsageError, find_problem, find_space
 from ptxflow.eval.definition import Definition
-from ptxflow.eval.records import SCREEN, Identity, Record, identity
+from ptxflow.eval.records import Identity, Record, identity
 from ptxflow.eval.report import PEER
 from ptxflow.eval.worker import Worker, job
 

@@ -39,7 +39,6 @@ Json = dict[str, Any]
 OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
 WARM_ROUNDS = 2  # samples of each call that are thrown away
-IDLE_BURST = 4  # calls of each peer while there is nothing to do
 HOPELESS = 4.0  # a kernel that takes this many times its peer's time ...
 FEW_ROUNDS = 3  # ... gets no more rounds than this
 
@@ -128,11 +127,10 @@ class Session:
             return {"status": "fault", "detail": self._cuda_error(error), "last": True}
 
     def idle(self) -> bool:
-        """Keep the clocks up between jobs: some milliseconds of the peers; False without any."""
-        for _ in range(IDLE_BURST):
-            for call in self._peers.values():
-                self._flush()
-                call()
+        """Keep the clocks up between jobs by a call of each peer; False where there is none."""
+        for call in self._peers.values():
+            self._flush()
+            call()
         torch.cuda.synchronize()
         self._busy_until = time.monotonic()
         return bool(self._peers)
@@ -223,7 +221,8 @@ class Session:
         clocks: list[int | None] = []
         samples = time_interleaved(calls, rounds, self._flush, lambda: clocks.append(self._clock()))
         self._busy_until = time.monotonic()
-        return samples, {"flush": FLUSH, "rounds": rounds, "sm_clock_mhz": clocks}
+        seen = sorted({c for c in clocks if c is not None})
+        return samples, {"flush": FLUSH, "rounds": rounds, "sm_clock_mhz": seen}
 
     def _after_timing(self, bench: Bench, call: Callable[[], None], before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""

@@ -212,8 +212,8 @@ def conclusion(summary: Summary) -> str:
     )
     if mutants["tried"]:
         text += (
-            f"; of {mutants['tried']} mutants {mutants['killed']} are refused, "
-            f"{mutants['harmless']} as right as their kernels, {mutants['wrong']} accepted, wrong"
+            f"; mutants: {mutants['tried']} tried, {mutants['killed']} killed, "
+            f"{mutants['harmless']} harmless, {mutants['wrong']} accepted and WRONG"
         )
     return text
 

@@ -7,19 +7,31 @@ line only. `python -m ptxflow.eval.records pack` makes the small form that is co
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
-import lzma
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ptxflow.compiler.strategy import Strategy
+from ptxflow.env.measurements import (
+    SCREEN,
+    Measured,
+    MeasurementError,
+    Table,
+    is_table,
+    read_lines,
+    write_tables,
+)
+
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
-SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together
 SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process loses none
 Identity = tuple[str, tuple[tuple[str, int], ...], str, str, str]
 
@@ -84,28 +96,23 @@ def identity(
 
 
 def read_records(path: Path) -> list[Record]:
-    """Every whole record of the file, in order; none where there is no file.
+    """Every whole record of the file, packed or not, in order; none where there is no file.
 
     A name that ends in `.xz` is a compressed file, as the committed measurements are.
     A last line without its newline is a write that was cut off, and is passed over. Anything else
     that is not a record is an error that names the line.
     """
+    records: list[Record] = []
     try:
-        text = path.read_bytes()
-        if path.suffix == ".xz":
-            text = lzma.decompress(text)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from None
-    except lzma.LZMAError as error:
-        raise RecordError(f"{path}: {error}") from None
-    records = []
-    for number, line in enumerate(text.split(b"\n")[:-1], 1):
-        try:
-            records.append(Record.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise RecordError(f"{path}, line {number} is not a record: {error}") from None
+        for number, row in read_lines(path):
+            try:
+                records += (
+                    unpack(Table.from_json(row)) if is_table(row) else [Record.from_json(row)]
+                )
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise RecordError(f"{path}, line {number} is not a record: {error}") from None
+    except MeasurementError as error:
+        raise RecordError(str(error)) from None
     return records
 
 
@@ -160,3 +167,185 @@ class RecordFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# The packed form --------------------------------------------------------------------------------
+
+_SHARED_CHECK = ("seeds", "tolerance")
+_ERRORS = ("max_abs_error", "max_error_ratio")
+
+
+def pack(records: Iterable[Record]) -> list[Table]:
+    """The last record of each identity as tables, one for each workload, run and pass.
+
+    What is lost: digits of times below a nanosecond and of errors past the fourth, the idle clock
+    at a worker's start, all but the last clock of a record, and what is computed from the rest
+    (`key`, `ratio`, `tflops` come back; `modelled_tflops` is the model's of that day and does not).
+    """
+    groups: dict[str, list[Record]] = {}
+    for r in {r.identity: r for r in records}.values():
+        about = _about(r)
+        place = [r.definition, r.axes, r.device, r.strategy["family"], r.timing_pass, about]
+        names = list(r.strategy["choices"])
+        groups.setdefault(json.dumps([place, names], sort_keys=True), []).append(r)
+    return [_table(group) for group in groups.values()]
+
+
+def _about(r: Record) -> dict[str, Any]:
+    """What the rows of a table share."""
+    return {
+        "gpu": {k: v for k, v in r.gpu.items() if k != "sm_clock_mhz"},
+        "ptxas": r.ptxas,
+        "ptxflow": r.ptxflow,
+        "run": r.run,
+        "flush": r.timing.get("flush", ""),
+        "check": {k: r.check[k] for k in _SHARED_CHECK if k in r.check},
+    }
+
+
+def _table(group: list[Record]) -> Table:
+    group = sorted(group, key=lambda r: [str(c) for c in r.strategy["choices"].values()])
+    one = group[0]
+    times = [datetime.fromisoformat(r.time) if r.time else None for r in group]
+    start = min((t for t in times if t), default=None)
+    work = [r.tflops * r.latency_us["median"] for r in group if r.tflops and r.latency_us]
+    about = _about(one) | {
+        "start": start.isoformat() if start else "",
+        "flops": round(work[0] * 1e6) if work else None,
+    }
+    columns: dict[str, list[Any]] = {
+        "status": [r.status for r in group],
+        "correct": [r.correct for r in group],
+        "sass_ok": [r.sass_ok for r in group],
+        "second": [round((t - start).total_seconds()) if t and start else None for t in times],
+        "clock_mhz": [_last(r.timing.get("sm_clock_mhz", ())) for r in group],
+        "samples": [r.latency_us["samples"] if r.latency_us else None for r in group],
+        "median_ns": [_ns(r, "median") for r in group],
+        "below_ns": [_ns(r, "median", "q1") for r in group],
+        "above_ns": [_ns(r, "q3", "median") for r in group],
+    }
+    for peer in sorted({name for r in group for name in r.peers}):
+        columns[f"peer_ns:{peer}"] = [
+            round(r.peers[peer] * 1000) if peer in r.peers else None for r in group
+        ]
+    for name in _ERRORS:
+        columns[name] = [_digits(r.check.get(name)) for r in group]
+    for name in sorted({name for r in group for name in r.usage}):
+        columns[f"usage:{name}"] = [r.usage.get(name) for r in group]
+    names = list(one.strategy["choices"])
+    return Table(
+        one.definition, one.axes, one.device, one.strategy["family"], one.timing_pass, about,
+        {name: [r.strategy["choices"][name] for r in group] for name in names},
+        columns,
+        {i: r.detail for i, r in enumerate(group) if r.detail},
+    )  # fmt: skip
+
+
+def _ns(r: Record, of: str, less: str = "") -> int | None:
+    if r.latency_us is None:
+        return None
+    return round(r.latency_us[of] * 1000) - (round(r.latency_us[less] * 1000) if less else 0)
+
+
+def _last(clocks: Sequence[int | None]) -> int | None:
+    return next((c for c in reversed(clocks) if c), None)
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def unpack(table: Table) -> list[Record]:
+    """The records of a table; see `pack` for what they lack."""
+    about, columns = table.about, table.columns
+    flops = about.get("flops")
+    records = []
+    for i, m in enumerate(table.rows()):
+        at = {name: column[i] for name, column in columns.items()}
+        strategy = Strategy(table.family, tuple(m.choices.items()))
+        timed = m.latency_us is not None
+        checked = at["correct"] is not None
+        note = table.notes.get(i, "")
+        records.append(Record(
+            definition=table.definition,
+            axes=table.axes,
+            strategy=strategy.to_json(),
+            key=strategy.key,
+            device=table.device,
+            status=at["status"],
+            detail=note,
+            gpu=about["gpu"],
+            ptxas=about["ptxas"],
+            usage=_named(at, "usage:"),
+            sass_ok=at["sass_ok"],
+            correct=at["correct"],
+            check={**about["check"], "correct": at["correct"], "reason": note,
+                   **{name: at[name] for name in _ERRORS}} if checked else {},
+            latency_us=_latency(m),
+            peers={name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()},
+            ratio=m.peer_us / m.latency_us if m.peer_us and m.latency_us else None,
+            tflops=flops / m.latency_us / 1e6 if flops and m.latency_us else None,
+            timing={"flush": about["flush"], "rounds": m.samples,
+                    "sm_clock_mhz": [at["clock_mhz"]]} if timed else {},
+            ptxflow=about["ptxflow"],
+            time=_time(about["start"], at["second"]),
+            run=about["run"],
+            timing_pass=table.timing_pass,
+        ))  # fmt: skip
+    return records
+
+
+def _latency(m: Measured) -> dict[str, float] | None:
+    if m.latency_us is None or m.q1_us is None or m.q3_us is None:
+        return None
+    return {"median": m.latency_us, "q1": m.q1_us, "q3": m.q3_us, "samples": m.samples}
+
+
+def _named(at: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in at.items()
+        if name.startswith(prefix) and value is not None
+    }
+
+
+def _time(start: str, second: int | None) -> str:
+    if not start or second is None:
+        return ""
+    return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file is missing, empty or not records."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxflow.eval.records",
+        description="Pack record files into the small form that is committed: columns, compressed.",
+        epilog="example: python -m ptxflow.eval.records pack runs/h200.jsonl runs/h200.jsonl.xz",
+    )
+    parser.add_argument("action", choices=["pack"])
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="records, packed or not"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT.jsonl.xz", help="the file to write")
+    args = parser.parse_args(argv)
+    try:
+        if args.out.suffix != ".xz":
+            raise RecordError(f"{args.out}: the name of a packed file ends in .xz")
+        records = []
+        for path in args.files:
+            found = read_records(path)
+            if not found:
+                raise RecordError(f"{path}: no records there")
+            records += found
+        tables = pack(records)
+        write_tables(args.out, tables)
+    except (RecordError, OSError) as error:
+        print(f"records: {error}", file=sys.stderr)
+        return 2
+    count, size = sum(map(len, tables)), args.out.stat().st_size
+    print(f"{count} records in {len(tables)} tables, {size} bytes, {size / count:.0f} a record")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

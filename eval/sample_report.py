@@ -35,6 +35,7 @@ class Sample:
     log_prob: float  # of the policy
     derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
     model_rank: int
+    predicted: float  # TFLOP/s by the reward that the policy was trained on
     record: Record | None  # the measurement, where there was one
     emulation: Emulation | None = None  # of the PTX on a small problem, where it was asked for
 
@@ -71,7 +72,8 @@ class Run:
     modelled: NDArray[np.float64]  # TFLOP/s of the whole space
     samples: Sequence[Sample]
     refused: Sequence[tuple[Strategy, Exception]]
-    ranked_by: str  # "measurement on NVIDIA H200" or "model"
+    predicted_by: str  # the reward's name: "model", "surrogate" or "replay"
+    ranked_by: str  # "measurement on NVIDIA H200", or the reward's name
 
     @property
     def measured(self) -> bool:
@@ -84,7 +86,7 @@ class Run:
 
 
 def rank(samples: Sequence[Sample]) -> list[Sample]:
-    """Best first: the right ones by measured time, then the unmeasured by the model, then the rest.
+    """Best first: the right ones by measured time, then the unmeasured as predicted, then the rest.
 
     Ties are broken by the strategy's key, so that the order never depends on anything else.
     """
@@ -92,7 +94,7 @@ def rank(samples: Sequence[Sample]) -> list[Sample]:
     def order(s: Sample) -> tuple[int, float, str]:
         if s.latency_us is not None:
             return 0, s.latency_us, s.key
-        return (1 if s.record is None else 2), -float(s.derived["modelled_tflops"]), s.key
+        return (1 if s.record is None else 2), -s.predicted, s.key
 
     return sorted(samples, key=order)
 
@@ -123,6 +125,7 @@ def summary_json(run: Run) -> Json:
                 "log_prob": sample.log_prob,
                 "model_rank": sample.model_rank,
                 **sample.derived,
+                "predicted_tflops": sample.predicted,
                 "ptxas": asdict(sample.kernel.usage),
                 "sass": sample.kernel.sass.counts,
                 "measured": _measured_json(sample.record),
@@ -137,6 +140,7 @@ def summary_json(run: Run) -> Json:
         "checkpoint": run.checkpoint,
         "seed": run.seed,
         "space": len(run.modelled),
+        "predicted_by": run.predicted_by,
         "ranked_by": run.ranked_by,
         "kernels": kernels,
         "refused": [
@@ -216,7 +220,7 @@ def summary_markdown(run: Run) -> str:
             f"{run.problem.intensity:.1f} FLOP per byte",
         ]
     if not run.measured:
-        lines.append("- nothing was measured: these figures are the model's, not a GPU's")
+        lines.append("- nothing was measured here: these figures are the model's, not a GPU's")
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
     lines += ["", "![modelled TFLOP/s of the samples in the space](samples.png)", ""]
     return "\n".join(lines)
@@ -268,6 +272,8 @@ def _performance(run: Run, sample: Sample) -> str:
         f"- policy: log-probability {sample.log_prob:.3f} "
         f"(uniform: {-math.log(len(run.modelled)):.3f})",
     ]
+    if run.predicted_by != "model":
+        lines.append(f"- {run.predicted_by}: {sample.predicted:.1f} TFLOP/s")
     record = sample.record
     if record is None:
         return "\n".join([*lines, "- measured: no"])

@@ -17,6 +17,7 @@ from ptxflow.compiler import ptxas
 from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.env.cost import derived, model_tflops
+from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
 from ptxflow.eval.candidates import (
     Candidate,
@@ -41,13 +42,17 @@ def compile_and_rank(
     codes: NDArray[np.int64],
     scores: NDArray[np.float64],
     gpu: GpuInfo | None,
+    reward: Reward,
     *,
     seed: int,
     checkpoint: str,
     jobs: int | None = None,
     emulate: bool = True,
 ) -> Run:
-    """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities."""
+    """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities.
+
+    Where there is no GPU, `reward` ranks: the one that the policy was trained on.
+    """
     problem, device = space.problem, space.device
     strategies = [space.strategy(int(code)) for code in codes]
     outcomes = compile_all([(problem, s) for s in strategies], device, jobs)
@@ -58,6 +63,8 @@ def compile_and_rank(
     emulations = emulate_all(built, jobs) if emulate else {}
     records = measure(definition, space, built, gpu) if gpu else {}
     modelled = model_tflops(space.family, space.fields(), problem, device)
+    kept = np.array([space.code(b.strategy) for b in built], np.int64)
+    predicted = reward.tflops(space, kept) if built else np.zeros(0)
     return Run(
         definition=definition.to_json(),
         known=definition.name in names() and load_definition(definition.name) == definition,
@@ -68,14 +75,21 @@ def compile_and_rank(
         seed=seed,
         checkpoint=checkpoint,
         modelled=modelled,
-        samples=rank([_sample(b, space, scores, modelled, records, emulations) for b in built]),
+        samples=rank(
+            [
+                _sample(kernel, tflops, space, scores, modelled, records, emulations)
+                for kernel, tflops in zip(built, predicted, strict=True)
+            ]
+        ),
         refused=refused,
-        ranked_by=f"measurement on {gpu.name}" if gpu else "model",
+        predicted_by=reward.name,
+        ranked_by=f"measurement on {gpu.name}" if gpu else reward.name,
     )
 
 
 def _sample(
     kernel: CompiledKernel,
+    predicted: float,
     space: Space,
     scores: NDArray[np.float64],
     modelled: NDArray[np.float64],
@@ -89,6 +103,7 @@ def _sample(
         log_prob=float(scores[index]),
         derived=derived(space.family, strategy, space.problem, space.device),
         model_rank=1 + int((modelled > modelled[index]).sum()),
+        predicted=float(predicted),
         record=records.get(strategy.key),
         emulation=emulations.get(strategy.key),
     )

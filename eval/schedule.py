@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol
 
 from ptxflow.compiler.compile import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.candidates import Candidate, Settings, Workload, run_one
-from ptxflow.eval.records import REFINE, SCREEN, Record
+from ptxflow.eval.records import Record
 from ptxflow.eval.report import PEER
 from ptxflow.eval.worker import Worker, WorkerError, refine_job
 
@@ -56,6 +57,7 @@ class ProcessCompiler:
 
     def __init__(self, workers: int):
         self.workers = workers
+        self._others = set(active_children())
         self._pool = ProcessPoolExecutor(
             workers, mp_context=get_context("spawn"), initializer=_stand_back
         )
@@ -64,7 +66,10 @@ class ProcessCompiler:
         return self._pool.submit(compile_chunk, tasks)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """Ends the processes: a chunk in flight that nobody waits for would take seconds more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - self._others:
+            process.terminate()
 
 
 def _stand_back() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from ptxflow.gfn.network import PolicyNetwork
 
 @dataclass(frozen=True)
 class Policy:
-    """A trained policy; `path` is the checkpoint it came from, for messages."""
+    """A trained policy; `path` is the checkpoint it came from, `about` its configuration."""
 
     network: PolicyNetwork
     path: Path
+    about: dict[str, Any]
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -30,7 +32,7 @@ def load_policy(path: str | Path) -> Policy:
     checkpoint = read(Path(path))
     network = PolicyNetwork(checkpoint.network)
     network.load_state_dict(checkpoint.group("policy"))
-    return Policy(network.eval(), Path(path))
+    return Policy(network.eval(), Path(path), checkpoint.config)
 
 
 def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:

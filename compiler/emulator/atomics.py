@@ -76,7 +76,7 @@ class Order:
 class Left:
     """What one CTA released at an address, to threads inside a scope."""
 
-    cta: int
+    by: tuple[int, int]  # cluster, rank
     scope: str
     message: Clocks
 
@@ -88,27 +88,26 @@ class Signals:
         self.at: dict[tuple[int, int], list[Left]] = {}
 
     def release(self, w: Warp, key: tuple[int, int], scope: str, message: Clocks) -> None:
-        here = self.at.setdefault(key, [])
+        here, me = self.at.setdefault(key, []), (w.cta.cluster, w.cta.rank)
         for left in here:
-            if (left.cta, left.scope) == (w.cta.index, scope):
+            if (left.by, left.scope) == (me, scope):
                 left.message.join(message)
                 return
-        here.append(Left(w.cta.index, scope, message.copy()))
+        here.append(Left(me, scope, message.copy()))
 
     def seen(self, w: Warp, key: tuple[int, int], scope: str) -> Clocks:
         """What an access of that scope can see of it."""
-        out, size = Clocks(), w.cta.machine.cluster_size
+        out, me = Clocks(), (w.cta.cluster, w.cta.rank)
         for left in self.at.get(key, ()):
-            near = _within(left.scope, left.cta, w.cta.index, size)
-            if near and _within(scope, w.cta.index, left.cta, size):
+            if _within(left.scope, left.by, me) and _within(scope, me, left.by):
                 out.join(left.message)
         return out
 
 
-def _within(scope: str, cta: int, other: int, cluster: int) -> bool:
+def _within(scope: str, cta: tuple[int, int], other: tuple[int, int]) -> bool:
     if scope == "cta":
         return cta == other
-    return scope != "cluster" or cta // cluster == other // cluster
+    return scope != "cluster" or cta[0] == other[0]
 
 
 def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool, writes: bool) -> None:

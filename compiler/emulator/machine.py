@@ -7,6 +7,7 @@ what lands when: odd ones starve warpgroups (seed 1 the first of them), even one
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ class Unit(Protocol):
 U = TypeVar("U")
 
 
+def unravel(index: int, sides: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The place of a number counted along x, then y, then z."""
+    return index % sides[0], index // sides[0] % sides[1], index // sides[0] // sides[1]
+
+
 @dataclass
 class Landing:
     """An asynchronous operation in flight. Those of one `thread` land in order."""
@@ -79,10 +85,18 @@ class Cta:
 
     machine: Machine
     rank: int
-    index: int
+    cluster: int
+    place: tuple[int, int, int]  # in the grid
+    index: int  # counted along x, then y, then z
 
-    def __init__(self, machine: Machine, rank: int, index: int):
-        self.machine, self.rank, self.index = machine, rank, index
+    def __init__(self, machine: Machine, rank: int, cluster: int):
+        self.machine, self.rank, self.cluster = machine, rank, cluster
+        inside, outside = unravel(rank, machine.launch.cluster), unravel(cluster, machine.clusters)
+        x, y, z = (
+            i + side * o for i, side, o in zip(inside, machine.launch.cluster, outside, strict=True)
+        )
+        self.place, self.index = (x, y, z), x + machine.grid[0] * (y + machine.grid[1] * z)
+        index = self.index
         self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {index}")
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
@@ -141,7 +155,8 @@ class Machine:
     """A program with its launch and tensors."""
 
     launch: Launch
-    grid: int  # CTAs along x
+    grid: tuple[int, int, int]  # CTAs
+    clusters: tuple[int, int, int]
     cluster_size: int
 
     def __init__(
@@ -155,9 +170,9 @@ class Machine:
     ):
         self.program, self.module, self.launch = program, program.module, launch
         self.memory = Global(tensors)
-        self.grid = evaluate(launch.grid[0], axes) if grid is None else grid
-        x, y, z = launch.cluster
-        self.cluster_size = x * y * z
+        x, y, z = (evaluate(side, axes) for side in launch.grid)
+        self.grid = (x if grid is None else grid, y, z)
+        self.cluster_size = math.prod(launch.cluster)
         self.shared_bytes = program.static_shared + launch.smem_bytes
         self._check_launch(axes)
         self.launch_registers = self._launch_registers()
@@ -179,17 +194,17 @@ class Machine:
         launch, directives = self.launch, self.module.directives
         if launch.entry != self.module.entry:
             raise ValueError(f"the launch names {launch.entry!r}, the text {self.module.entry!r}")
-        if self.grid < 1 or self.grid % self.cluster_size:
-            raise ValueError(f"a grid of {self.grid} is not whole clusters of {self.cluster_size}")
-        if any(evaluate(g, axes) != 1 for g in launch.grid[1:]) or launch.cluster[1:] != (1, 1):
-            raise ValueError("only grids and clusters along x are modelled")
+        if any(g < 1 or g % c for g, c in zip(self.grid, launch.cluster, strict=True)):
+            raise ValueError(f"a grid of {self.grid} is not whole clusters of {launch.cluster}")
+        x, y, z = (g // c for g, c in zip(self.grid, launch.cluster, strict=True))
+        self.clusters = (x, y, z)
         if launch.block % 32 or not 32 <= launch.block <= 1024:
             raise ValueError(f"a block of {launch.block} threads is not 1..32 whole warps")
         if "reqntid" in directives and directives["reqntid"][0] != launch.block:
             raise ValueError(f".reqntid {directives['reqntid'][0]}, launched with {launch.block}")
-        declared = directives.get("reqnctapercluster", (1,))[0]
-        if declared != self.cluster_size:
-            raise ValueError(f"cluster of {declared} declared, {self.cluster_size} launched")
+        declared = (*directives.get("reqnctapercluster", ()), 1, 1, 1)[:3]
+        if declared != tuple(launch.cluster):
+            raise ValueError(f"cluster of {declared} declared, {launch.cluster} launched")
         if self.shared_bytes > MAX_SHARED:
             raise ValueError(f"{self.shared_bytes} bytes of shared memory exceed {MAX_SHARED}")
 
@@ -225,8 +240,9 @@ class Machine:
 
     def run(self, clusters: Iterable[int] | None) -> Report:
         """Run the clusters given (all of the grid by default), one after another."""
-        for index in range(self.grid // self.cluster_size) if clusters is None else clusters:
-            if not 0 <= index < self.grid // self.cluster_size:
+        count = math.prod(self.clusters)
+        for index in range(count) if clusters is None else clusters:
+            if not 0 <= index < count:
                 raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
@@ -234,8 +250,7 @@ class Machine:
         return self.report
 
     def _run_cluster(self, index: int) -> None:
-        first, size = index * self.cluster_size, self.cluster_size
-        self.ctas = [Cta(self, rank, first + rank) for rank in range(size)]
+        self.ctas = [Cta(self, rank, index) for rank in range(self.cluster_size)]
         self.landings: list[Landing] = []
         warps = [w for cta in self.ctas for w in cta.warps]
         self.cluster_barrier = ClusterBarrier(len(warps))

@@ -99,6 +99,14 @@ class Shared:
             raise Fault("asynchronous write over an mbarrier")
         states[chunks] = LANDING
 
+    def ready(self, chunks: Array) -> Array:
+        """The bytes [n, 16] of chunks that an asynchronous operation reads now."""
+        at = chunks[:, None] * 16 + span(16)
+        problem = self.unreadable(self.state[at], at, (READY,))
+        if problem:
+            raise Fault(f"reads: {problem}")
+        return np.asarray(self.data.reshape(-1, 16)[chunks])
+
     def end_write(self, chunks: Array, values: Array) -> None:
         self.data.reshape(-1, 16)[chunks] = values
         self.state.reshape(-1, 16)[chunks] = READY

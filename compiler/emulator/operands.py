@@ -222,15 +222,29 @@ SPECIALS: dict[str, Read] = {
     "%laneid": lambda w: LANE_IDS,
     "%warpid": lambda w: w.index,
     "%ntid.x": lambda w: w.cta.machine.launch.block,
-    "%ctaid.x": lambda w: w.cta.index,
-    "%nctaid.x": lambda w: w.cta.machine.grid,
     "%cluster_ctarank": lambda w: w.cta.rank,
-    "%cluster_ctaid.x": lambda w: w.cta.rank,
     "%cluster_nctarank": lambda w: w.cta.machine.cluster_size,
-    "%cluster_nctaid.x": lambda w: w.cta.machine.cluster_size,
-    "%clusterid.x": lambda w: w.cta.index // w.cta.machine.cluster_size,
-    "%nclusterid.x": lambda w: w.cta.machine.grid // w.cta.machine.cluster_size,
 }
-for _axis in "yz":
-    SPECIALS |= {f"%{name}.{_axis}": lambda w: 0 for name in ("tid", "ctaid", "clusterid")}
-    SPECIALS |= {f"%{name}.{_axis}": lambda w: 1 for name in ("ntid", "nctaid", "nclusterid")}
+
+
+def _special(name: str, axis: int, read: Callable[[Warp], tuple[int, int, int]]) -> None:
+    SPECIALS[f"%{name}.{'xyz'[axis]}"] = lambda w: read(w)[axis]
+
+
+def _position(w: Warp, outer: bool) -> tuple[int, int, int]:
+    """Of the CTA's cluster in the grid, or of the CTA in its cluster."""
+    sides = w.cta.machine.launch.cluster
+    place = zip(w.cta.place, sides, strict=True)
+    x, y, z = (p // s if outer else p % s for p, s in place)
+    return x, y, z
+
+
+for _axis in range(3):
+    _special("ctaid", _axis, lambda w: w.cta.place)
+    _special("nctaid", _axis, lambda w: w.cta.machine.grid)
+    _special("clusterid", _axis, lambda w: _position(w, True))
+    _special("cluster_ctaid", _axis, lambda w: _position(w, False))
+    _special("nclusterid", _axis, lambda w: w.cta.machine.clusters)
+    _special("cluster_nctaid", _axis, lambda w: w.cta.machine.launch.cluster)
+for _letter in "yz":  # blocks are along x
+    SPECIALS |= {f"%tid.{_letter}": lambda w: 0, f"%ntid.{_letter}": lambda w: 1}

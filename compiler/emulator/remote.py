@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxflow.compiler.emulator.bulk import check_box
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
-from ptxflow.compiler.emulator.tma import check_box
+from ptxflow.compiler.emulator.touches import Stream, issue, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Warp, lanes_in
 
 BYTES = 16  # of a lane
@@ -32,12 +33,18 @@ def store_async(line: Line) -> Step:
         machine = w.cta.machine
         cta, signal = machine.barrier(bar)
         chunks = (at & OFFSET_MASK) // BYTES
-        check_box(w, cta.shared.size, chunks)
+        check_box(cta.shared.size, chunks)
         if len(np.unique(chunks)) != len(chunks):
             machine.hazard(line.ins.line, "lanes store to the same bytes")
-        machine.hazard(line.ins.line, cta.shared.begin_write(chunks))
         if not signal.published and rank != w.cta.rank:
             machine.hazard(line.ins.line, f"{signal.where} was not fenced after its init")
+        use_barrier(w, signal)
+        machine.hazard(
+            line.ins.line, cta.retire((chunks[:, None] * BYTES + np.arange(BYTES)).ravel())
+        )
+        cta.shared.begin_write(chunks)
+        by = Stream(signal.agent, signal.phase + 1)
+        issue(w, by, cta.shared.shadow, chunks, None, "w")
         words = np.stack([w.vector(v(w), 32)[lanes] for v in values], axis=1).astype(np.uint32)
         data = np.ascontiguousarray(words).view(np.uint8).reshape(-1, BYTES)
 

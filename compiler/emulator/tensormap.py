@@ -6,6 +6,7 @@ writes the part inside. The limits are those of cuTensorMapEncodeTiled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,18 +20,25 @@ from ptxflow.compiler.emulator.race import Shadow, granules
 from ptxflow.compiler.emulator.warp import Array
 from ptxflow.compiler.launch import TensorMapParam, evaluate
 
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int8": 1, "uint8": 1}
+KINDS = {  # element types: the driver's that are not packed, as cp.reduce names them
+    "uint8": "u8", "int8": "s8", "uint16": "u16", "uint32": "u32", "int32": "s32",
+    "uint64": "u64", "int64": "s64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
+    "float64": "f64",
+}  # fmt: skip
 SIGN = 1 << 31
+Corner = tuple[int, ...]  # signed coordinates of a box, innermost first
+Slices = tuple[slice, ...]  # outermost first, the innermost in bytes
 
 
 @dataclass(frozen=True, eq=False)
 class TensorMap:
-    """A two-dimensional map: `view` is the tensor's bytes [rows, columns * element]."""
+    """A map of 1 to 5 dimensions: `view` is the tensor's bytes, outermost first [..., bytes]."""
 
     name: str
     view: Array
+    kind: str
     element: int
-    box: tuple[int, int]  # columns, rows
+    box: tuple[int, ...]  # innermost first
     swizzle: int
     shadow: Shadow
 
@@ -40,58 +48,61 @@ class TensorMap:
 
     @property
     def bytes(self) -> int:
-        return self.row_bytes * self.box[1]
+        return self.element * math.prod(self.box)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the box, outermost first, the innermost in bytes."""
+        return (*self.box[:0:-1], self.row_bytes)
 
     def chunks(self, address: int) -> Array:
         """Indices of the 16-byte chunks of shared memory that the box at `address` covers."""
         if address % 128:
             raise Fault(f"TMA shared address 0x{address:X} is not a multiple of 128")
-        return box_chunks(address, self.box[1], self.row_bytes, self.swizzle)
+        return box_chunks(address, math.prod(self.box[1:]), self.row_bytes, self.swizzle)
 
-    def _window(self, column: int, row: int) -> tuple[slice, slice, slice, slice]:
-        """The tensor's part of the box: rows and byte columns of the tensor, and of the box."""
-        rows, width = self.view.shape
-        first, last = max(row, 0), max(min(row + self.box[1], rows), 0)
-        left, right = column * self.element, column * self.element + self.row_bytes
-        lo, hi = max(left, 0), max(min(right, width), 0)
-        first, lo = min(first, last), min(lo, hi)
-        return (
-            slice(first, last),
-            slice(lo, hi),
-            slice(first - row, last - row),
-            slice(lo - left, hi - left),
-        )
+    def _window(self, corner: Corner) -> tuple[Slices, Slices] | None:
+        """The part of the box inside the tensor: slices of the tensor, and of the box."""
+        of_tensor, of_box = [], []
+        first = (*corner[:0:-1], corner[0] * self.element)
+        for begin, size, extent in zip(first, self.shape, self.view.shape, strict=True):
+            lo, hi = max(begin, 0), min(begin + size, extent)
+            if lo >= hi:
+                return None
+            of_tensor.append(slice(lo, hi))
+            of_box.append(slice(lo - begin, hi - begin))
+        return tuple(of_tensor), tuple(of_box)
 
-    def load(self, column: int, row: int) -> Array:
-        """The box at signed coordinates, as 16-byte chunks."""
-        out = np.zeros((self.box[1], self.row_bytes), np.uint8)
-        rows, columns, to_rows, to_columns = self._window(column, row)
-        if rows.start < rows.stop and columns.start < columns.stop:
-            out[to_rows, to_columns] = self.view[rows, columns]
+    def load(self, corner: Corner) -> Array:
+        """The box at a corner, as 16-byte chunks; zeros outside the tensor."""
+        out, window = np.zeros(self.shape, np.uint8), self._window(corner)
+        if window:
+            out[window[1]] = self.view[window[0]]
         return out.reshape(-1, 16)
 
-    def inside(self, column: int, row: int) -> Array:
+    def inside(self, corner: Corner) -> Array:
         """Which bytes of the box, as chunks, are inside the tensor."""
-        out = np.zeros((self.box[1], self.row_bytes), np.bool_)
-        _, _, to_rows, to_columns = self._window(column, row)
-        if to_rows.start < to_rows.stop and to_columns.start < to_columns.stop:
-            out[to_rows, to_columns] = True
+        out, window = np.zeros(self.shape, np.bool_), self._window(corner)
+        if window:
+            out[window[1]] = True
         return out.reshape(-1, 16)
 
-    def granules(self, column: int, row: int) -> tuple[Array, Array | None]:
+    def granules(self, corner: Corner) -> tuple[Array, Array | None]:
         """The granules of the tensor's bytes inside the box, for the race detector."""
-        rows, columns, _, _ = self._window(column, row)
-        first = np.arange(rows.start, rows.stop) * self.view.strides[0] + columns.start
-        if not len(first) or columns.start >= columns.stop:
+        window = self._window(corner)
+        if not window:
             return np.empty(0, np.int64), None
-        return granules(first, columns.stop - columns.start)
+        *outer, row = window[0]
+        first = np.array([row.start])
+        for s, stride in zip(outer, self.view.strides, strict=False):
+            first = np.add.outer(first, np.arange(s.start, s.stop) * stride).ravel()
+        return granules(first, row.stop - row.start)
 
-    def store(self, column: int, row: int, chunks: Array) -> None:
+    def store(self, corner: Corner, chunks: Array) -> None:
         """Write the part of the box that is inside the tensor."""
-        rows, columns, from_rows, from_columns = self._window(column, row)
-        if rows.start < rows.stop and columns.start < columns.stop:
-            data = chunks.reshape(self.box[1], self.row_bytes)
-            self.view[rows, columns] = data[from_rows, from_columns]
+        window = self._window(corner)
+        if window:
+            self.view[window[0]] = chunks.reshape(self.shape)[window[1]]
 
 
 @lru_cache(maxsize=4096)
@@ -110,29 +121,31 @@ def encode(param: TensorMapParam, buffer: Buffer, axes: Mapping[str, int]) -> Te
     def refuse(what: str) -> ValueError:
         return ValueError(f"tensor map over {param.tensor!r}: {what}")
 
-    if param.dtype not in ELEMENT_BYTES:
-        raise refuse(f"unknown dtype {param.dtype!r}")
-    element = ELEMENT_BYTES[param.dtype]
-    if len(param.dims) != 2 or len(param.box) != 2 or len(param.strides) != 1:
-        raise refuse("only two dimensions are modelled")
-    width, height = (evaluate(d, axes) for d in param.dims)
-    pitch = evaluate(param.strides[0], axes)
-    columns, rows = param.box
-    if not (1 <= width <= 2**32 and 1 <= height <= 2**32):
-        raise refuse(f"dimensions {width}, {height}")
-    if pitch % 16 or not 0 < pitch < 2**40:
-        raise refuse(f"a row pitch of {pitch} bytes is not a multiple of 16 below 2^40")
-    if not (1 <= columns <= 256 and 1 <= rows <= 256) or columns * element % 16:
+    if param.dtype not in KINDS:
+        raise refuse(f"unknown dtype {param.dtype!r}; known: {', '.join(KINDS)}")
+    kind, rank = KINDS[param.dtype], len(param.dims)
+    element = int(kind.lstrip("busf")) // 8
+    if not 1 <= rank <= 5 or len(param.box) != rank or len(param.strides) != rank - 1:
+        raise refuse("it has 1 to 5 dimensions, a box side for each, a stride for all but one")
+    dims = [evaluate(d, axes) for d in param.dims]
+    strides = [evaluate(s, axes) for s in param.strides]
+    if any(not 1 <= d <= 2**32 for d in dims):
+        raise refuse(f"dimensions {dims}")
+    if any(s % 16 or not 0 < s < 2**40 for s in strides):
+        raise refuse(f"strides of {strides} bytes are not multiples of 16 below 2^40")
+    inner = param.box[0] * element
+    if any(not 1 <= side <= 256 for side in param.box) or inner % 16:
         raise refuse(f"box {param.box}: 1..256 each, rows of a multiple of 16 bytes")
     if param.swizzle not in (0, 32, 64, 128):
         raise refuse(f"swizzle {param.swizzle}")
-    if param.swizzle and columns * element != param.swizzle:
-        raise refuse(f"a box row of {columns * element} bytes is not the {param.swizzle} swizzled")
+    if param.swizzle and inner != param.swizzle:
+        raise refuse(f"a box row of {inner} bytes is not the {param.swizzle} swizzled")
     if buffer.array.dtype.itemsize != element:
         raise refuse(f"the argument holds {buffer.array.dtype}, not {param.dtype}")
-    if (height - 1) * pitch + width * element > len(buffer.data):
-        raise refuse(f"{height} rows of {pitch} bytes exceed its {len(buffer.data)} bytes")
+    extent = dims[0] * element + sum((d - 1) * s for d, s in zip(dims[1:], strides, strict=True))
+    if extent > len(buffer.data):
+        raise refuse(f"it spans {extent} bytes, the argument has {len(buffer.data)}")
     view = np.lib.stride_tricks.as_strided(
-        buffer.data, (height, width * element), (pitch, 1), writeable=True
+        buffer.data, (*dims[:0:-1], dims[0] * element), (*strides[::-1], 1), writeable=True
     )
-    return TensorMap(param.tensor, view, element, (columns, rows), param.swizzle, buffer.shadow)
+    return TensorMap(param.tensor, view, kind, element, param.box, param.swizzle, buffer.shadow)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import device
 from ptxflow.compiler.emulator import Report, emulate, from_bfloat16, to_bfloat16
 from ptxflow.compiler.families import family
-from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.launch import Launch, Param, PointerParam, TensorMapParam
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 
 Run = Callable[..., tuple[bool, Report]]
 Build = Callable[..., tuple[str, Launch]]
 Snippet = Callable[..., NDArray[np.uint32]]
+Execute = Callable[..., "Outcome"]
 
 
 @pytest.fixture(scope="session")
@@ -82,22 +85,38 @@ def run() -> Run:
     return gemm
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """A text's output words, and what the run reported."""
+
+    out: NDArray[np.uint32]
+    report: Report
+
+    @property
+    def races(self) -> list[str]:
+        return [h for h in self.report.hazards if ": race: " in h]
+
+
 @pytest.fixture(scope="session")
-def snippet() -> Snippet:
-    """Run `body` in blocks of `threads`; %out is the address of a tensor of u32 words."""
+def execute() -> Execute:
+    """Run `body` in blocks of `threads`; %out is the address of a tensor of u32 words, %at that of
+    the thread's word. Each of `maps` is a parameter `mapN`, a tensor map over the output or over
+    one of the further `tensors`."""
 
     def text(
-        body: str, threads: int = 32, words: int = 64, grid: int = 1, smem: int = 0, seed: int = 0,
-        target: str = "sm_90a", cluster: int = 1,
-    ) -> NDArray[np.uint32]:  # fmt: skip
+        body: str, threads: int = 32, words: int = 64, grid: int | tuple[int, int, int] = 1,
+        smem: int = 0, seed: int = 0, target: str = "sm_90a", cluster: int = 1,
+        maps: Sequence[TensorMapParam] = (), tensors: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Outcome:  # fmt: skip
         declared = f".explicitcluster\n.reqnctapercluster {cluster}, 1, 1\n" if cluster > 1 else ""
+        mapped = "".join(f",\n    .param .align 64 .b8 map{i}[128]" for i in range(len(maps)))
         ptx = f"""
 .version 8.8
 .target {target}
 .address_size 64
 .extern .shared .align 1024 .b8 smem[];
 .visible .entry test(
-    .param .u64 out
+    .param .u64 out{mapped}
 )
 {declared}.reqntid {threads}, 1, 1
 .minnctapersm 1
@@ -107,21 +126,28 @@ def snippet() -> Snippet:
     .reg .pred %p<8>;
     .reg .f32 %f<8>;
     .reg .b16 %h<4>;
-    .reg .b32 %t;
+    .reg .b32 %t, %s;
     .reg .b64 %out, %at;
     ld.param.u64 %out, [out];
     cvta.to.global.u64 %out, %out;
     mov.u32 %t, %tid.x;
+    mov.u32 %s, smem;
     mad.wide.u32 %at, %t, 4, %out;
 {body}
     ret;
 }}
 """
         out = np.zeros(words, np.uint32)
-        launch = Launch(
-            "test", (str(grid), "1", "1"), threads, (cluster, 1, 1), smem, (PointerParam("out"),)
-        )
-        emulate(ptx, launch, {"out": out}, {}, seed=seed)
-        return out
+        sides = (grid, 1, 1) if isinstance(grid, int) else grid
+        x, y, z = map(str, sides)
+        params: tuple[Param, ...] = (PointerParam("out"), *maps)
+        launch = Launch("test", (x, y, z), threads, (cluster, 1, 1), smem, params)
+        return Outcome(out, emulate(ptx, launch, {"out": out, **(tensors or {})}, {}, seed=seed))
 
     return text
+
+
+@pytest.fixture(scope="session")
+def snippet(execute: Execute) -> Snippet:
+    """The output words of `execute`."""
+    return lambda body, **options: execute(body, **options).out

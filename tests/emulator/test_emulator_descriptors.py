@@ -182,13 +182,13 @@ def test_box_zero_fill_and_clipping() -> None:
     tensor = np.arange(6 * 16, dtype=np.uint16).reshape(6, 16)
     param = TensorMapParam("x", "float16", ("16", "6"), ("32",), (8, 4), 0)
     tm = encode(param, Global({"x": tensor}).named["x"], {})
-    box = tm.load(12, 4).view(np.uint16).reshape(4, 8)
+    box = tm.load((12, 4)).view(np.uint16).reshape(4, 8)
     assert box[:2, :4].tolist() == tensor[4:, 12:].tolist()
     assert not box[2:].any() and not box[:, 4:].any() and tm.bytes == 64
-    corner = tm.load(-4, -1).view(np.uint16).reshape(4, 8)
+    corner = tm.load((-4, -1)).view(np.uint16).reshape(4, 8)
     assert corner[1:, 4:].tolist() == tensor[:3, :4].tolist() and not corner[0].any()
-    assert not tm.load(16, 0).any() and not tm.load(0, -4).any()
-    tm.store(12, 4, np.full((4, 16), 0xFF, np.uint8))
+    assert not tm.load((16, 0)).any() and not tm.load((0, -4)).any()
+    tm.store((12, 4), np.full((4, 16), 0xFF, np.uint8))
     assert (tensor[4:, 12:] == 0xFFFF).all() and (tensor == 0xFFFF).sum() == 8
 
 

@@ -133,7 +133,7 @@ TEXT_FAULTS = {
     "named barrier dropped": (("hopper",), r"^\tbar\.sync 1, .*\n", "", ""),
     "named barrier of fewer": (("hopper",), r"(bar\.sync 1), 128;", r"\1, 96;", ""),
     "named barrier of more": (("hopper",), r"(bar\.sync 1), 128;", r"\1, 160;", "deadlock"),
-    "store's wait dropped": (("hopper",), r"^\tcp\.async\.bulk\.wait_group.*\n", "", "TMA store"),
+    "store's wait dropped": (("hopper",), r"^\tcp\.async\.bulk\.wait_group.*\n", "", "bulk store"),
     "store coordinates swapped": (
         ("hopper", "blackwell"), r"(bulk_group \[%rd\d+, \{)(%r\d+), (%r\d+)", r"\1\3, \2",
         "wrong"),

@@ -13,7 +13,7 @@ from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.runtime import LaunchError
 from ptxflow.eval import measure, timing
 from ptxflow.eval.definition import load
-from ptxflow.eval.worker import job
+from ptxflow.eval.worker import job, refine_job
 
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch("k", ("1", "1", "1"), 32, (1, 1, 1), 0, (PointerParam("C"),))
@@ -102,6 +102,67 @@ def test_a_right_kernel_is_timed_beside_its_peer(session: measure.Session, tmp_p
 def test_a_wrong_kernel_is_not_timed(session: measure.Session, tmp_path: Path) -> None:
     outcome = run(session, tmp_path, lambda t: None)
     assert outcome["status"] == "wrong" and "latency_us" not in outcome
+
+
+def test_several_kernels_are_timed_in_the_same_rounds(
+    session: measure.Session, tmp_path: Path
+) -> None:
+    calls = 0
+
+    def wrong_at_last(t: Tensors) -> None:
+        nonlocal calls
+        calls += 1
+        honest(t)
+        if calls > 3 * 6 + 2 * 4:  # of three kernels: 2 warm-ups and 4 rounds, then 2 x 2 checks
+            t["C"][0, 0] += 9
+
+    FakeKernel.body = staticmethod(wrong_at_last)  # type: ignore[assignment]
+    image = tmp_path / "k.cubin"
+    image.write_bytes(b"cubin")
+    todo = refine_job(
+        DEFINITION.to_json(), {"M": 5}, [(LAUNCH.to_json(), image)] * 3,
+        seeds=(1, 2), rounds=4, settle=0,
+    )  # fmt: skip
+    stages: list[str] = []
+    result = session.measure(todo, stages.append)
+    assert stages == ["inputs", "load", "time"]
+    outcomes = result["outcomes"]
+    assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
+    assert outcomes[2]["detail"].startswith("after timing, seed 1: C:")
+    assert all(o["latency_us"]["samples"] == 4 and o["peers"] for o in outcomes)
+    before = FakeKernel.unloaded
+    run(session, tmp_path, honest)
+    assert FakeKernel.unloaded == before + 3
+
+
+def test_a_hopeless_kernel_gets_few_rounds(
+    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    class Event:
+        def record(self) -> None:
+            self.at = now
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at + 0.01  # milliseconds, as the peer takes
+
+    def slow(t: Tensors) -> None:
+        nonlocal now
+        now += 1
+        honest(t)
+
+    monkeypatch.setattr(timing, "_event", Event)
+    assert run(session, tmp_path, slow)["latency_us"]["samples"] == measure.FEW_ROUNDS
+    assert run(session, tmp_path, honest)["latency_us"]["samples"] == 4
+
+
+def test_the_gpu_is_kept_busy_between_jobs_of_a_problem(
+    session: measure.Session, tmp_path: Path
+) -> None:
+    assert not session.idle()  # nothing to run yet
+    run(session, tmp_path, honest)
+    assert session.idle()
 
 
 def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Path) -> None:

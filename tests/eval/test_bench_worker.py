@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_slow_inputs_are_not_a_hang_of_the_kernel(worker: Worker) -> None:
     worker.prepare_timeout = 0.5
     with pytest.raises(WorkerError, match=r"inputs took longer than the timeout of 0\.5 s"):
         worker.run({"do": "slow inputs"}, 30)
+
+
+def test_a_child_works_on_while_no_job_is_there(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(
+        "import itertools, time\n"
+        "from ptxflow.eval.worker import serve\n"
+        "idled = itertools.count()\n"
+        "serve(lambda job, stage: {'status': 'ok', 'idled': next(idled)}, {},\n"
+        "      lambda: (time.sleep(0.01), next(idled) < 5)[1])\n"
+    )
+    worker = Worker([sys.executable, str(script)], start_timeout=30)
+    try:
+        worker.start()
+        time.sleep(0.5)
+        assert worker.run({}, 10)["idled"] == 6
+    finally:
+        worker.stop()
 
 
 @pytest.mark.parametrize(

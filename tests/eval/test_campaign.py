@@ -19,11 +19,12 @@ from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.sass import SassReport
 from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval import campaign, schedule
 from ptxflow.eval.arguments import UsageError, find_problem, find_space, parse_fix
 from ptxflow.eval.candidates import sample_workload, strategies, subspace
 from ptxflow.eval.definition import load
-from ptxflow.eval.records import REFINE, SCREEN, Record, read_records
+from ptxflow.eval.records import Record, read_records
 from ptxflow.eval.worker import Worker
 
 NAME = "gemm_n128_k2048"

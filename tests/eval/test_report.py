@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.records import RecordError, read_records
-from ptxflow.eval.report import main, summary
+from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
+from ptxflow.eval.records import Record, RecordError, read_records
+from ptxflow.eval.report import agreement, agreement_table, best_ratios, main, settled, summary
 
 MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
 
@@ -17,13 +18,15 @@ def test_committed_measurements(path: Path):
     records = read_records(path)
     assert records
     for r in records:
-        assert r.gpu["name"] and r.gpu["driver"] and r.ptxas and r.timing["sm_clock_mhz"]
+        assert r.ptxas and (r.status == "compile_error" or (r.gpu["name"] and r.gpu["driver"]))
         assert (r.status == "ok") == bool(r.correct)
         if r.status == "ok":
-            assert r.latency_us is not None and r.ratio is not None
+            assert r.latency_us is not None and r.ratio is not None and r.timing["sm_clock_mhz"]
             assert r.ratio == pytest.approx(r.peers["torch.mm"] / r.latency_us["median"])
+    assert {m.status for m in load_measurements([path])} == {r.status for r in records}
+    once = settled(records)
     text = summary(records)
-    assert f"{sum(r.status == 'ok' for r in records)} of {len(records)} right" in text
+    assert f"{sum(r.status == 'ok' for r in once)} of {len(once)} right" in text
 
 
 def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -33,3 +36,45 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     broken.write_bytes(b"not xz")
     with pytest.raises(RecordError, match=r"broken\.jsonl\.xz"):
         read_records(broken)
+
+
+def record(key: str, us: float, timing_pass: str, status: str = "ok") -> Record:
+    return Record(
+        "gemm_n128_k2048", {"M": 6}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
+        correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
+        peers={"torch.mm": 8.0}, ratio=8.0 / us, timing_pass=timing_pass,
+    )  # fmt: skip
+
+
+def test_refined_times_speak_where_there_are_any():
+    screens = [record("lucky", 4.0, SCREEN), record("fast", 5.0, SCREEN), record("x", 3.0, SCREEN)]
+    assert best_ratios(screens) == {("gemm_n128_k2048", (6,)): 8 / 3}
+    refined = [record("lucky", 6.4, REFINE), record("fast", 5.0, REFINE, "wrong")]
+    assert best_ratios(settled([*screens, *refined])) == {("gemm_n128_k2048", (6,)): 8 / 6.4}
+    text = summary([*screens, *refined])
+    assert "2 of 3 right, 0 hangs, 1 wrong" in text and "2/3" in text and "1.25" in text
+
+
+def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
+    return Measured("d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, peer_us=8.0)
+
+
+def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[str]):
+    a = [measured("p", 5.0), measured("q", 5.1), measured("p", 5.2, REFINE),
+         measured("q", 5.3, REFINE)]  # fmt: skip
+    b = [measured("p", 5.05), measured("q", 4.8), measured("p", 5.1, REFINE),
+         measured("q", 5.0, REFINE)]  # fmt: skip
+    (row,) = agreement(a, b)
+    assert row.losses == (pytest.approx(5.1 / 5.0 - 1), pytest.approx(5.3 / 5.2 - 1))
+    assert row.refined == (True, True)
+    assert agreement_table([row]).endswith("largest loss 2.00%")
+    assert "0 of 1 workloads: both choices within 1%" in agreement_table([row])
+    (row,) = agreement(a, [m for m in b if m.timing_pass == SCREEN or m.key != a[0].key])
+    assert row.losses[0] == pytest.approx(5.05 / 4.8 - 1)  # by screening: not refined there
+    assert row.refined == (False, True)
+    assert agreement(a, []) == []
+
+
+def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    assert main(["--agree", "/nowhere.jsonl", "/nowhere.jsonl"]) == 2
+    assert "report: /nowhere.jsonl: no such file" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sample
 import train
 from ptxflow.compiler.device import H200
 from ptxflow.env.observed import Observed
@@ -117,3 +118,15 @@ def test_a_run_says_what_rewarded_it_and_goes_on_with_the_same_alone(
     assert train.main(["--resume", str(out), "--steps", "6"]) == 2
     error = capsys.readouterr().err
     assert "damaged" in error and "--reward model" in error and error.count("\n") == 1
+
+
+def test_samples_are_ranked_by_the_reward_that_trained_the_policy(
+    surrogate: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, reward = build(describe("surrogate", "h200", surrogate), "h200")
+    assert sample.choose_reward({"settings": {"reward": reward}}, "h200").name == "surrogate"
+    assert sample.choose_reward({}, "h200").name == "model"
+    assert not capsys.readouterr().err
+    assert sample.choose_reward({"settings": {"reward": reward}}, "h100").name == "model"
+    error = capsys.readouterr().err
+    assert error.startswith("ranking by the model: ") and error.count("\n") == 1

@@ -11,7 +11,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.eval.candidates import Candidate, Settings, run_one, sample_workload
 from ptxflow.eval.definition import load
 from ptxflow.eval.solution import solution
-from ptxflow.eval.worker import Worker
+from ptxflow.eval.worker import Worker, refine_job
 
 pytestmark = pytest.mark.gpu
 SETTINGS = Settings(seeds=(1, 2), rounds=5, settle=0.1)
@@ -55,3 +55,17 @@ def test_a_solution_runs_by_itself(worker: Worker) -> None:
             timeout=60,
         )  # fmt: skip
         assert outcome["status"] == "ok", (m, outcome)
+
+
+def test_kernels_are_refined_together(worker: Worker, tmp_path: Path) -> None:
+    definition = load("gemm_n128_k2048")
+    kernels = []
+    for candidate in sample_workload(definition, {"M": 1000}, H200, count=4, seed=5).candidates:
+        kernel, image = built(candidate), tmp_path / f"{candidate.strategy.key}.cubin"
+        image.write_bytes(kernel.cubin)
+        kernels.append((kernel.launch.to_json(), image))
+    todo = refine_job(definition.to_json(), {"M": 1000}, kernels, seeds=(1,), rounds=9, settle=0.1)
+    outcome = worker.run(todo, 60)
+    assert outcome["status"] == "ok", outcome
+    assert [o["status"] for o in outcome["outcomes"]] == ["ok"] * 4
+    assert len({str(o["peers"]) for o in outcome["outcomes"]}) == 1  # the same rounds

@@ -99,7 +99,10 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
 def test_flags_in_prose_exist(page: Path) -> None:
     """A flag that stands alone in code quotes belongs to one of our commands."""
     known = set[str]().union(
-        *(flags(help_of(n)) for n in ("train.py", "sample.py", "ptxflow.eval.campaign"))
+        *(
+            flags(help_of(n))
+            for n in ("train.py", "sample.py", "ptxflow.eval.campaign", "ptxflow.eval.report")
+        )
     )
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))
     for code in re.findall(r"`(-[^`\n]+)`", prose):

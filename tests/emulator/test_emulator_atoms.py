@@ -1,0 +1,87 @@
+"""Every atom that the compiler can emit is one that the emulator builds, in every form."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ptxflow.compiler.atoms import Atom, all_atoms
+from ptxflow.compiler.emulator import PtxSyntaxError
+from ptxflow.compiler.emulator.operands import Program
+from ptxflow.compiler.emulator.parse import parse
+
+FORMS: dict[str, tuple[Any, ...]] = {  # of attributes; the others have one value below
+    "dtype": ("f16", "bf16"),
+    "cta_group": (1, 2),
+    "direction": ("inc", "dec"),
+    "mask": (0, 3),
+    "n": (8, 64, 256),
+    "shape": ("32x32b", "16x256b"),
+}
+ATTRIBUTES = {
+    "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
+    "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
+    "box": (64, 8), "leader": True, "pipe": "bulk",
+}  # fmt: skip
+KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
+VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
+MODULE = """
+.version 8.8
+.target {arch}
+.address_size 64
+.visible .entry test(.param .u64 out)
+{{
+    .reg .pred %p<2>, %pw;
+    .reg .b16 %rh;
+    .reg .b32 %r<9>, %f<256>, %ra, %tmem;
+    .reg .b64 %rd<9>, %rda;
+    {text}
+    ret;
+}}
+"""
+
+
+def forms(row: Atom) -> list[str]:
+    """Its text for every combination of what its form depends on."""
+    names = list(FORMS)
+    texts: dict[str, None] = {}
+    for chosen in itertools.product(*FORMS.values()):
+        for count in (1, 2, 4) if row.name == "st_global" else (4,):
+            attributes = ATTRIBUTES | dict(zip(names, chosen, strict=True))
+            texts[_text(row, attributes | dict(row.defaults), count)] = None
+    return list(texts)
+
+
+def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
+    operands: dict[str, Any] = dict(attributes)
+    sources = []
+    for name, kind in row.operands:
+        registers = {("pack", "src"): 8, ("wgmma", "acc"): attributes["n"] // 2}.get(
+            (row.name, name), count
+        )
+        if kind == "frag":
+            held = ", ".join(f"%f{i}" for i in range(registers))
+        else:
+            held = VALUES.get(name, "%r4") if kind == "value" else KINDS.get(kind, "%r5")
+        operands |= {name: held, f"{name}_reg": held.split("+")[0]}
+        storage = SimpleNamespace(arg=SimpleNamespace(count=1, dtype="f32"))
+        sources.append(SimpleNamespace(arg=registers, src=(storage,)))
+    use: Any = SimpleNamespace(arg=SimpleNamespace(attr=attributes.__getitem__), src=sources)
+    return row.ptx(use, operands) if callable(row.ptx) else row.ptx.format_map(operands)
+
+
+@pytest.mark.parametrize("row", all_atoms(), ids=lambda row: row.name)
+def test_every_form_of_an_atom_is_known(row: Atom) -> None:
+    for arch, text in itertools.product(row.archs, forms(row)):
+        if "16x256b" in text:  # four registers are one repetition
+            text = text.replace(".x4.", ".x1.")
+        assert Program(parse(MODULE.format(arch=arch, text=text))).code
+
+
+def test_an_unknown_form_is_refused() -> None:
+    text = MODULE.format(arch="sm_90a", text="mbarrier.arrive.release.gpu.shared.b64 _, [%r1];")
+    with pytest.raises(PtxSyntaxError, match="unknown instruction `mbarrier"):
+        Program(parse(text))
