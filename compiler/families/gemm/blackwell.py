@@ -84,8 +84,8 @@ class _Kernel:
         )
         tiles = t.each_tile("e", self.epilogue)
         epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
-        # one warpgroup that stages C meets after its last read
-        ends = {"drained": t.staged and s.consumers == 1, "meet": t.pair}
+        # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
+        ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
             alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
@@ -214,9 +214,8 @@ class _Kernel:
                 for i in range(blocks)
                 for c in range(0, wide, self.columns)
             ]
-            # what was read of TMEM is handed on at each meeting, given back at the last
-            last = column + wide == columns
-            return [*body, *(free if last else free[:1])]
+            last = column + wide == columns  # hands on all that was read of TMEM
+            return [*body, *(free if last else [])]
 
         row0, from_column = m0 + block0 * self.rows, n0 + column0
         return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
