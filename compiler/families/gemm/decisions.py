@@ -264,9 +264,14 @@ RULES = (
         lambda f, p, d: (f.swap == 1) | (f.tile_n >= 32),
     ),
     _rule(
-        "swapped tiles of tcgen05 fill all 128 lanes",
-        "swap tile_m",
-        lambda f, p, d: (not d.has_tmem) | (f.swap == 0) | (f.tile_m >= 128),
+        "swapped tiles of tcgen05 fill all 128 lanes, once for each warpgroup",
+        "swap tile_m consumers",
+        lambda f, p, d: (
+            (not d.has_tmem)
+            | (f.swap == 0)
+            | (f.tile_m == 128)
+            | ((f.tile_m == 256) & (f.consumers == 2))
+        ),
     ),
     _rule(
         f"a wgmma warpgroup needs 64 rows, and its accumulators {MAX_ACCUMULATORS} registers at most",
