@@ -16,14 +16,16 @@ class MBarrier:
     """An mbarrier: it completes a phase when no arrival and no byte is outstanding (PTX ISA
     9.7.13.15). `seen`: somebody waited for the last completed phase with success.
 
-    `agent` is the stream of the asynchronous writes that it counts. What arrivals tell is split in
-    two: `near` is for every waiter, `far` for those that acquire at cluster scope.
+    `agent` is the stream of the asynchronous writes that it counts, `peers` that of peers' stores.
+    What arrivals tell is split in two: `near` is for every waiter, `far` for those that acquire at
+    cluster scope.
     """
 
     where: str
     expected: int
     agent: int
     created: Access
+    peers: int = -1  # none so far
     pending: int = field(init=False)
     tx: int = 0
     phase: int = 0
@@ -71,6 +73,8 @@ class MBarrier:
             self.pending = self.expected
             self.seen = False
             self.near.completed(self.agent, self.phase)
+            if self.peers >= 0:
+                self.far.completed(self.peers, self.phase)
             self.done = self.near.copy(), self.far.copy()
 
     def tell(self, message: Clocks, from_peer: bool) -> None:

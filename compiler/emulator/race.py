@@ -23,6 +23,7 @@ COPY = "cp.async"
 #: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
 COMPLETIONS = {
     "TMA load": "a wait for the phase of the mbarrier that it signals",
+    "st.async": "a wait at cluster scope for the phase of the mbarrier that it signals",
     "bulk read": "its issuer's cp.async.bulk.wait_group.read, handed on",
     "bulk write": "its issuer's cp.async.bulk.wait_group (without .read), handed on",
     "wgmma": "wgmma.wait_group by that warpgroup, handed on",

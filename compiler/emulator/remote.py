@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.bulk import check_box
+from ptxflow.compiler.emulator.clocks import GENERIC
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
@@ -12,6 +14,7 @@ from ptxflow.compiler.emulator.touches import Stream, issue, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Warp, lanes_in
 
 BYTES = 16  # of a lane
+KIND = "st.async"  # stream of what peers store, complete for those that acquire at cluster scope
 
 
 @operation(r"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes\.v4\.[bfsu]32")
@@ -43,8 +46,7 @@ def store_async(line: Line) -> Step:
             line.ins.line, cta.retire((chunks[:, None] * BYTES + np.arange(BYTES)).ravel())
         )
         cta.shared.begin_write(chunks)
-        by = Stream(signal.agent, signal.phase + 1)
-        issue(w, by, cta.shared.shadow, chunks, None, "w")
+        issue(w, _writes(w, rank, signal), cta.shared.shadow, chunks, None, "w", GENERIC)
         words = np.stack([w.vector(v(w), 32)[lanes] for v in values], axis=1).astype(np.uint32)
         data = np.ascontiguousarray(words).view(np.uint8).reshape(-1, BYTES)
 
@@ -56,3 +58,13 @@ def store_async(line: Line) -> Step:
         machine.issue(w, tuple(sorted({rank, w.cta.rank})), land)
 
     return run
+
+
+def _writes(w: Warp, rank: int, signal: MBarrier) -> Stream:
+    """The stream of the bytes that an mbarrier counts: complete_tx releases at cluster scope, which
+    a wait of CTA scope takes over from its own CTA alone (PTX ISA 8.7, morally strong)."""
+    if rank == w.cta.rank:
+        return Stream(signal.agent, signal.phase + 1)
+    if signal.peers < 0:
+        signal.peers = w.cta.machine.races.agent(KIND)
+    return Stream(signal.peers, signal.phase + 1)

@@ -27,6 +27,7 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk",
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
+COUNTS = {("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8
@@ -36,7 +37,7 @@ MODULE = """
 {{
     .reg .pred %p<2>, %pw;
     .reg .b16 %rh;
-    .reg .b32 %r<9>, %f<256>, %ra, %tmem;
+    .reg .b32 %r<9>, %f<256>, %ra, %rb, %tmem;
     .reg .b64 %rd<9>, %rda;
     {text}
     ret;
@@ -59,9 +60,8 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
     operands: dict[str, Any] = dict(attributes)
     sources = []
     for name, kind in row.operands:
-        registers = {("pack", "src"): 8, ("wgmma", "acc"): attributes["n"] // 2}.get(
-            (row.name, name), count
-        )
+        wide = {("wgmma", "acc"): attributes["n"] // 2}
+        registers = (COUNTS | wide).get((row.name, name), count)
         if kind == "frag":
             held = ", ".join(f"%f{i}" for i in range(registers))
         else:

@@ -119,13 +119,13 @@ def test_tensor_memory_leak():
 
 
 def test_a_skipped_store_is_a_value_that_nobody_uses():
-    tree, trips = build(H200, HOPPER["direct, swizzle 64, two MMAs"])
+    tree, trips = build(H200, HOPPER["direct, 64-byte rows, 80 columns"])
     path, _ = find(tree, "st_global", 3)
     refused(edit(tree, path, ()), trips, H200, r"overwrites out before anyone read what pack\(out")
 
 
 def test_a_store_of_the_wrong_rows_is_a_hole_in_the_output():
-    tree, trips = build(H200, HOPPER["direct, swizzle 64, two MMAs"])
+    tree, trips = build(H200, HOPPER["direct, 64-byte rows, 80 columns"])
     path, other = find(tree, "st_global", 1)
     _, node = find(tree, "st_global", 3)
     bad = at.st_global(*node.src[:3], other.src[3], node.src[4], **dict(node.arg.attrs))

@@ -33,7 +33,10 @@ def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
     for m in (1, 100, 4096, 16294):
         grid = evaluate(launch.grid[0], {"M": m})
         cluster_m, cluster_n = map(int, s.cluster.split("x"))
-        tiles = math.ceil(m / (s.tile_m * cluster_m)) * math.ceil(4096 / (s.tile_n * cluster_n))
+        rows, columns = (4096, m) if s.swap else (m, 4096)  # along the M and N sides of the MMA
+        tiles = math.ceil(rows / (s.tile_m * cluster_m)) * math.ceil(
+            columns / (s.tile_n * cluster_n)
+        )
         wanted = tiles * cluster_m * cluster_n * s.split_k
         assert grid == (min(wanted, dev.sms // 2 * 2) if s.persistent else wanted)
         assert grid % (cluster_m * cluster_n * s.split_k) == 0

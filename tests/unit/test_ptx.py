@@ -40,7 +40,7 @@ def test_text(dev, name, s):  # type: ignore[no-untyped-def]
     assert not re.search(r"(div|rem)\.u32 %r\d+, [^,]+, \d+;", text), "a division by a constant"
     assert text.startswith(".version 8.8\n")
     assert f".reqntid {32 * tree.arg.warps}, 1, 1\n.minnctapersm 1\n" in text
-    assert text.count(".param .align 64 .b8") == 2 + (s.epilogue == "tma")
+    assert text.count(".param .align 64 .b8") == 2 + (s.epilogue != "direct")
     labels = re.findall(r"^(\w+):$", text, re.M)
     assert len(labels) == len(set(labels))
     assert {t for t in re.findall(r"bra (\w+);", text)} <= set(labels)

@@ -149,6 +149,12 @@ def test_gemm_leaves_break_no_rule_and_their_neighbours_are_judged_alike(
         assert legal == (int(row @ space.strides[1:]) in members)
 
 
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES.keys())
+@pytest.mark.parametrize("n", [8, 16, 24, 40])
+def test_few_columns_and_many_rows_have_strategies(device: Device, n: int) -> None:
+    assert len(enumerate_space(GEMM, gemm_problem(4096, n, 512), device)) > 10
+
+
 def test_code_names_the_refusing_rules() -> None:
     space = enumerate_space(GEMM, gemm_problem(4096, 4096, 4096), H200)
     pair = space.strategy(int(space.codes[0])).replace(cta_group=2)

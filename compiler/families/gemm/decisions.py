@@ -20,6 +20,7 @@ ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
+NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
 COOPERATIVE, PINGPONG = "cooperative", "pingpong"
@@ -213,9 +214,10 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
 
 
 def _smaller_tile_n(f: Fields, device: Device) -> Any:
-    """The next smaller choice of tile_n, 0 for the least that the MMA takes."""
-    below = np.array((0, *(0 if device.has_tmem and n < 16 else n for n in TILE_N[:-1])))
-    return below[np.searchsorted(TILE_N, f.tile_n)]
+    """The next smaller choice of tile_n, 0 for the least there is."""
+    least = np.where(f.swap == 1, 16 if device.has_tmem else 8, NARROW)
+    below = np.array((0, *TILE_N[:-1]))[np.searchsorted(TILE_N, f.tile_n)]
+    return np.where(below < least, 0, below)
 
 
 def _rule(sentence: str, reads: str, legal: Any) -> Rule:
@@ -261,7 +263,7 @@ RULES = (
     _rule(
         "narrow tiles are for swapped operands",
         "swap tile_n",
-        lambda f, p, d: (f.swap == 1) | (f.tile_n >= 32),
+        lambda f, p, d: (f.swap == 1) | (f.tile_n >= NARROW),
     ),
     _rule(
         "swapped tiles of tcgen05 fill all 128 lanes, once for each warpgroup",
