@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,6 +210,8 @@ class Family:
     launch: Callable[[Problem, Strategy, Device], Launch]
     trial: Callable[[Problem, Strategy, Device], Trial]
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
+    #: device -> frozen dataclass of the constants that `load` uses; calibration replaces entries
+    costs: dict[str, Any] = field(default_factory=dict)
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentences of every rule the strategy breaks; empty when it is legal."""

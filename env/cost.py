@@ -1,9 +1,9 @@
 """The analytic model: TFLOP/s of strategies from what they load the machine with.
 
 One model for every family and device: a family says what a strategy asks for (`Load`), `RATES` what
-a device gives. Hopper's rates are sensible values that reproduce cuBLAS medians roughly and wait
-for calibration on our own kernels. B200's start from published peaks and public GEMM figures; their
-efficiencies, L2 rate and latencies are estimates that no measurement of ours has checked.
+a device gives. Hopper's rates are fitted to our own kernels. B200's start from published peaks and
+public GEMM figures; their efficiencies, L2 rate and latencies are estimates that no measurement of
+ours has checked.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ RATES = {
     # Estimates: 1,400 to 1,750 TFLOP/s for large products, as public kernels reach; L2 and
     # latencies a little above Hopper's; the launch floor is assumed to be H200's
     "b200": Rates(0.92, 128, 64, 8192, 0.90, 800, 1600, 4.5e-6),
-    # 764 TFLOP/s at 8192^3, copy at 4.23 TB/s, empty kernel 4.5 us; L2 after DeepGEMM's model
-    "h200": Rates(0.84, 128, 64, 6150, 0.88, 750, 1500, 4.5e-6),
-    "h100": Rates(0.84, 128, 64, 6150, 0.90, 750, 1500, 4.5e-6),
+    # fitted to 34,000 kernels on an H200 (`python -m ptxflow.eval.calibrate`), but for the first:
+    # the best long kernels under the power limit. Latencies are those under load. H100's are H200's
+    "h200": Rates(0.86, 153, 88, 7900, 0.85, 1500, 3000, 4.44e-6),
+    "h100": Rates(0.86, 153, 88, 7900, 0.85, 1500, 3000, 4.44e-6),
 }
 SOFTNESS = 8  # of `_join`: two equal limits cost 9% together, at a ratio of 2 nothing
 

@@ -1,7 +1,7 @@
 """Fit the analytic model's constants to measurements, within what is plausible; print the table.
 
-The constants are a device's rates (`env/cost.py`) and the named costs of a family (its `load`
-module). Robust least squares on log time: fast strategies weigh more, each workload about the same,
+The constants are a device's rates (`env/cost.py`) and what a family's kernels cost there
+(`Family.costs`). Robust least squares on log time: fast strategies weigh more, each workload about the same,
 the order within a workload more than its level, and a constant that the data do not determine stays
 where it is. Nothing is written: the table is to be read, doubted and pasted. How well it carries
 over is judged on workloads that the fit has not seen.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,18 +36,15 @@ from ptxflow.eval.ranking import Quality, choose_folds, quality, successes
 
 Array = NDArray[np.float64]
 
-RATES = "rates."  # prefix of the names of a device's rates
-FRACTIONS = ("mma_efficiency", "hbm_efficiency", "L2_SHARE")  # at most 1
-PENALTIES = ("HALF_LINE",)  # factors, at least 1
+RATES, COSTS = "rates.", "costs."  # prefixes of the names of a device's rates, a family's costs
+FRACTIONS = ("mma_efficiency", "hbm_efficiency", "l2_share")  # at most 1
+PENALTIES = ("half_line",)  # factors, at least 1
 WITHIN = {  # factors either way
     "launch_s": 1.6, "hbm_efficiency": 1.15, "mma_efficiency": 1.25,
     "l2_latency": 2.0, "dram_latency": 2.0, "l2_bytes_per_cycle": 1.5, "port_bytes_per_cycle": 1.5,
     "smem_bytes_per_cycle": 1.75,
 }  # fmt: skip
 FACTOR = 3.0  # either way, for the rest
-STRUCTURE = (  # what instructions and memories are, not what they cost
-    "MMA_K", "WGMMA_M", "TCGEN05_M", "ELEMENT", "SMEM_BYTES_PER_CYCLE",
-)  # fmt: skip
 LEVEL = 0.3  # what a workload's common error counts, beside the errors within it
 PRIOR = 0.02  # what a change by a factor of e counts, beside a mean error
 NEAR, FLOOR = 0.15, 0.15  # weight of a strategy this much slower than the best: 1/e, and the least
@@ -67,46 +63,36 @@ class Constant:
 
 
 def constants(family: Family, device: Device) -> list[Constant]:
-    """The rates of the device, and the named numbers of the family's `load` module."""
-    found = {f"{RATES}{k}": v for k, v in asdict(cost.rates(device)).items()}
-    for name, value in vars(sys.modules[family.load.__module__]).items():
-        if name.isupper() and name not in STRUCTURE:
-            for key, number in (value if isinstance(value, Mapping) else {"": value}).items():
-                if isinstance(number, int | float) and number > 0:
-                    found[f"{name}[{key}]" if key else name] = float(number)
+    """The rates of the device, and what the family's kernels cost there."""
+    tables = {RATES: cost.rates(device), COSTS: family.costs.get(device.name)}
     out = []
-    for name, value in found.items():
-        short = name.removeprefix(RATES)
-        if short in STRUCTURE:
-            continue
-        factor = WITHIN.get(short, FACTOR)
-        high = min(1.0, value * factor) if short in FRACTIONS else value * factor
-        low = max(1.0, value / factor) if short in PENALTIES else value / factor
-        out.append(Constant(name, value, low, high))
+    for prefix, table in tables.items():
+        for short, value in (asdict(table) if table else {}).items():
+            if value <= 0:
+                continue
+            factor = WITHIN.get(short, FACTOR)
+            high = min(1.0, value * factor) if short in FRACTIONS else value * factor
+            low = max(1.0, value / factor) if short in PENALTIES else value / factor
+            out.append(Constant(prefix + short, value, low, high))
     return out
 
 
 @contextmanager
 def changed(family: Family, device: Device, values: Mapping[str, float]) -> Iterator[None]:
     """The model with other constants, for the length of a block; one thread at a time."""
-    module = sys.modules[family.load.__module__]
-    before: dict[str, Any] = {}
-    rates = cost.RATES[device.name]
+    name = device.name
+    tables: dict[str, dict[str, Any]] = {RATES: cost.RATES, COSTS: family.costs}
+    before = {prefix: table.get(name) for prefix, table in tables.items()}
     try:
-        for name, value in values.items():
-            base, _, key = name.removesuffix("]").partition("[")
-            if name.startswith(RATES):
-                current = cost.RATES[device.name]
-                cost.RATES[device.name] = replace(current, **{name.removeprefix(RATES): value})
-            else:
-                held = getattr(module, base)
-                before.setdefault(base, held)
-                setattr(module, base, {**held, key: value} if key else value)
+        for prefix, table in tables.items():
+            new = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+            if new:
+                table[name] = replace(table[name], **new)
         yield
     finally:
-        cost.RATES[device.name] = rates
-        for base, held in before.items():
-            setattr(module, base, held)
+        for prefix, table in tables.items():
+            if before[prefix] is not None:
+                table[name] = before[prefix]
 
 
 def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:

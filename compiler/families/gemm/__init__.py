@@ -7,6 +7,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gemm import blackwell, hopper
+from ptxflow.compiler.families.gemm.costs import COSTS
 from ptxflow.compiler.families.gemm.decisions import (
     DECISIONS,
     RULES,
@@ -80,6 +81,7 @@ GEMM = register(
         resources=resources,
         load=load,
         features=features,
+        costs=COSTS,
         build=build,
         trips=trips,
         launch=launch,

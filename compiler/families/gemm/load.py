@@ -1,7 +1,7 @@
 """What a GEMM strategy asks of the machine, for the analytic model, and what a policy should see.
 
-All counts follow from the tile walk and the instruction shapes. Cycle constants are named below;
-they describe instructions (measured by others, or estimated where marked), not one device.
+All counts follow from the tile walk and the instruction shapes; what they cost on a device is in
+`costs.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gemm.costs import costs
 from ptxflow.compiler.families.gemm.decisions import (
     DECISIONS,
     ELEMENT,
@@ -30,24 +31,7 @@ from ptxflow.compiler.strategy import Fields, Load, Problem
 
 MMA_K = 16  # elements of K in one 16-bit MMA
 WGMMA_M, TCGEN05_M = 64, 128  # rows of C in one instruction and SM
-INSTRUCTION_CYCLES = 2  # not hidden by the instruction before (estimated)
-WGMMA_WAIT = 60  # barrier, fence, commit and wait of a step, seen by one warpgroup (estimated)
-WGMMA_LOAD_ISSUE = 110  # a consumer that also loads; 18% of a 128x128x64 step on H100
-TCGEN05_ISSUE = 10  # the MMA thread only waits and issues (estimated)
-TCGEN05_ROUND_TRIP = 400  # commit latency (264 at 128x256) and the load issued after it
-MULTICAST_SYNC = 15  # a stage is released by every CTA of the cluster (estimated)
-HALF_LINE = 1.12  # cost of 64-byte rows over 128-byte ones in TMA and L2 (estimated)
-STORE_RATE = {"direct": 24.0, "tma": 64.0}  # bytes a cycle and SM out of the epilogue (estimated)
-CONVERT_RATE = 64.0  # bytes a cycle and warpgroup: read, convert and stage accumulators (estimated)
-OUTSIDE_CYCLES = 4.5  # of a box row out of bounds: n4096_k4096 at M 1, 16 and 64 on an H200
 SMEM_BYTES_PER_CYCLE = 128
-EXCHANGE_SYNC = 2500  # two cluster barriers, and the latency of remote reads (fitted on an H200)
-EXCHANGE_WRITE, EXCHANGE_READ = 128.0, 8.0  # bytes a cycle and SM (fitted on an H200)
-BLOCK_SETUP = 700  # launch, barrier init, tensor-map fetch (estimated)
-CLUSTER_SETUP = 300  # co-scheduling and the first cluster barrier (estimated)
-TMEM_SETUP = 250  # allocation and its broadcast (estimated)
-SPLIT_SETUP = 40  # setmaxnreg
-L2_SHARE = 0.7  # of L2 that operands keep while C streams through (estimated)
 
 
 def load(f: Fields, problem: Problem, device: Device) -> Load:
@@ -66,7 +50,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
         smem_bytes=_smem_traffic(f, problem, device),
-        l2_bytes=_l2_bytes(f, problem),
+        l2_bytes=_l2_bytes(f, problem, device),
         issue_cycles=_issue_cycles(f, device),
         epilogue_cycles=epilogue,
         overlap=overlap,
@@ -95,7 +79,7 @@ def _mma_cycles(f: Fields, device: Device) -> Any:
     That is m64nNk16 at 4096 FLOP a cycle (wgmma), and M 128 at 8192 (tcgen05, per SM of a pair
     alike); tcgen05 of M 64 runs at half rate, so it takes N/2 too.
     """
-    one = f.tile_n / 2 + INSTRUCTION_CYCLES
+    one = f.tile_n / 2 + costs(device).instruction
     return _instructions(f, device) * one * (f.tile_k / MMA_K)
 
 
@@ -105,11 +89,11 @@ def _smem_traffic(f: Fields, problem: Problem, device: Device) -> Any:
     The CTA's rows of the N side are read again for each instruction along M.
     """
     rows = f.tile_m + f.tile_n // f.cta_group * _instructions(f, device)
-    fill = stage_bytes(f) * np.where(swizzle(f) == 64, HALF_LINE, 1.0)
-    return rows * f.tile_k * ELEMENT + fill + _outside(f, problem)
+    fill = stage_bytes(f) * np.where(swizzle(f) == 64, costs(device).half_line, 1.0)
+    return rows * f.tile_k * ELEMENT + fill + _outside(f, problem, device)
 
 
-def _outside(f: Fields, problem: Problem) -> Any:
+def _outside(f: Fields, problem: Problem, device: Device) -> Any:
     """The cost of box rows out of bounds, as shared-memory bytes.
 
     A kernel of 64-row boxes is slower at M 1 than at M 64; that the TMA fills rows out of bounds
@@ -119,10 +103,10 @@ def _outside(f: Fields, problem: Problem) -> Any:
     side_m, side_n = sides(f, problem)
     rows = np.maximum(f.tile_m - side_m, 0) / along_n + np.maximum(f.tile_n - side_n, 0) / along_m
     boxes = f.tile_k * ELEMENT / swizzle(f)
-    return rows * boxes * OUTSIDE_CYCLES * SMEM_BYTES_PER_CYCLE
+    return rows * boxes * costs(device).outside_row * SMEM_BYTES_PER_CYCLE
 
 
-def _l2_bytes(f: Fields, problem: Problem) -> Any:
+def _l2_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     """Bytes that enter the SM in a step, as L2 serves them.
 
     Rows out of bounds are not fetched. A CTA pair holds half of the N side each; in a cluster of single
@@ -132,22 +116,20 @@ def _l2_bytes(f: Fields, problem: Problem) -> Any:
     side_m, side_n = sides(f, problem)
     a = np.minimum(f.tile_m, side_m) / along_n
     b = np.minimum(f.tile_n, side_n) / along_m  # a pair is two CTAs along M
-    rate = np.where(swizzle(f) == 64, HALF_LINE, 1.0)
+    rate = np.where(swizzle(f) == 64, costs(device).half_line, 1.0)
     return (a + b) * np.minimum(f.tile_k, problem["K"]) * ELEMENT * rate
 
 
 def _issue_cycles(f: Fields, device: Device) -> Any:
     """Cycles of a step in which the tensor core waits for instructions."""
+    c = costs(device)
+    wait = c.step_wait + 0.0 * f.tile_n
     if on_hopper(device):
         # a second consumer multiplies while the first one waits, if both work on the tile
         both = (f.consumers == 2) & (tiles_at_once(f) == 1)
-        wait = np.where(both, 0.4, 1.0) * WGMMA_WAIT
-        alone = WGMMA_LOAD_ISSUE
-    else:
-        wait = TCGEN05_ISSUE + 0.0 * f.tile_n
-        alone = TCGEN05_ROUND_TRIP
-    shared = np.where((f.cluster != "1x1") | (f.cta_group == 2), MULTICAST_SYNC, 0)
-    return wait + shared + np.where(f.warp_specialized == 1, 0, alone)
+        wait = np.where(both, 0.4, 1.0) * c.step_wait
+    shared = np.where((f.cluster != "1x1") | (f.cta_group == 2), c.multicast_sync, 0)
+    return wait + shared + np.where(f.warp_specialized == 1, 0, c.load_issue)
 
 
 def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
@@ -161,14 +143,15 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     tile = rows * columns * ELEMENT
     pressure = registers_needed(f, device) / register_limit(f, device)
     sharing = f.consumers // tiles_at_once(f)
-    convert = tile / (CONVERT_RATE * sharing) * (1 + 0.2 * pressure**4)
-    store = tile / np.where(f.epilogue != DIRECT, STORE_RATE["tma"], STORE_RATE["direct"])
+    c = costs(device)
+    convert = tile / (c.convert * sharing) * (1 + 0.2 * pressure**4)
+    store = tile / np.where(f.epilogue != DIRECT, c.store_tma, c.store_direct)
     latency = np.where(f.epilogue != DIRECT, 300.0, 150.0)  # proxy fence and barrier (estimated)
     cycles = convert + store + latency
     drains = np.where(f.epilogue != DIRECT, store / cycles, 0.1)
     overlap = np.where((f.acc_buffers == 2) | (tiles_at_once(f) > 1), 0.95, drains)
     part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
-    exchange = EXCHANGE_SYNC + part / EXCHANGE_WRITE + part / EXCHANGE_READ
+    exchange = c.exchange_sync + part / c.exchange_write + part / c.exchange_read
     cycles = cycles + np.where(f.split_k > 1, exchange, 0.0)
     return cycles, np.where(f.persistent == 1, overlap, 0.0)
 
@@ -189,15 +172,15 @@ def _dram_bytes(
     along_m, _ = cluster_shape(f)
     band = np.minimum(np.maximum(f.raster_group * along_m, covered), tiles_m)
     panel = np.minimum(band * f.tile_m, side_m) * k * ELEMENT
-    hit = np.minimum(1.0, L2_SHARE * device.l2_bytes / (b + panel))
+    hit = np.minimum(1.0, costs(device).l2_share * device.l2_bytes / (b + panel))
     return a + c + b * (1 + (tiles_m / band - 1) * (1 - hit))
 
 
 def _setup_cycles(f: Fields, device: Device) -> Any:
     """Cycles of a block before its first load."""
-    cluster = np.where((f.cluster == "1x1") & (f.split_k == 1), 0, CLUSTER_SETUP)
-    tmem = TMEM_SETUP if device.has_tmem else 0
-    return BLOCK_SETUP + cluster + tmem + np.where(f.producer_regs > 0, SPLIT_SETUP, 0)
+    c = costs(device)
+    cluster = np.where((f.cluster == "1x1") & (f.split_k == 1), 0, c.cluster_setup)
+    return c.block_setup + cluster + c.tmem_setup + np.where(f.producer_regs > 0, c.split_setup, 0)
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
