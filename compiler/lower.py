@@ -80,7 +80,7 @@ def finish(info: KernelInfo, *body: UOp, drained: bool = False, meet: bool = Tru
         after = _release(info, plan.tmem_columns, drained, meet)
     else:
         before = _prologue(info, [])
-        after = _cluster_sync() if meet else []
+        after = _cluster_sync(release=True) if meet else []
     threads = 32 * info.warps
     return kernel(info, before, [_with_registers(s, threads) for s in body], after)
 

@@ -221,13 +221,13 @@ st_global_narrow = define(
 movmatrix = define(
     Atom(
         "movmatrix",
-        (("dst", "frag"),),
+        (("dst", "frag"), ("src", "frag")),
         Scope.WARP,
         Lanes.ALL,
-        "movmatrix.sync.aligned.m8n8.trans.b16 {dst}, {dst};",
-        "9.7.14.5.17 movmatrix: a warp's 8 x 8 matrix of 16-bit elements, transposed in place",
-        accesses=(Access("dst", "rw", GENERIC),),
+        "movmatrix.sync.aligned.m8n8.trans.b16 {dst}, {src};",
+        "9.7.14.5.17 movmatrix: a warp's 8 x 8 matrix of 16-bit elements, transposed",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
         sass=("movmatrix",),
-        rules=(Rule("it moves one register", lambda u: u.src[0].arg == 1),),
+        rules=(Rule("it moves one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
     )
 )

@@ -12,29 +12,24 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
-from ptxflow.compiler.emulator.touches import present, touch_bytes, use_barrier
+from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import LANES, Step, Wait, Warp, lanes_in
 
 
+TENSOR = "tensor memory"  # stream of a warp's tcgen05.ld and st; a fence hands on what is complete
+
+
 class Order:
-    """What tcgen05's fences order: lanes that synchronised, and loads that were completed."""
+    """What tcgen05's fences order: lanes that synchronised, and accesses that were completed."""
 
     def __init__(self) -> None:
         self.synced = 0  # lanes that passed an mbarrier since their last fence::after_thread_sync
         self.joined = 0  # the same of barriers of the CTA or the cluster
-        self.loaded = 0  # lanes that read TMEM since their last fence::before_thread_sync
+        self.used = 0  # lanes that accessed TMEM since their last fence::before_thread_sync
         self.barriers: list[MBarrier] = []  # initialised, not yet fenced
 
     def left(self) -> str | None:
         return None
-
-
-def arrives(w: Warp, line: int) -> None:
-    """A barrier arrival publishes the thread's accesses: tensor memory's need their fence."""
-    if w.unit(Order).loaded & w.mask:
-        w.cta.machine.hazard(
-            line, "hands on tensor memory it read with no tcgen05.fence::before_thread_sync"
-        )
 
 
 def joined(w: Warp) -> None:
@@ -172,7 +167,6 @@ def barrier_sync(line: Line) -> Step:
         if index >= 16:
             raise Fault(f"there is no barrier {index}")
         bar, name = w.cta.named[index], f"barrier {index}"
-        arrives(w, line.ins.line)
         if threads is None:
             live = 32 * sum(not x.done for x in w.cta.warps)
             mine = bar.arrive(w.index, 0, name, live, w.actor, waits)
@@ -199,7 +193,6 @@ def cluster_barrier(line: Line) -> Step:
         w.converged()
         bar = w.cta.machine.cluster_barrier
         if not waits:
-            arrives(w, line.ins.line)
             relaxed = line.match[2] == ".relaxed"
             told = w.actor.publish_relaxed() if relaxed else w.actor.publish()
             bar.arrive(w.cta.rank << 8 | w.index, told)
@@ -258,7 +251,6 @@ def arrive(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         machine = w.cta.machine
-        arrives(w, line.ins.line)
         for _, (at, n) in by_lane(w, address(w), third(w)):
             rank = at >> RANK_SHIFT
             if not remote:
@@ -378,7 +370,11 @@ def fence_tensor(line: Line) -> Step:
     def run(w: Warp) -> None:
         order = w.unit(Order)
         if before:
-            order.loaded &= ~w.mask
+            order.used &= ~w.mask
+            if not order.used:
+                done = stream(w, TENSOR)
+                w.actor.completed(done.agent, done.clock)
+                done.clock += 1
         else:
             order.synced &= ~w.mask
             order.joined &= ~w.mask

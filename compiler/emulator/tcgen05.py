@@ -31,6 +31,7 @@ from ptxflow.compiler.emulator.tmem import (
     Part,
     Product,
     TensorMemory,
+    after_uses,
     tensor_memory,
     unordered,
 )
@@ -114,7 +115,7 @@ def _issue(
         (part,) = accumulator(shape, 1, rank, descriptors[0])
         first = descriptors[0] & 0xFFFF
         cells = (part.lanes, slice(first, first + K_STEP // 2))
-        _operand_ready(w.cta.unit(TensorMemory), cells[1])
+        _operand_ready(w, w.cta.unit(TensorMemory), cells[1], line.ins.line)
     else:
         tile_a = operand_tile(descriptors[0], line.target, shape.m // number, shape.a_mn_major)
         tiles.append(tile_a)
@@ -149,14 +150,16 @@ def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
         for stored in memory.stores:
             if ((stored.columns >= columns.start) & (stored.columns < columns.stop)).any():
                 raise Fault(f"uses what the st of line {stored.line} still writes (no wait::st)")
+        after_uses(w, memory, columns.start, columns.stop, new.line)
         memory.products.append(new)
 
 
-def _operand_ready(memory: TensorMemory, columns: slice) -> None:
+def _operand_ready(w: Warp, memory: TensorMemory, columns: slice, line: int) -> None:
     memory.check(columns.start, columns.stop)
     for s in memory.stores:
         if int(s.columns.min()) < columns.stop and columns.start <= int(s.columns.max()):
             raise Fault(f"reads what the st of line {s.line} still writes (no wait::st)")
+    after_uses(w, memory, columns.start, columns.stop, line, writes=False)
 
 
 def _from_memory(memory: TensorMemory, p: Product) -> Array:

@@ -10,13 +10,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from ptxflow.compiler.emulator.control import Order, own
+from ptxflow.compiler.emulator.clocks import HANDED
+from ptxflow.compiler.emulator.control import TENSOR, Order, own
 from ptxflow.compiler.emulator.descriptor import InstructionDescriptor, Tile
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import READY, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
-from ptxflow.compiler.emulator.touches import touch_bytes
+from ptxflow.compiler.emulator.touches import stream, touch_bytes
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
 
 TMEM_LANES, COLUMNS = 128, 512
@@ -67,6 +68,19 @@ class Store:
     data: Array
 
 
+@dataclass(frozen=True)
+class Use:
+    """A complete load or store of columns; later ones must know of its fence (PTX ISA 9.7.16.6)."""
+
+    line: int
+    first: int
+    last: int
+    quarter: int  # of the lanes
+    writes: bool
+    agent: int
+    clock: int
+
+
 @dataclass
 class TensorMemory:
     """One CTA's 128 lanes by 512 columns, with what is allocated and what is in flight."""
@@ -80,6 +94,7 @@ class TensorMemory:
     products: list[Product] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
+    uses: set[Use] = field(default_factory=set)
     group: int = 0
 
     def left(self) -> str | None:
@@ -196,6 +211,7 @@ def deallocate(line: Line) -> Step:
         if memory.allocated.get(base) != count:
             raise Fault(f"{count} columns at {base} are no allocation: {memory.allocated}")
         unordered(w, line.ins.line, w.unit(Order).joined)
+        after_uses(w, memory, base, base + count, line.ins.line)
         for line_number in [x.line for x in memory.products] + [x.line for x in memory.loads]:
             raise Fault(f"line {line_number} still works on tensor memory")
         del memory.allocated[base]
@@ -221,6 +237,41 @@ def unordered(w: Warp, line: int, joined: int = 0) -> None:
         w.cta.machine.hazard(
             line, "no tcgen05.fence::after_thread_sync since the thread last synchronised"
         )
+
+
+def after_uses(
+    w: Warp,
+    memory: TensorMemory,
+    first: int,
+    last: int,
+    line: int,
+    writes: bool = True,
+    quarter: int | None = None,
+) -> None:
+    """An access to columns (of all lanes, or a quarter) comes after other warps', fenced by them."""
+    me = stream(w, TENSOR).agent
+    for use in sorted(memory.uses, key=lambda u: u.line):
+        if use.last <= first or last <= use.first or not (writes or use.writes):
+            continue
+        if quarter not in (None, use.quarter):
+            continue
+        if use.agent != me and not w.actor.knows(HANDED, use.agent, use.clock):
+            w.cta.machine.hazard(
+                line,
+                f"uses tensor memory that line {use.line} of another warp accessed; missing: "
+                "tcgen05.fence::before_thread_sync after that, and a barrier",
+            )
+        if writes and first <= use.first and use.last <= last:  # later ones come after this one
+            memory.uses.discard(use)
+
+
+def _used(w: Warp, memory: TensorMemory, held: Load | Store) -> None:
+    """A load or store is complete."""
+    done, writes = stream(w, TENSOR), isinstance(held, Store)
+    first, last = int(held.columns.min()), int(held.columns.max()) + 1
+    quarter = int(held.lanes.min()) // 32
+    memory.uses.add(Use(held.line, first, last, quarter, writes, done.agent, done.clock))
+    w.unit(Order).used |= w.mask
 
 
 # -- loads ----------------------------------------------------------------------------------------
@@ -272,6 +323,7 @@ def load(line: Line) -> Step:
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
         memory.check(first, last)
         _not_in_flight(memory, new)
+        after_uses(w, memory, first, last, line.ins.line, False, w.index % 4)
         w.poison(slots, flying)
         memory.loads.append(new)
         w.unit(Issued).loads.append(new)
@@ -326,8 +378,10 @@ def store(line: Line) -> Step:
         base_lane, base = _reach(w, uniform(w, address(w), "the address"), shape)
         data = np.stack([w.vector(v(w), 32) for v in values]).astype(np.uint32)
         new = Store(line.ins.line, base_lane + lanes, base + columns, data)
-        memory.check(int(new.columns.min()), int(new.columns.max()) + 1)
+        first, last = int(new.columns.min()), int(new.columns.max()) + 1
+        memory.check(first, last)
         _not_in_flight(memory, new)
+        after_uses(w, memory, first, last, line.ins.line, True, w.index % 4)
         memory.stores.append(new)
         w.unit(Issued).stores.append(new)
 
@@ -343,7 +397,7 @@ def wait_store(line: Line) -> Step:
             memory.data[held.lanes, held.columns] = held.data
             memory.state[held.lanes, held.columns] = READY
             memory.stores.remove(held)
-            w.unit(Order).loaded |= w.mask
+            _used(w, memory, held)
         issued.stores.clear()
 
     return run
@@ -359,7 +413,7 @@ def wait_load(line: Line) -> Step:
                 raise Fault(f"the ld of line {held.line} reads tensor memory nothing has written")
             w.land(held.slots, memory.data[held.lanes, held.columns])
             memory.loads.remove(held)
-            w.unit(Order).loaded |= w.mask
+            _used(w, memory, held)
         issued.loads.clear()
 
     return run

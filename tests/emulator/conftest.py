@@ -44,8 +44,8 @@ def build() -> Build:
         name: str, m: int, n: int, k: int, dtype: str = "float16", **choices: int | str
     ) -> tuple[str, Launch]:
         base: dict[str, int | str] = {
-            "cta_group": 1, "tile_m": 128, "tile_n": 64, "mma_n": 64, "consumers": 1,
-            "tile_k": 64, "swizzle": 128, "cluster": "1x1", "epilogue": "tma", "num_stages": 2,
+            "cta_group": 1, "tile_m": 128, "tile_n": 64, "consumers": 1,
+            "tile_k": 64, "cluster": "1x1", "epilogue": "tma", "num_stages": 2,
             "warp_specialized": 1, "persistent": 0, "acc_buffers": 1, "producer_regs": 40,
             "raster_group": 1,
         }  # fmt: skip

@@ -27,7 +27,10 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk",
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
-COUNTS = {("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1}
+COUNTS = {
+    ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
+    ("movmatrix", "src"): 1,
+}  # fmt: skip
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8

@@ -20,6 +20,7 @@ SCHEDULES = (0, 1, 2, 3)
 KERNELS: dict[str, tuple[str, dict[str, int | str]]] = {
     "hopper": ("h200", {}),
     "hopper cluster": ("h200", {"cluster": "2x1", "epilogue": "direct"}),
+    "hopper split": ("h200", {"split_k": 2, "epilogue": "direct", "producer_regs": 0}),
     "blackwell": ("b200", {"persistent": 1, "acc_buffers": 2}),
     "blackwell pair": (
         "b200",
@@ -139,8 +140,10 @@ TEXT_FAULTS = {
         "wrong"),
     "multicast mask": (("hopper cluster",), r"mov\.b16 %rh, 3;", "mov.b16 %rh, 1;", ""),
     "last cluster wait dropped": (
-        ("hopper cluster",), r"^\tbarrier\.cluster\.wait\.acquire\.aligned;\n\tret", "\tret",
+        ("hopper split",), r"^\tbarrier\.cluster\.wait\.acquire\.aligned;\n\tret", "\tret",
         "fault"),
+    "parts waited for at CTA scope": (
+        ("hopper split",), r"try_wait\.parity\.acquire\.cluster", "try_wait.parity", "narrow scope"),
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: K shorter than the ring, equal, and past its second turn; the tiles of a
-    persistent block likewise against the accumulator buffers, and none at all."""
+    persistent block likewise against the accumulator buffers and turns, and none at all."""
     t = Tiling(p, s, device)
     stages: int = s.num_stages
     if t.split:  # each CTA's share; the last class is uneven
@@ -40,7 +40,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     elif not s.persistent:
         plan = [(k, 1) for k in sorted({1, stages - 1, stages, 2 * stages + 1})]
     else:
-        wrap = 2 * s.acc_buffers + 1
+        wrap = 2 * s.acc_buffers * t.at_once + 1
         plan = [(1, 0), (1, wrap), (stages - 1 or 1, 2), (stages, wrap), (2 * stages + 1, 2)]
     out = []
     for k, tiles in plan:
@@ -55,7 +55,9 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device)))
+    return Tiling(p, s, device).launch(
+        ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device))
+    )
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -165,7 +165,9 @@ class _Kernel:
     def commit(self, bar: UOp, pair_only: bool = False) -> UOp:
         """Arrive when the MMAs so far are complete: in both CTAs that wait for them."""
         both = self.t.pair or (self.t.multicast and not pair_only)
-        return at.tcgen05_commit(bar, cta_group=self.s.cta_group, mask=(1 << self.t.sharers) - 1 if both else 0)
+        return at.tcgen05_commit(
+            bar, cta_group=self.s.cta_group, mask=(1 << self.t.sharers) - 1 if both else 0
+        )
 
     def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
         a, b, s = self.t.a, self.t.b, self.s

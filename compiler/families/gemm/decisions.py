@@ -61,8 +61,10 @@ def _padded(extent: Any, unit: int) -> Any:
 
 def cluster_shape(f: Fields) -> tuple[Any, Any]:
     """CTAs along M and along N."""
-    sizes = [np.select([f.cluster == c for c in CLUSTERS], [s[i] for s in CLUSTERS.values()])
-             for i in (0, 1)]
+    sizes = [
+        np.select([f.cluster == c for c in CLUSTERS], [s[i] for s in CLUSTERS.values()])
+        for i in (0, 1)
+    ]
     return sizes[0], sizes[1]
 
 

@@ -243,7 +243,9 @@ class _Kernel:
             packed = slot(self.out, 0, half, 1)
             row, column = m + 8 * half, n
             if self.t.swapped:
-                out.append(at.movmatrix(packed))
+                moved = slot(self.out, 0, 2 + half, 1)
+                out.append(at.movmatrix(moved, packed))
+                packed = moved
                 row, column = column, row
             lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
             out.append(self.store.direct(*lane, packed, region(row, column, 8, 8)))

@@ -190,7 +190,9 @@ class Tiling:
 
     def origin(self, tile: UOp) -> tuple[UOp, UOp]:
         """Where a tile of this CTA begins along the M side and the N side of the MMA."""
-        across, down = (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
+        across, down = (
+            (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
+        )
         if self.s.raster_group == 1:
             row, column = tile // across, tile % across
         else:
