@@ -1,9 +1,9 @@
 """Fit the analytic model's constants to measurements, within what is plausible; print the table.
 
 The constants are a device's rates (`env/cost.py`) and what a family's kernels cost there
-(`Family.costs`). Robust least squares on log time: fast strategies weigh more, each workload about the same,
-the order within a workload more than its level, and a constant that the data do not determine stays
-where it is. Nothing is written: the table is to be read, doubted and pasted. How well it carries
+(`Family.costs`). Robust least squares on log time: fast strategies weigh more, each workload about
+the same, the order within a workload more than its level, and a constant that the data do not
+determine stays where it is. Nothing is written: the table is to be read, doubted and pasted. How well it carries
 over is judged on workloads that the fit has not seen.
 
     python -m ptxflow.eval.calibrate --device h200 --measurements FILE... [--folds 4]
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace

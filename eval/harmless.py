@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.check import Program
-from ptxflow.compiler.ir import KernelInfo, Op, UOp, const, walk
+from ptxflow.compiler.ir import KernelInfo, Op, UOp, const, special, walk
 from ptxflow.eval.mutants import Mutant, orders
 
 LANES = range(32)
@@ -79,7 +79,8 @@ def _environments(lanes: range) -> Iterator[dict[str, int]]:
                 yield _Anything(default, warp=warp, lane=lane)
 
 
-Cell = tuple[int, int, int, int, int]  # stage, [lo, hi) in the storage's unit, [lo, hi) across
+#: (CTA, stage), [lo, hi) in the storage's unit, [lo, hi) across
+Cell = tuple[tuple[int, int], int, int, int, int]
 
 
 def _cells(kernel: UOp, node: UOp, operand: UOp) -> Iterator[list[Cell]]:
@@ -89,18 +90,22 @@ def _cells(kernel: UOp, node: UOp, operand: UOp) -> Iterator[list[Cell]]:
     row = atom(node.arg.atom)
     chunks = any(name == "offset" for name, _ in row.operands) and storage.op is Op.SMEM
     lane_offset = row.operand(node, "offset") if chunks else const(0)
+    remote = any(name == "rank" for name, _ in row.operands) and storage.op is Op.SMEM
+    rank = row.operand(node, "rank") if remote else special("cta_rank")
     for env in _environments(LANES if chunks else range(1)):
         stage, first = program.value(stage_node)(env), program.value(offset_node)(env)
         if storage.op is Op.GLOBAL:
             rows, columns, *again = operand.arg
             count, stride = again or (1, 0)
             starts = range(first, first + count * stride, stride) if count > 1 else [first]
-            yield [(0, stage, stage + rows, c, c + columns) for c in starts]
-        elif chunks:
+            yield [((0, 0), stage, stage + rows, c, c + columns) for c in starts]
+            continue
+        place = program.value(rank)(env), stage
+        if chunks:
             first += program.value(lane_offset)(env)
-            yield [(stage, first, first + CHUNK, 0, 1)]
+            yield [(place, first, first + CHUNK, 0, 1)]
         else:
-            yield [(stage, first, first + operand.arg, 0, 1)]
+            yield [(place, first, first + operand.arg, 0, 1)]
 
 
 def _meet(p: Cell, q: Cell) -> bool:
@@ -144,13 +149,13 @@ def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
     )
 
 
-#: effects that order nothing: a load adds its bytes to a barrier, in any order
-_PLAIN = {"", "mma", "tma_load"}
+#: effects that order nothing: what arrives adds its bytes to a barrier, in any order
+_PLAIN = {"", "mma", "tma_load", "st_async"}
 
 
 # -- the list -------------------------------------------------------------------------------------
 
-STORES = {"st_global", "st_shared_v4", "stmatrix_x4"}
+STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
 LOADS = {"tma_load", "tma_load_multicast", "tma_load_pair"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
 TENSOR = {"tcgen05_mma", "tcgen05_ld"}

@@ -1,8 +1,8 @@
 """What the parts of a GEMM kernel cost on a device, for the analytic model: one table.
 
-Hopper's are fitted to measurements of an H200 where they move the modelled time
-(`python -m ptxflow.eval.calibrate`), within what is plausible; the rest, and all of Blackwell's, are
-published figures or estimates. Cycles are those of `Device.clock_ghz`.
+Hopper's are fitted to measurements of an H200 where they move the modelled time, within what is
+plausible (`python -m ptxflow.eval.calibrate`); the rest, and all of Blackwell's, are published
+figures or estimates. Cycles are those of `Device.clock_ghz`.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ RULES = (
         ),
     ),
     _rule(
-        f"a wgmma warpgroup needs 64 rows, and its accumulators {MAX_ACCUMULATORS} registers at most",
+        f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate",
         "tile_m tile_n consumers schedule",
         lambda f, p, d: (
             d.has_tmem

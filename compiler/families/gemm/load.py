@@ -15,8 +15,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.costs import costs
 from ptxflow.compiler.families.gemm.decisions import (
     DECISIONS,
-    ELEMENT,
     DIRECT,
+    ELEMENT,
     cluster_shape,
     on_hopper,
     register_limit,
@@ -109,8 +109,8 @@ def _outside(f: Fields, problem: Problem, device: Device) -> Any:
 def _l2_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     """Bytes that enter the SM in a step, as L2 serves them.
 
-    Rows out of bounds are not fetched. A CTA pair holds half of the N side each; in a cluster of single
-    CTAs an operand that the cluster shares is fetched once and multicast.
+    Rows out of bounds are not fetched. A CTA pair holds half of the N side each; in a cluster of
+    single CTAs an operand that the cluster shares is fetched once and multicast.
     """
     along_m, along_n = cluster_shape(f)
     side_m, side_n = sides(f, problem)
@@ -135,8 +135,9 @@ def _issue_cycles(f: Fields, device: Device) -> Any:
 def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     """Cycles after each tile, and the fraction that the next tile of the block can hide.
 
-    Converting is exposed unless a second accumulator exists, or a warpgroup that multiplies; a TMA store drains by itself, while
-    direct stores hold the warps that issue them. Registers near their limit cost a little.
+    Converting is exposed unless a second accumulator exists, or a warpgroup that multiplies; a TMA
+    store drains by itself, while direct stores hold the warps that issue them. Registers near their
+    limit cost a little.
     """
     side_m, side_n = sides(f, problem)
     rows, columns = np.minimum(f.tile_m, side_m), np.minimum(f.tile_n, side_n)
@@ -162,8 +163,9 @@ def _dram_bytes(
     """DRAM bytes of the whole problem: the M side and C once, the N side once for each sweep that
     misses L2.
 
-    Tiles are walked in bands of `raster_group` rows of clusters; the blocks that run together
-    cover more rows where a band is narrower. The N side is swept once a band, and hits as far as it fits L2.
+    Tiles are walked in bands of `raster_group` rows of clusters; the blocks that run together cover
+    more rows where a band is narrower. The N side is swept once a band, and hits as far as it fits
+    L2.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
     side_m, side_n = sides(f, problem)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.gemm.decisions import ELEMENT
 from ptxflow.compiler.families.gemm.tiling import C, Tiling
-from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, const, elect, param, slot, value, when
+from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, value, when
 from ptxflow.compiler.lower import single
 
 STORE_BARRIER = 1  # named barrier of the first warpgroup that stages C; others follow

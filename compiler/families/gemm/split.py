@@ -76,7 +76,7 @@ class SplitK:
 
     @property
     def _sums(self) -> UOp:
-        return CTA_RANK < self.t.reducers
+        return CTA_RANK < self.t.reducers  # noqa: SIM300  a UOp compares one way
 
     def publish(self, values: UOp, first: int, count: int) -> list[UOp]:
         """Registers 0..count-1 of `values`, which are the thread's accumulators from `first` on."""
