@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.check import Program
@@ -158,7 +159,6 @@ _PLAIN = {"", "mma", "tma_load", "st_async"}
 STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
 LOADS = {"tma_load", "tma_load_multicast", "tma_load_pair"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
-TENSOR = {"tcgen05_mma", "tcgen05_ld"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
 
 
@@ -196,18 +196,6 @@ def _pairs(kernel: UOp, mutant: Mutant) -> bool:
     return bool(kernel.arg.cta_group == 2)
 
 
-def _drained(kernel: UOp, mutant: Mutant) -> bool:
-    """All warps meet after the last access to tensor memory, before they meet to free it.
-
-    Those that stage C do so at its named barrier, those that share a sum at that of the cluster.
-    """
-    if _pairs(kernel, mutant):
-        return False
-    last = max((i for i, node in enumerate(kernel.src) if names(node) & TENSOR), default=0)
-    meetings = [node for node in kernel.src[last:] if names(node) == {"cluster_wait"}]
-    return "tma_store" in names(kernel) or len(meetings) > 1
-
-
 def _on(arch: str) -> Callable[[UOp, Mutant], bool]:
     return lambda kernel, mutant: bool(kernel.arg.arch == arch)
 
@@ -240,8 +228,16 @@ def _begins_only(kernel: UOp, mutant: Mutant) -> bool:
     if mutant.operator != "move" or mutant.nodes[0].op is not Op.ROLE:
         return False
     role, meeting = map(names, mutant.nodes)
-    works = STORES | {"ld_peer_v4", "tcgen05_ld", "wgmma"}
+    works = STORES | {"tcgen05_ld", "wgmma"}
     return meeting == {"cluster_arrive"} and not role & works
+
+
+def _sums(kernel: UOp, mutant: Mutant) -> bool:
+    """The role that sums parts passes a meeting of the cluster that follows their arrival."""
+    if mutant.operator != "move":
+        return False
+    role, meeting = sorted(map(names, mutant.nodes), key=len, reverse=True)
+    return "add_f32" in role and meeting <= {"cluster_arrive_relaxed", "cluster_wait"}
 
 
 def _pair(holds: Callable[[UOp, UOp, UOp], bool]) -> Callable[[UOp, Mutant], bool]:
@@ -254,8 +250,12 @@ def _other_warps(kernel: UOp, one: UOp, two: UOp) -> bool:
 
 
 def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
-    """An mbarrier.init moves past the fence, of a barrier that only threads of its CTA use."""
+    """An mbarrier.init moves past the fence, of a barrier that only threads of its CTA use, and
+    learn of from a meeting that is not relaxed."""
     if names(one) | names(two) != {"mbar_init", "fence_mbar_init"} or one.op is not Op.ATOM:
+        return False
+    prologue = takewhile(lambda node: node.op is not Op.ROLE, kernel.src)
+    if not any(names(node) & {"cta_sync", "cluster_arrive"} for node in prologue):
         return False
     bar = (one if one.arg.atom == "mbar_init" else two).src[0].src[0]
     users = {n.arg.atom for n in _program(kernel).users[bar]}
@@ -306,15 +306,11 @@ HARMLESS = (
     ),
     Harmless(
         "a pair meets twice before anyone uses a barrier",
-        _both(_pairs, _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive"})),
+        _both(_pairs, _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive_relaxed"})),
     ),
     Harmless(
         "the barrier hands over staging memory, not registers or tensor memory",
         _passing({"named_sync"}, {"pack", "tcgen05_ld"}),
-    ),
-    Harmless(
-        "the warp that frees tensor memory saw every access complete before it arrived",
-        _both(_drained, _in_order({"cluster_wait"}, {"tcgen05_fence_after", "tmem_dealloc"})),
     ),
     Harmless(
         "the arrival releases tensor memory, the proxy fence is for staged memory",
@@ -325,13 +321,14 @@ HARMLESS = (
         _both(_on("sm_90a"), _passing(RELEASES, {"pack", "bulk_wait_read"})),
     ),
     Harmless("what the role begins, others of its CTA see complete and then arrive", _begins_only),
+    Harmless("the CTA sums what has arrived in its own memory, and meets for the others", _sums),
     Harmless(
         "the thread has itself waited for the phase before the one that it opens",
         _both(_not_specialised, _in_order({"mbar_wait"}, {"mbar_arrive_expect"})),
     ),
     Harmless("the refill waits for the commit of an earlier step, so that both orders do", _refill),
     Harmless(
-        "the barrier's users are threads of the CTA, which the next CTA barrier orders",
+        "the barrier's users are threads of the CTA, which the next barrier of the CTA orders",
         _pair(_threads_only),
     ),
     Harmless("another named barrier that nobody uses", _free_barrier),

@@ -253,6 +253,7 @@ class Rendezvous:
     expected: int
     arrived: dict[int, UOp] = field(default_factory=dict)  # by agent, with its statement
     generation: int = 0
+    over: int = 0  # event: the last generation is complete
     message: Message = field(default_factory=Message)
     done: dict[int, Message] = field(default_factory=dict)
 

@@ -14,7 +14,6 @@ from ptxflow.compiler.check.state import Barrier, Knowledge, Message, Rendezvous
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, UOp
 
-
 BYTES = 4  # of a register
 
 
@@ -265,9 +264,26 @@ class Synchronisation(Accesses):
             )
         return meeting
 
+    def _come(self, agent: Agent, node: UOp, meeting: Rendezvous) -> int:
+        """Arrive; who meets learns that the generation is complete."""
+        if meeting.over and not meeting.over & agent.known():
+            self._refuse(
+                agent,
+                node,
+                f"may be counted with {self.events[meeting.over.bit_length() - 1]} and others, who "
+                "use the same barrier",
+                "another barrier, or hear from who met there before arriving",
+            )
+        mine = meeting.arrive(agent.index, node, agent.message(LANES))
+        if meeting.generation > mine:
+            bit = meeting.over = self._event(agent, node)
+            self.handed |= bit
+            meeting.done[mine].add(Message(bit, bit, bit))
+        return mine
+
     def _meet(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Steps:
         meeting = self._meeting(agent, node, key, expected)
-        mine = meeting.arrive(agent.index, node, agent.message(LANES))
+        mine = self._come(agent, node, meeting)
         while meeting.generation == mine:
             yield node
         self.steps += 1
@@ -284,8 +300,7 @@ class Synchronisation(Accesses):
     def _do_named_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
         use = node.arg
         key = (agent.cta, use.attr("id"))
-        meeting = self._meeting(agent, node, key, use.attr("threads") // LANES)
-        meeting.arrive(agent.index, node, agent.message(LANES))
+        self._come(agent, node, self._meeting(agent, node, key, use.attr("threads") // LANES))
 
     def _do_warp_sync(self, agent: Agent, node: UOp, lanes: int) -> None:
         agent.sync_lanes()

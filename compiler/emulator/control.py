@@ -15,7 +15,6 @@ from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
 from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import LANES, Step, Wait, Warp, lanes_in
 
-
 TENSOR = "tensor memory"  # stream of a warp's tcgen05.ld and st; a fence hands on what is complete
 
 

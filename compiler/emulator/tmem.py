@@ -248,7 +248,7 @@ def after_uses(
     writes: bool = True,
     quarter: int | None = None,
 ) -> None:
-    """An access to columns (of all lanes, or a quarter) comes after other warps', fenced by them."""
+    """An access to columns, of all lanes or a quarter, comes after other warps', fenced."""
     me = stream(w, TENSOR).agent
     for use in sorted(memory.uses, key=lambda u: u.line):
         if use.last <= first or last <= use.first or not (writes or use.writes):

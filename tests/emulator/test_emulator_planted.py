@@ -143,7 +143,8 @@ TEXT_FAULTS = {
         ("hopper split",), r"^\tbarrier\.cluster\.wait\.acquire\.aligned;\n\tret", "\tret",
         "fault"),
     "parts waited for at CTA scope": (
-        ("hopper split",), r"try_wait\.parity\.acquire\.cluster", "try_wait.parity", "narrow scope"),
+        ("hopper split",), r"try_wait\.parity\.acquire\.cluster", "try_wait.parity",
+        "narrow scope"),
 }  # fmt: skip
 
 

@@ -413,38 +413,6 @@ def test_remote_arrive_with_and_without_data(data):
     table("over release acquire", build, truth, H200)
 
 
-def test_cluster_exit():
-    """A CTA may go once what its peer sends has arrived: it saw it, or both met."""
-    bar = mbar("bar", 1, 1)
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            one(at.mbar_arrive_peer(slot(bar), CTA_RANK ^ 1)),
-            *o("seen", wait(bar)),
-        ]
-        whole = block(H200, (bar,), role(Role("all", 0, 1), *body), warps=1, cluster=2)
-        return whole if o.meet else kernel(whole.arg, whole.src[:-2])
-
-    table("seen meet", build, lambda o: o.seen or o.meet, H200)
-
-
-def test_reading_a_peers_memory():
-    """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
-
-    def build(o: Options) -> UOp:
-        meet = [at.cluster_arrive(), at.cluster_wait()]
-        look = at.ld_peer_v4(slot(OUT), slot(A), 0, CTA_RANK ^ 1)
-        return kernel(
-            info(H200, (A, OUT), 1, cluster=2),
-            role(Role("writer", 0, 1), write(A)),
-            [*o("meet", *meet), *o("cta", at.cta_sync())],  # type: ignore[list-item]
-            role(Role("reader", 0, 1), look),
-            [*o("stay", *meet)],  # type: ignore[list-item]
-        )
-
-    table("meet cta stay", build, lambda o: o.meet and o.stay, H200)
-
-
 def test_every_phase_is_waited_for():
     """Somebody must have seen a phase before the next one is opened, and the arriver must know."""
     bar, back = mbar("bar", 1, 1), mbar("back", 1, 1)

@@ -1,0 +1,56 @@
+"""Bug: shared memory of a launch left out the alignment after narrow stages of B.
+
+With tile_n 8, tile_k 32 and three stages, B's stages end at 1536 bytes and what follows begins at
+2048: the kernel wrote past its shared memory, and an H200 faulted. No figure was wrong in the
+emulator, which gave the kernel what it asked for and no check of that against the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.check import check_launch
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.lower import layout
+from ptxflow.compiler.strategy import Strategy
+from ptxflow.env.space import enumerate_space
+from tests.gemm_cases import B200, GEMM, H200, problem, swapped
+
+NARROW = swapped(tile_n=8, tile_k=32, num_stages=3, consumers=1, split_k=3)
+SHAPES = ((8, 4096, 4096), (100, 512, 1024), (4096, 4096, 4096))
+
+
+def asked_and_taken(s: Strategy, shape: tuple[int, int, int], dev: Device) -> tuple[int, int]:
+    """Bytes that the launch asks for, and where the kernel's storage ends."""
+    p = problem(*shape)
+    return GEMM.launch(p, s, dev).smem_bytes, layout(GEMM.build(p, s, dev).arg).smem_bytes
+
+
+def test_the_kernel_that_faulted() -> None:
+    asked, taken = asked_and_taken(NARROW, SHAPES[0], H200)
+    assert asked == taken
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_launch_asks_for_less_than_its_kernel_takes(
+    dev: Device, shape: tuple[int, int, int]
+) -> None:
+    space = enumerate_space(GEMM, problem(*shape), dev)
+    for code in space.sample_uniform(40, np.random.default_rng(0)):
+        s = space.strategy(int(code))
+        asked, taken = asked_and_taken(s, shape, dev)
+        assert taken <= asked <= dev.smem_per_block, s
+
+
+def test_a_launch_with_too_little_is_refused() -> None:
+    p = problem(*SHAPES[0])
+    kernel, launch = GEMM.build(p, NARROW, H200), GEMM.launch(p, NARROW, H200)
+    check_launch(kernel, launch)
+    short = replace(launch, smem_bytes=launch.smem_bytes - 512)
+    with pytest.raises(SpecError, match=r"its storage ends at \d+; fix: count"):
+        check_launch(kernel, short)
