@@ -188,6 +188,22 @@ def _in_order(first: set[str], second: set[str]) -> Callable[[UOp, Mutant], bool
     return holds
 
 
+def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
+    """An arrival at one barrier passes a statement that has none of the other atoms in it."""
+
+    def holds(kernel: UOp, mutant: Mutant) -> bool:
+        if mutant.operator != "move":
+            return False
+        for node, other in (mutant.nodes, mutant.nodes[::-1]):
+            inner = [n for _, n in walk(node) if n.op is Op.ATOM]
+            alone = len(inner) == 1 and inner[0].arg.atom in {*RELEASES, "mbar_arrive_expect"}
+            if alone and inner[0].src[0].src[0].arg.name == bar:
+                return not names(other) & set(others)
+        return False
+
+    return holds
+
+
 def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
     return lambda kernel, mutant: all(holds(kernel, mutant) for holds in parts)
 
@@ -330,6 +346,18 @@ HARMLESS = (
     Harmless(
         "the barrier's users are threads of the CTA, which the next barrier of the CTA orders",
         _pair(_threads_only),
+    ),
+    Harmless(
+        "the store reads staging memory, which the other statement does not touch",
+        _passing({"tma_store", "bulk_commit"}, {"pack", "tcgen05_ld", "tcgen05_wait_ld"}),
+    ),
+    Harmless(
+        "passing a turn says what was waited for, not what came of it",
+        _about("turn", "mbar_wait"),
+    ),
+    Harmless(
+        "the parts may be expected at any time before the wait for them",
+        _about("parts", "mbar_wait_cluster", "cluster_arrive_relaxed"),
     ),
     Harmless("another named barrier that nobody uses", _free_barrier),
     Harmless("the count is what the lanes have: neither direction changes it",

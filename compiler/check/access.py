@@ -139,14 +139,14 @@ class Accesses:
             case kind:
                 key = (kind, name, cta, stage)
         self._bounds(agent, node, operand, stage, offset)
-        lanes = (0, 1)
+        across: tuple[tuple[int, int], ...] = ((0, 1),)
         if storage.op is Op.TMEM:
-            lanes = self._lanes(agent, node, row, cta)
+            across = (self._lanes(agent, node, row, cta),)
             self._columns(agent, node, operand, stage, offset, cta)
         elif storage.op is Op.SMEM:
-            lanes = self._bytes(node, row, operand)
-        region = (offset, offset + operand.arg, *lanes)
-        return [(self._history(key, f"{name}[{stage}]"), region)]
+            across = self._bytes(node, row, operand)
+        history = self._history(key, f"{name}[{stage}]")
+        return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
     def bands(
         self, name: str, first: int, column: int, rows: int, columns: int
@@ -191,15 +191,18 @@ class Accesses:
             )
         return first, first + 32
 
-    def _bytes(self, node: UOp, row: Atom, operand: UOp) -> tuple[int, int]:
-        """Bytes of each row that are touched: an MMA takes a slice of K, others take all."""
+    def _bytes(self, node: UOp, row: Atom, operand: UOp) -> tuple[tuple[int, int], ...]:
+        """Bytes of each row that are touched: an MMA takes a slice of K, others what they say, or
+        all."""
         step = None
         for (name, kind), node_operand in zip(row.operands, node.src, strict=True):
             if kind == "desc" and node_operand is operand:
                 step = node.arg.attr(f"{name}_step")
-        if step is None:
-            return 0, self.program.row_bytes.get(operand.src[0], 128)
-        return step, step + K_BYTES
+        if step is not None:
+            return ((step, step + K_BYTES),)
+        whole = ((0, self.program.row_bytes.get(operand.src[0], 128)),)
+        told: tuple[tuple[int, int], ...] = node.arg.attr("across", whole)
+        return told
 
     def _columns(
         self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int

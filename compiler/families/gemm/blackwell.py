@@ -10,7 +10,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.families.gemm.output import Store, region
+from ptxflow.compiler.families.gemm.output import Store, region, span
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
@@ -269,7 +269,12 @@ class _Kernel:
         target = self.store.place(place, self._warp_rows, row, column)
         for first in range(0, self.out.arg.size, QUAD):
             chunk = self.store.chunk(self._lane_row, self._lane_column() + column + 2 * first)
-            out.append(at.st_shared_v4(target, chunk, slot(self.out, 0, first, QUAD)))
+            inside = column % (self.t.c.swizzle // ELEMENT) + 2 * first
+            again = () if self.rows == 128 else span(inside + self.columns // 2, 8)
+            across = (*span(inside, 8), *again)
+            out.append(
+                at.st_shared_v4(target, chunk, slot(self.out, 0, first, QUAD), across=across)
+            )
         return out
 
     def _write(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.families.gemm.output import Store, region, release_one
+from ptxflow.compiler.families.gemm.output import Store, region, release_one, span
 from ptxflow.compiler.families.gemm.split import QUAD, SplitK
 from ptxflow.compiler.families.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.families.pipeline import Ring
@@ -225,7 +225,7 @@ class _Kernel:
                 chunk = self.store.chunk(lane_row, half + inside)
                 out += [
                     at.pack(slot(self.out), values, dtype=self.t.dtype),
-                    at.stmatrix_x4(place, chunk, slot(self.out)),
+                    at.stmatrix_x4(place, chunk, slot(self.out), across=span(inside, 16)),
                 ]
         return out
 

@@ -133,6 +133,11 @@ def region(
     return UOp(Op.SLOT, (C, value(row), value(column)), (rows, columns, count, stride))
 
 
+def span(column: int, columns: int) -> tuple[tuple[int, int], ...]:
+    """What a warp writes of every row of a staged block, for the validator: bytes."""
+    return ((column * ELEMENT, (column + columns) * ELEMENT),)
+
+
 def release_one(bars: UOp, stage: UOp, ranks: int) -> UOp:
     """One lane of each warp arrives at the barrier, in every CTA that fed it."""
     bar = slot(bars, stage)
