@@ -204,6 +204,18 @@ def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
     return holds
 
 
+def _drains(kernel: UOp, mutant: Mutant) -> bool:
+    """The loop that waits for all releases of a ring passes what else ends a thread's work."""
+    if mutant.operator != "move":
+        return False
+    for node, other in (mutant.nodes, mutant.nodes[::-1]):
+        inner = [n for _, n in walk(node)]
+        drain = any(n.op is Op.LOOP and n.src[0].arg[0] == "drain" for n in inner)
+        if drain and names(node) == {"mbar_wait"}:
+            return names(other) <= {"bulk_wait_read", "tcgen05_commit"}
+    return False
+
+
 def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
     return lambda kernel, mutant: all(holds(kernel, mutant) for holds in parts)
 
@@ -310,7 +322,7 @@ HARMLESS = (
     Harmless("the order of arrivals means nothing", _passing(RELEASES, RELEASES)),
     Harmless(
         "tcgen05 fences order accesses to tensor memory alone",
-        _passing(FENCES, {*STORES, "pack", "bulk_wait_read"}),
+        _passing(FENCES, {*STORES, "st_async_v4", "pack", "bulk_wait_read"}),
     ),
     Harmless(
         "two fences for different accesses",
@@ -351,6 +363,7 @@ HARMLESS = (
         "the store reads staging memory, which the other statement does not touch",
         _passing({"tma_store", "bulk_commit"}, {"pack", "tcgen05_ld", "tcgen05_wait_ld"}),
     ),
+    Harmless("peers release stages until the thread ends, whatever else it does before", _drains),
     Harmless(
         "passing a turn says what was waited for, not what came of it",
         _about("turn", "mbar_wait"),
