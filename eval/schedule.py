@@ -39,6 +39,7 @@ CHUNK = 16  # kernels to one disassembler run, which takes a third of a second t
 AHEAD = 512  # kernels compiled or compiling for a workload that is being measured
 PREFETCH = 128  # the same for one that is waiting for a GPU
 NICENESS = 10  # of compiler processes: a GPU's child must never wait for a core
+STRIKES = 3  # failures of the machinery in a row that retire a GPU
 POLL = 0.2  # seconds between looks at the clock
 
 
@@ -112,6 +113,7 @@ class Task:
     refined: set[str]
     ready: deque[tuple[Candidate, CompiledKernel]] = field(default_factory=deque)
     kernels: dict[str, CompiledKernel] = field(default_factory=dict)  # of the best, at least
+    suspects: set[str] = field(default_factory=set)  # whose measuring broke a worker
     compiling: int = 0
     claimed: bool = False
     done: bool = False
@@ -179,10 +181,10 @@ class Schedule:
         WorkerError where no GPU is left; a failure of the compiler's processes is raised too.
         """
         with tempfile.TemporaryDirectory(prefix="ptxflow-campaign-") as folder:
-            for worker in self.fleet:
-                threading.Thread(
-                    target=self._serve, args=(worker, Path(folder)), daemon=True
-                ).start()
+            for i, worker in enumerate(self.fleet):
+                own = Path(folder, str(i))  # workloads share strategies, so images need places
+                own.mkdir()
+                threading.Thread(target=self._serve, args=(worker, own), daemon=True).start()
             try:
                 self._loop(deadline)
             finally:
@@ -331,17 +333,31 @@ class Schedule:
             return None
 
     def _screen(self, task: Task, worker: Worker, folder: Path) -> None:
+        """Measure what is compiled. A machinery that fails is tried again with another kernel.
+
+        A kernel with which it fails twice is to blame, a fault; several that are new to it, the GPU.
+        """
+        strikes = 0
         while (item := self._take(task)) is not None:
             candidate, kernel = item
+            key = candidate.strategy.key
             try:
                 result = run_one(candidate, kernel, worker, self.settings, folder)
-            except WorkerError:
-                with self._changed:
-                    task.ready.appendleft(item)
-                raise
+                strikes = 0
+            except WorkerError as error:
+                worker.stop()
+                if key not in task.suspects:
+                    task.suspects.add(key)
+                    with self._changed:
+                        task.ready.append(item)
+                    strikes += 1
+                    if strikes == STRIKES:
+                        raise
+                    continue
+                result = {"status": "fault", "detail": f"the worker failed twice: {error}"}
             if result["status"] == "ok" and self.settings.refine:
                 score = _score(result["latency_us"], result.get("peers", {}))
-                task.note(candidate.strategy.key, score, kernel, self.settings.refine)
+                task.note(key, score, kernel, self.settings.refine)
             self._events.put(Measured(candidate, result, worker.gpu, kernel))
 
     def _refine(self, task: Task, worker: Worker, folder: Path) -> None:
@@ -360,7 +376,11 @@ class Schedule:
             task.workload.definition.to_json(), task.workload.axes, kernels,
             seeds=s.seeds, rounds=s.refine_rounds, settle=s.settle,
         )  # fmt: skip
-        result = worker.run(job, 2 * s.timeout)
+        try:
+            result = worker.run(job, 2 * s.timeout)
+        except WorkerError as error:
+            worker.stop()
+            result = {"status": "fault", "detail": str(error)}
         if result["status"] != "ok":
             self.say(f"{task.workload.label}: not refined: {result['detail']}")
             return

@@ -161,18 +161,18 @@ class Worker:
 
     def stop(self) -> None:
         """Kill the child, if there is one; it keeps nothing worth saving."""
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
-        self._process.kill()
+        process.kill()
         try:
-            self._process.wait(timeout=KILL_TIMEOUT)
+            process.wait(timeout=KILL_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise WorkerError("a worker with a hung kernel does not die; reset the GPU") from None
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        self._process = None
 
 
 def _forward(pipe: Any, messages: queue.Queue[bytes | None]) -> None:

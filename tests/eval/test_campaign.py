@@ -31,13 +31,14 @@ NAME = "gemm_n128_k2048"
 LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 HANG_M, WRONG_M, FAULT_M, REFUSED_M, BUG_M = 2, 3, 4, 5, 9
 
-# Latency follows from the image, which holds the strategy's key
+# Latency follows from the image, which holds the strategy's key and M
 CHILD = """
 import json, os, time
 from ptxflow.eval.worker import serve
 
-def us(image, samples):
+def us(image, samples, m):
     key = open(image, "rb").read()
+    assert key.endswith(b" M=%d" % m), "another workload's kernel"
     return {"median": 5.0 + key[0] / 16, "q1": 5.0, "q3": 25.0, "samples": samples}
 
 def measure(job, stage):
@@ -46,12 +47,14 @@ def measure(job, stage):
         stage("time")
         return {"status": "ok", "outcomes": [
             {"status": "ok", "detail": "", "check": {"correct": True, "seeds": job["seeds"]},
-             "latency_us": us(k["image"], job["rounds"]), "peers": {"torch.mm": 8.0}}
+             "latency_us": us(k["image"], job["rounds"], m), "peers": {"torch.mm": 8.0}}
             for k in job["kernels"]]}
     stage("check")
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
     if os.environ.get("FAKE_BROKEN") == os.environ["CUDA_VISIBLE_DEVICES"]:
         raise KeyError("this GPU's machinery is broken")
+    if m == 12 and job["rounds"] == 7 and b"0" == open(job["image"], "rb").read()[:1]:
+        raise KeyError("this kernel breaks the machinery")
     if m == 2:
         time.sleep(60)
     if m == 4:
@@ -60,7 +63,7 @@ def measure(job, stage):
     if m == 3:
         return {"status": "wrong", "detail": "C: off", "check": check}
     stage("time")
-    return {"status": "ok", "check": check, "latency_us": us(job["image"], job["rounds"]),
+    return {"status": "ok", "check": check, "latency_us": us(job["image"], job["rounds"], m),
             "peers": {"torch.mm": 8.0}}
 
 serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-" + os.environ["CUDA_VISIBLE_DEVICES"]})
@@ -89,7 +92,7 @@ def fake_compile(problem: Problem, s: Strategy, device: Device) -> schedule.Outc
     if problem["M"] == BUG_M and s.key[0] in "01234567":
         raise ZeroDivisionError("a bug of a builder")
     usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
-    image = s.key.encode()
+    image = f"{s.key} M={problem['M']}".encode()
     return CompiledKernel(problem, s, device, LAUNCH, "// ptx", image, usage, sass, ())
 
 
@@ -198,6 +201,22 @@ def test_workloads_spread_over_the_gpus(
 
 
 @pytest.mark.usefixtures("rig")
+def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
+    chosen = sample_workload(load(NAME), {"M": 6}, H200, count=100).candidates
+    rows = [
+        {"definition": NAME, "axes": {"M": m}, **c.strategy.to_json()}
+        for m in (6, 7, 8, 10)
+        for c in chosen
+        if not c.family.refusals(find_problem(load(NAME), {"M": m})[1], c.strategy, H200)
+    ]
+    path, out = tmp_path / "s.json", tmp_path / "r.jsonl"
+    path.write_text(json.dumps(rows))
+    assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 0
+    assert {r.status for r in read_records(out)} == {"ok"}
+    assert passes(read_records(out)) == {SCREEN: len(rows), REFINE: 4 * 32}
+
+
+@pytest.mark.usefixtures("rig")
 def test_a_lost_gpu_hands_its_workload_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -208,6 +227,17 @@ def test_a_lost_gpu_hands_its_workload_to_the_other(
     assert {r.gpu["uuid"] for r in read_records(out)} == {"GPU-0"}
     assert passes(read_records(out)) == {SCREEN: 12, REFINE: 6}
     assert "lost a GPU, the others go on: KeyError: \"this GPU's" in capsys.readouterr().err
+
+
+def test_a_kernel_that_breaks_the_machinery_costs_itself_alone(
+    rig: list[Worker], tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    assert call(out, "M=12", "--samples", "80") == 1
+    screens = [r for r in read_records(out) if r.timing_pass == SCREEN]
+    assert len(screens) == 80 and {r.key[0] == "0" for r in screens} == {True, False}
+    assert all((r.status == "fault") == (r.key[0] == "0") for r in screens)
+    assert all("failed twice: KeyError" in r.detail for r in screens if r.status == "fault")
 
 
 @pytest.mark.usefixtures("rig")
