@@ -289,6 +289,8 @@ class Schedule:
 
     def _serve(self, worker: Worker, folder: Path) -> None:
         error: Exception | None = None
+        # of its own: GPUs may measure one strategy for different workloads at a time
+        folder = Path(tempfile.mkdtemp(dir=folder))
         try:
             worker.start()
             while (task := self._claim()) is not None:
@@ -335,7 +337,7 @@ class Schedule:
     def _screen(self, task: Task, worker: Worker, folder: Path) -> None:
         """Measure what is compiled. A machinery that fails is tried again with another kernel.
 
-        A kernel with which it fails twice is to blame, a fault; several that are new to it, the GPU.
+        Failing twice with one kernel is the kernel's fault; with several in a row, the GPU is lost.
         """
         strikes = 0
         while (item := self._take(task)) is not None:
