@@ -130,7 +130,7 @@ TEXT_FAULTS = {
     "init fence dropped": (("hopper", "blackwell"), r"^\tfence\.mbarrier_init.*\n", "", "init"),
     "barrier mask of the pair dropped": (
         ("blackwell pair",), r"0xFEFFFFFF", "0xFFFFFFFF", "fault"),
-    "named barrier dropped": (("hopper",), r"^\tbar\.sync 1, .*\n", "", "race"),
+    "named barrier dropped": (("hopper",), r"^\tbar\.sync 1, .*\n", "", ""),
     "named barrier of fewer": (("hopper",), r"(bar\.sync 1), 128;", r"\1, 96;", ""),
     "named barrier of more": (("hopper",), r"(bar\.sync 1), 128;", r"\1, 160;", "deadlock"),
     "store's wait dropped": (("hopper",), r"^\tcp\.async\.bulk\.wait_group.*\n", "", "bulk store"),
