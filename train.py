@@ -9,12 +9,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from ptxflow.env.reward import Reward
     from ptxflow.env.space import Space
+    from ptxflow.eval.live import Live
     from ptxflow.gfn.checkpoint import Checkpoint
     from ptxflow.gfn.run import Run
 
@@ -23,6 +25,7 @@ GEMMS = (
     "gemm_n4096_k14336", "gemm_n5120_k2048", "gemm_n6144_k4096", "gemm_n28672_k4096",
 )  # fmt: skip
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
+MEASUREMENTS = "measurements.jsonl"
 
 HELP = """\
 Train one policy on GEMM workloads with conditional trajectory balance (a GFlowNet).
@@ -47,6 +50,7 @@ examples:
 writes into --out:
   checkpoint.safetensors  the whole state (policy, optimiser, random numbers, replay, curriculum)
   metrics.jsonl           loss, reward, entropy, masks, distances; one JSON object a line
+  measurements.jsonl      with --measure: what was measured on the way
   result.json             the exact distance of every workload at the end
   plots/*.png             loss, distance, reward, entropy, masked
 exit codes: 0 done, 2 bad input (one line says what), 130 stopped by Ctrl-C and resumable
@@ -106,6 +110,7 @@ class Settings:
     threads: int
     train: dict[str, Any]
     reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
+    live: int = 0  # samples of a workload that are measured at a time on the way
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
@@ -155,6 +160,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--surrogate", type=Path, metavar="FILE", help="another surrogate than that")
     add("--measurements", type=Path, nargs="+", metavar="FILE", help="what --reward replay replays")
+    add("--measure", type=positive(int), metavar="N",
+        help="now and then measure N of the policy's samples on this GPU, for 8 workloads in turn, "
+        "and reward them as measured; needs the GPU")  # fmt: skip
     add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
     add(
         "--threads",
@@ -171,7 +179,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.resume:
         fixed = (
             "device", "definitions", "preset", "batch", "tau", "seed", "out",
-            "reward", "surrogate", "measurements",
+            "reward", "surrogate", "measurements", "measure",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")
@@ -205,6 +213,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
         threads=args.threads or 1,
         train={**preset.train, **{k: v for k, v in options.items() if v is not None}},
         reward=reward,
+        live=args.measure or 0,
     )
 
 
@@ -340,14 +349,43 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
     """The reward, and the settings with the digests of the files it was read from."""
-    from ptxflow.env.reward import Remembered
     from ptxflow.eval.reward_source import RewardError, build
 
     try:
         reward, description = build(settings.reward, settings.device)
     except RewardError as error:
         raise BadInput(str(error)) from None
-    return Remembered(reward), replace(settings, reward=description)
+    return reward, replace(settings, reward=description)
+
+
+def live_measuring(folder: Path, settings: Settings, spaces: list[Space], reward: Reward) -> Live:
+    """The measuring of a run with --measure; BadInput where this machine cannot do it."""
+    from ptxflow.compiler import runtime
+    from ptxflow.compiler.device import device
+    from ptxflow.env.replay import ReplayReward
+    from ptxflow.env.reward import ModelReward
+    from ptxflow.eval.definition import load
+    from ptxflow.eval.live import Live
+    from ptxflow.eval.reward_source import ROOT
+
+    if any(name.endswith(".json") for name in settings.definitions):
+        raise BadInput("--measure records by name: it takes definitions of eval/definitions only")
+    try:
+        runtime.require_gpu(device(settings.device))
+    except runtime.RuntimeUnavailable as error:
+        raise BadInput(f"--measure: {error}") from None
+    definitions = [load(name) for name in settings.definitions for _ in settings.trained]
+    fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
+    files = [ROOT / name for name in settings.reward.get("measurements", ())]
+    return Live(definitions, spaces, folder / MEASUREMENTS, fallback, files)
+
+
+def measure_round(run: Run, live: Live) -> None:
+    """Measure what the policy samples for the next workloads, and train on what came of it."""
+    count = run.settings["live"]
+    chosen = live.next()
+    reward = live.measure({w: run.trainer.propose(w, count) for w in chosen})
+    run.trainer.reward_anew(reward, chosen)
 
 
 def start(args: argparse.Namespace) -> int:
@@ -359,7 +397,7 @@ def start(args: argparse.Namespace) -> int:
 
     import torch
 
-    from ptxflow.env.reward import TAU
+    from ptxflow.env.reward import TAU, Remembered
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.run import Run, train
     from ptxflow.gfn.training import TrainConfig, Trainer
@@ -367,9 +405,18 @@ def start(args: argparse.Namespace) -> int:
     torch.set_num_threads(settings.threads)
     config = TrainConfig(**{"tau": TAU, **settings.train})
     held_out = spaces[1] + spaces[2]
-    trainer = Trainer(spaces[0], config, settings.steps or 10**6, reward, held_out)
+    kept: Reward = Remembered(reward)
+    live = live_measuring(folder, settings, spaces[0], reward) if settings.live else None
+    if live:
+        live.fallback = Remembered(live.fallback)
+        if not state:
+            live.path.unlink(missing_ok=True)
+        kept = live.reward()
+    trainer = Trainer(spaces[0], config, settings.steps or 10**6, kept, held_out)
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, spaces[1], *length, settings=asdict(settings))
+    if live:
+        run.between = partial(measure_round, run, live)
     if state:
         try:
             run.take_over(state)
@@ -385,6 +432,8 @@ def start(args: argparse.Namespace) -> int:
         print(f"train.py: stopped at step {trainer.step}; go on with: python train.py --resume "
               f"{folder}", file=sys.stderr)  # fmt: skip
         return 128 + stopped
+    if live:
+        run.settings["reward"] = {**settings.reward, **live.describe()}
     finish(run, spaces, args.export)
     return 0
 

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 
 CLIP = 4.0  # standard deviations at which a feature stops growing: no extrapolation beyond
+BLOCK = 1 << 15  # strategies whose features are held at a time
 CHUNK = 4096  # rows evaluated at a time: a chunk's activations stay in cache
 LEAK = np.float32(0.1)  # slope of the activation below zero
 LEAST = 1e-4  # share of the modelled time below which a term does not matter
@@ -199,7 +200,9 @@ class SurrogateReward:
                 f"the surrogate is of {fitted.family.name} on {fitted.device.name}, not of "
                 f"{space.family.name} on {space.device.name}"
             )
-        return fitted.tflops(space.fields(codes), space.problem)
+        starts = range(0, len(codes), BLOCK)
+        parts = [fitted.tflops(space.fields(codes[i : i + BLOCK]), space.problem) for i in starts]
+        return np.concatenate([np.zeros(0), *parts])
 
 
 def matrix(columns: Mapping[str, Array]) -> Matrix:

@@ -44,6 +44,10 @@ class LeafReplay:
         self.leaf[w[keep], rank[keep]] = x[keep]
         self.log_reward[w[keep], rank[keep]] = r[keep]
 
+    def forget(self, workload: int) -> None:
+        """Drop what is held of a workload, whose rewards have changed."""
+        self.leaf[workload], self.log_reward[workload] = -1, -np.inf
+
     def sample(self, workload: Tensor, rng: np.random.Generator) -> Tensor:
         """A leaf for each workload [n], -1 where none is held; rank r is drawn as 1/sqrt(r)."""
         w = workload.numpy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Run:
     minutes: float | None
     measurements: int  # of exact distances on the way
     settings: dict[str, Any]  # JSON data of the caller, kept in the checkpoints
+    between: Callable[[], object] = lambda: None  # after each measurement of distances
     elapsed: float = 0.0  # seconds of training, over all its sessions
     measured: int = 0  # measurements of distances so far
     pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
@@ -97,6 +98,7 @@ class Run:
         self.log("measure", stage=stage, **distances)
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
+        self.between()
         self.elapsed += time.monotonic() - start
         self.plan()
         self.measured = max(self.measured + 1, int(self.trainer.progress * self.measurements))

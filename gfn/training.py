@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ptxflow.env.reward import ModelReward, Reward, target
@@ -80,6 +81,16 @@ class Group:
         self.env = KernelEnv(self.forest, log_rewards)
         self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
         self.replay = LeafReplay(len(spaces), config.replay_capacity)
+
+    def reward_anew(self, workload: int, reward: Reward, tau: float) -> None:
+        """Another target for a workload of the forest; what was replayed of it is forgotten."""
+        exact, log_z = target(self.forest.spaces.spaces[workload], reward, tau)
+        offsets = self.forest.spaces.leaf_offsets
+        self.log_probs[workload] = torch.from_numpy(exact)
+        self.env.log_rewards[offsets[workload] : offsets[workload + 1]] = torch.from_numpy(
+            (exact + log_z).astype(np.float32)
+        )
+        self.replay.forget(workload)
 
 
 class Trainer:
@@ -192,12 +203,31 @@ class Trainer:
         given[found] = group.forest.choices(leaf[found])
         return given
 
+    def propose(self, workload: int, count: int) -> NDArray[np.int64]:
+        """Codes of distinct strategies of a workload, drawn one after the other by the policy."""
+        group, number = self._place(workload)
+        space = self.spaces[workload]
+        scores = group.forest.leaf_log_probs(self.network, number).double().numpy()
+        order = np.argsort(-(scores + self.rng.gumbel(size=len(scores))))
+        return space.codes[order[:count]]
+
+    def reward_anew(self, reward: Reward, workloads: Sequence[int]) -> None:
+        """Train on another reward from here on; its targets differ for these workloads only."""
+        self.reward = reward
+        for workload in workloads:
+            group, number = self._place(workload)
+            group.reward_anew(number, reward, self.config.tau)
+
+    def _place(self, workload: int) -> tuple[Group, int]:
+        """The group that holds a workload, and its number in there."""
+        group = next(g for g in self.groups if workload in g.ids)
+        return group, group.ids.index(workload)
+
     def distances(self, workloads: Sequence[int]) -> list[float]:
         """Exact total variation distance to the target, of workload ids."""
         out = []
         for i in workloads:
-            group = next(g for g in self.groups if i in g.ids)
-            w = group.ids.index(i)
+            group, w = self._place(i)
             out.append(_distance(group.forest, self.network, w, group.log_probs[w]))
         return out
 

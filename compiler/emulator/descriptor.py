@@ -7,6 +7,7 @@ that a target reserves must hold what it says, or the run stops.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,8 +21,7 @@ _HOPPER_SWIZZLE = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62-63
 _BLACKWELL_SWIZZLE = {0: 0, 2: 128, 4: 64, 6: 32}  # bits 61-63
 _XOR_MASK = {32: 1, 64: 3, 128: 7}
 _ALL_READY = int.from_bytes(bytes([READY] * 8), "little")
-ELEMENT = 2  # bytes: kind::f16 and wgmma f16, bf16
-K_STEP = 16  # elements of K that one instruction multiplies
+STEP = 32  # bytes of K that one instruction multiplies
 
 
 def swizzled(address: Array, width: int) -> Array:
@@ -71,29 +71,31 @@ def matrix_descriptor(bits: int, target: str) -> MatrixDescriptor:
     return MatrixDescriptor(start, field(bits, 16, 29) << 4, field(bits, 32, 45) << 4, swizzle)
 
 
-def element_addresses(d: MatrixDescriptor, rows: int, mn_major: bool) -> Array:
-    """Byte addresses [rows, 16] of the elements that one instruction reads."""
-    mn, k = np.arange(rows)[:, None], np.arange(K_STEP)[None, :]
-    width = d.swizzle
+def element_addresses(d: MatrixDescriptor, rows: int, mn_major: bool, element: int = 2) -> Array:
+    """Byte addresses [rows, STEP / element] of the elements that one instruction reads."""
+    mn, k = np.arange(rows)[:, None], np.arange(STEP // element)[None, :]
+    width, along, deep = d.swizzle, mn * element, k * element
+    if mn_major and element > 2:
+        raise Fault("operands of 32 bits with MN major are not modelled")
     if not mn_major and width:
-        if d.start % width + K_STEP * ELEMENT > width:
+        if d.start % width + STEP > width:
             raise Fault(f"a K step at 0x{d.start:X} leaves its {width}-byte row")
-        at = mn // 8 * d.stride + mn % 8 * width + k * ELEMENT
+        at = mn // 8 * d.stride + mn % 8 * width + deep
     elif not mn_major:
-        at = mn // 8 * d.stride + mn % 8 * 16 + k // 8 * d.leading + k % 8 * ELEMENT
+        at = mn // 8 * d.stride + mn % 8 * 16 + deep // 16 * d.leading + deep % 16
     elif width:
-        along = mn * ELEMENT
         at = along // width * d.leading + k // 8 * d.stride + k % 8 * width + along % width
     else:
-        at = mn // 8 * d.stride + k // 8 * d.leading + k % 8 * 16 + mn % 8 * ELEMENT
+        at = along // 16 * d.stride + k // 8 * d.leading + k % 8 * 16 + along % 16
     return swizzled(d.start + at, width)
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Where an operand lies: elements as indices [rows, 16] of 16-bit words, and its 16-byte
+    """Where an operand lies: elements [rows, k] as indices of words of their size, and its 16-byte
     chunks."""
 
+    element: int
     words: Array
     chunks: Array
 
@@ -113,33 +115,39 @@ class Tile:
             at = self.chunks[:, None] * 16 + np.arange(16)
             problem = shared.unreadable(shared.state[at], at, (READY,))
             raise Fault(f"reads an operand: {problem}")
-        out: Array = shared.words[2][self.words]
+        out: Array = shared.words[self.element][self.words]
         return out
 
 
 @lru_cache(maxsize=8192)
-def operand_tile(bits: int, target: str, rows: int, mn_major: bool = False) -> Tile:
+def operand_tile(
+    bits: int, target: str, rows: int, mn_major: bool = False, element: int = 2
+) -> Tile:
     """The tile that a descriptor names; the same descriptor is decoded once."""
-    at = element_addresses(matrix_descriptor(bits, target), rows, mn_major)
-    return Tile(at // ELEMENT, np.unique(at >> 4))
+    at = element_addresses(matrix_descriptor(bits, target), rows, mn_major, element)
+    return Tile(element, at // element, np.unique(at >> 4))
 
 
-def to_float(words: Array, bfloat16: bool) -> Array:
-    """16-bit words as float32."""
-    if bfloat16:
-        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return words.view(np.float16).astype(np.float32)
+#: kinds of tcgen05.mma: the formats of A and B by their codes
+_KINDS = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_D_TYPES = {0: "f16", 1: "f32", 2: "s32"}
 
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """tcgen05.mma kind::f16: shape and types; M and N are those of the pair for cta_group::2."""
+    """Of tcgen05.mma: shape and formats; M and N are those of the pair for cta_group::2."""
 
     m: int
     n: int
-    d_half: bool
-    a_bfloat16: bool
-    b_bfloat16: bool
+    d: str
+    a: str
+    b: str
+    saturate: bool
     negate_a: bool
     negate_b: bool
     a_mn_major: bool
@@ -147,36 +155,40 @@ class InstructionDescriptor:
 
 
 @lru_cache(maxsize=256)
-def instruction_descriptor(bits: int, group: int) -> InstructionDescriptor:
-    """Decode and check a 32-bit instruction descriptor of kind::f16 for a cta_group."""
+def instruction_descriptor(bits: int, group: int, kind: str = "f16") -> InstructionDescriptor:
+    """Decode and check a 32-bit instruction descriptor of a dense kind for a cta_group."""
 
     def refuse(what: str) -> Fault:
-        return Fault(f"instruction descriptor 0x{bits:08X} (kind::f16, cta_group::{group}): {what}")
+        return Fault(
+            f"instruction descriptor 0x{bits:08X} (kind::{kind}, cta_group::{group}): {what}"
+        )
 
-    for low, high in ((0, 2), (3, 3), (6, 6), (23, 23), (29, 31)):
+    zero = [(0, 2), (6, 6), (23, 23), (29, 31)] + ([(13, 14)] if kind == "i8" else [(3, 3)])
+    for low, high in zero:
         if field(bits, low, high):
-            raise refuse(f"bits {low}-{high} must be zero for a dense f16 product")
-    d_type, a_type, b_type = field(bits, 4, 5), field(bits, 7, 9), field(bits, 10, 12)
-    if d_type > 1:
-        raise refuse(f"D type {d_type} is neither F16 nor F32")
-    if a_type > 1 or b_type > 1:
-        raise refuse(f"A and B types {a_type}, {b_type} are not F16 (0) or BF16 (1)")
-    if d_type == 0 and (a_type or b_type):
-        raise refuse("D in F16 needs A and B in F16")
+            raise refuse(f"bits {low}-{high} must be zero for a dense product")
+    formats, d = _KINDS[kind], _D_TYPES.get(field(bits, 4, 5), "")
+    a, b = formats.get(field(bits, 7, 9)), formats.get(field(bits, 10, 12))
+    if a is None or b is None:
+        known = ", ".join(f"{name} ({code})" for code, name in formats.items())
+        raise refuse(f"A and B types {field(bits, 7, 9)}, {field(bits, 10, 12)}; modelled: {known}")
+    if d not in (("s32",) if kind == "i8" else ("f32",) if kind == "tf32" else ("f16", "f32")):
+        raise refuse(f"D type {field(bits, 4, 5)} ({d or 'unknown'}) is not one of this kind")
+    if kind == "f16" and (a != b or (d == "f16" and a == "bf16")):
+        raise refuse("A and B types differ" if a != b else "D in F16 needs A and B in F16")
     m, n = field(bits, 24, 28) << 4, field(bits, 17, 22) << 3
     if m not in ((64, 128) if group == 1 else (128, 256)):
         raise refuse(f"M {m} is not legal")
+    _check_n(n, m, group, kind, refuse)
+    flags = (bool(field(bits, i, i)) for i in (3, 13, 14, 15, 16))
+    return InstructionDescriptor(m, n, d, a, b, *flags)
+
+
+def _check_n(n: int, m: int, group: int, kind: str, refuse: Callable[[str], Fault]) -> None:
     step = 16 if group == 2 or m == 128 else 8
+    if kind == "i8":
+        step = 32 if group == 2 else 16 if n > 32 else 8
+    elif kind != "f16":
+        step = 8 * group
     if not step <= n <= 256 or n % step:
         raise refuse(f"N {n} is not {step}..256 in steps of {step}")
-    return InstructionDescriptor(
-        m,
-        n,
-        d_type == 0,
-        a_type == 1,
-        b_type == 1,
-        bool(field(bits, 13, 13)),
-        bool(field(bits, 14, 14)),
-        bool(field(bits, 15, 15)),
-        bool(field(bits, 16, 16)),
-    )

@@ -69,14 +69,16 @@ class Shared:
         state = int(states.ravel()[i])
         return f"shared byte 0x{int(at.ravel()[i]):X} is {_STATE[state]}"
 
+    def _readable(self, states: Array, at: Array) -> None:
+        if not (states == READY).all():
+            raise Fault(f"reads: {self.unreadable(states, at, (READY,))}")
+
     def load(self, at: Array, size: int) -> Array:
         """Generic read: `at` are byte addresses of elements of `size` bytes."""
         first, last = int(at.min()), int(at.max()) + size
         self.check(first, last, size)
         bytes_at = at[..., None] + span(size)
-        problem = self.unreadable(self.state[bytes_at], bytes_at, (READY,))
-        if problem:
-            raise Fault(f"reads: {problem}")
+        self._readable(self.state[bytes_at], bytes_at)
         out: Array = self.words[size][at // size]
         return out
 
@@ -102,9 +104,7 @@ class Shared:
     def ready(self, chunks: Array) -> Array:
         """The bytes [n, 16] of chunks that an asynchronous operation reads now."""
         at = chunks[:, None] * 16 + span(16)
-        problem = self.unreadable(self.state[at], at, (READY,))
-        if problem:
-            raise Fault(f"reads: {problem}")
+        self._readable(self.state[at], at)
         return np.asarray(self.data.reshape(-1, 16)[chunks])
 
     def end_write(self, chunks: Array, values: Array) -> None:

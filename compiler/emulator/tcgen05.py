@@ -13,12 +13,11 @@ import numpy as np
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import Clocks
 from ptxflow.compiler.emulator.descriptor import (
-    K_STEP,
+    STEP,
     InstructionDescriptor,
     Tile,
     instruction_descriptor,
     operand_tile,
-    to_float,
 )
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY
@@ -36,6 +35,8 @@ from ptxflow.compiler.emulator.tmem import (
     unordered,
 )
 from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
+from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
+from ptxflow.compiler.emulator.values import multiply as matrix_product
 from ptxflow.compiler.emulator.warp import Array, Step, Warp
 
 
@@ -69,7 +70,7 @@ def accumulator(shape: InstructionDescriptor, number: int, rank: int, address: i
     ]
 
 
-@operation(r"tcgen05\.mma\.cta_group::([12])\.kind::f16")
+@operation(r"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4|i8)")
 def multiply(line: Line) -> Step:
     line.count(5)
     number = int(line.match[1])
@@ -103,21 +104,24 @@ def _issue(
     tensor_memory(w, number)
     if number == 2 and rank & 1:
         raise Fault("the odd CTA of a pair issues a product: only even ones do")
-    shape = instruction_descriptor(code, number)
-    if shape.d_half or shape.negate_a or shape.negate_b:
+    shape = instruction_descriptor(code, number, line.match[2])
+    if shape.d == "f16" or shape.negate_a or shape.negate_b:
         raise Fault("D in F16 and negated operands are not modelled")
     ranks = (rank,) if number == 1 else (rank, rank ^ PEER)
-    tile_b = operand_tile(descriptors[1], line.target, shape.n // number, shape.b_mn_major)
+    tile_b = operand_tile(
+        descriptors[1], line.target, shape.n // number, shape.b_mn_major, FORMAT_BYTES[shape.b]
+    )
     tiles, tile_a, cells = [tile_b], None, None
     if in_memory:
-        if number == 2:
-            raise Fault("A in tensor memory of a pair is not modelled")
-        (part,) = accumulator(shape, 1, rank, descriptors[0])
-        first = descriptors[0] & 0xFFFF
-        cells = (part.lanes, slice(first, first + K_STEP // 2))
-        _operand_ready(w, w.cta.unit(TensorMemory), cells[1], line.ins.line)
+        cells = _cells_of_a(w, shape, number, ranks, descriptors[0], line.ins.line)
     else:
-        tile_a = operand_tile(descriptors[0], line.target, shape.m // number, shape.a_mn_major)
+        tile_a = operand_tile(
+            descriptors[0],
+            line.target,
+            shape.m // number,
+            shape.a_mn_major,
+            FORMAT_BYTES[shape.a],
+        )
         tiles.append(tile_a)
     parts = accumulator(shape, number, rank, d)
     new = Product(
@@ -154,6 +158,25 @@ def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
         memory.products.append(new)
 
 
+def _cells_of_a(
+    w: Warp,
+    shape: InstructionDescriptor,
+    number: int,
+    ranks: tuple[int, ...],
+    address: int,
+    line: int,
+) -> tuple[Array, slice]:
+    """A in tensor memory, of each CTA: a row a lane, K along 8 columns."""
+    first = address & 0xFFFF
+    if number == 2 and address >> 16:
+        raise Fault(f"A of a pair cannot start at lane {address >> 16}")
+    lanes = accumulator(shape, 1, ranks[0], address)[0].lanes if number == 1 else np.arange(128)
+    for rank in ranks:
+        memory = w.cta.machine.ctas[rank].unit(TensorMemory)
+        _operand_ready(w, memory, slice(first, first + STEP // 4), line)
+    return lanes, slice(first, first + STEP // 4)
+
+
 def _operand_ready(w: Warp, memory: TensorMemory, columns: slice, line: int) -> None:
     memory.check(columns.start, columns.stop)
     for s in memory.stores:
@@ -163,13 +186,20 @@ def _operand_ready(w: Warp, memory: TensorMemory, columns: slice, line: int) -> 
 
 
 def _from_memory(memory: TensorMemory, p: Product) -> Array:
-    """A from tensor memory: two elements a column, the lower half first."""
+    """A from tensor memory, the first elements of a column in its low bits.
+
+    A pair of M 128 has 64 rows in each CTA, and wants them in both halves of the lanes.
+    """
     assert p.a_cells
     lanes, columns = p.a_cells
     if (memory.state[lanes, columns] != READY).any():
         raise Fault("reads A from tensor memory that nothing has written")
     words = np.ascontiguousarray(memory.data[lanes, columns])
-    return to_float(words.view(np.uint16), p.shape.a_bfloat16)
+    if len(p.b) == 2 and p.shape.m == 128:
+        if (words[:64] != words[64:]).any():
+            raise Fault("A in tensor memory of a pair of M 128: lanes 64.. do not repeat lanes 0..")
+        words = words[:64]
+    return decode(words.view(f"u{FORMAT_BYTES[p.shape.a]}"), p.shape.a)
 
 
 def run_product(w: Warp, p: Product) -> None:
@@ -177,21 +207,24 @@ def run_product(w: Warp, p: Product) -> None:
     machine = w.cta.machine
     halves: list[list[Array]] = [[], []]
     for i, tiles in enumerate((p.a, p.b)):
-        bfloat16 = p.shape.b_bfloat16 if i else p.shape.a_bfloat16
+        kind = p.shape.b if i else p.shape.a
         for rank in sorted(tiles):
             words = tiles[rank].read(machine.ctas[rank].shared)
-            halves[i].append(to_float(words, bfloat16))
+            halves[i].append(decode(words, kind))
     if p.a_cells:
-        halves[0].append(_from_memory(machine.ctas[p.parts[0].rank].unit(TensorMemory), p))
-    out = np.concatenate(halves[0]) @ np.concatenate(halves[1]).T
+        for rank in sorted(p.b):
+            halves[0].append(_from_memory(machine.ctas[rank].unit(TensorMemory), p))
+    left, right = np.concatenate(halves[0]), np.concatenate(halves[1])
     for part in p.parts:
         memory = machine.ctas[part.rank].unit(TensorMemory)
-        block = out[part.rows_d, part.columns_d]
+        held = None
         if p.accumulate:
             if (memory.state[part.lanes, part.columns] != READY).any():
                 raise Fault("accumulates onto tensor memory that nothing has written")
-            block = block + memory.data[part.lanes, part.columns].view(np.float32)
-        memory.data[part.lanes, part.columns] = block.view(np.uint32)
+            held = np.ascontiguousarray(memory.data[part.lanes, part.columns])
+        memory.data[part.lanes, part.columns] = matrix_product(
+            left[part.rows_d], right[part.columns_d], held, p.shape.d, p.shape.saturate
+        )
         memory.state[part.lanes, part.columns] = READY
     for rank in p.b:
         machine.ctas[rank].unit(TensorMemory).products.remove(p)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC
-from ptxflow.compiler.emulator.memory import Buffer
 from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow, granules
 from ptxflow.compiler.emulator.warp import Array, Warp
 
@@ -84,11 +83,10 @@ def touch_bytes(w: Warp, shadow: Shadow, first: int, count: int, mode: str) -> N
     w.actor.unfenced = kept
 
 
-def touch_words(w: Warp, at: Array, size: int, mode: str, lanes: Array | None = None) -> Buffer:
+def touch_words(w: Warp, at: Array, size: int, mode: str, lanes: Array | None = None) -> None:
     """A generic access to global memory, at addresses [n, count] of `size` bytes each."""
     buffer = w.cta.machine.memory.find(int(at.min()), int(at.max()) + size)
     touch(w, buffer.shadow, at[:, 0] - buffer.base, at.shape[1] * size, mode, lanes)
-    return buffer
 
 
 def present(w: Warp, mode: str) -> Access:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.descriptor import to_float
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
 from ptxflow.compiler.emulator.touches import touch
+from ptxflow.compiler.emulator.values import decode
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
 
 LANE = np.arange(LANES)
@@ -211,7 +211,7 @@ def halves(w: Warp, registers: list[Callable[[Warp], Any]], bfloat16: bool) -> A
     words = np.stack([w.vector(r(w), 32) for r in registers]).astype(np.uint32)
     low, high = (words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)
     both = np.stack([low, high], axis=1).reshape(2 * len(registers), LANES)
-    return to_float(np.ascontiguousarray(both), bfloat16)
+    return decode(np.ascontiguousarray(both), "bf16" if bfloat16 else "f16")
 
 
 @operation(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16|bf16)\.(f16|bf16)\.f32")

@@ -11,14 +11,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from ptxflow.compiler.emulator.descriptor import Tile, operand_tile, to_float
+from ptxflow.compiler.emulator.descriptor import STEP, Tile, operand_tile
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.moves import register_width
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Vector
 from ptxflow.compiler.emulator.touches import Stream, issue
+from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
+from ptxflow.compiler.emulator.values import multiply as matrix_product
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
-from ptxflow.compiler.emulator.warpwide import fragment_a, halves
 
 ROWS, WARPS = 64, 4
 
@@ -30,13 +31,23 @@ def fragment(n: int) -> tuple[Array, Array]:
     return lane // 4 + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (lane % 4) + (i & 1)
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Formats of D, A and B; `saturate` (.satfinite): sums of integers stop at their limits."""
+
+    d: str
+    a: str
+    b: str
+    saturate: bool
+
+
 @dataclass
 class Product:
     """One wgmma of a warpgroup. `inputs`: accumulators that a warp held in registers."""
 
     line: int
     n: int
-    bfloat16: bool
+    kinds: Kinds
     scale_d: bool
     slots: tuple[int, ...]
     descriptors: tuple[int, ...]  # of B, or of A and B
@@ -44,7 +55,7 @@ class Product:
     chained: bool
     issued: set[int] = field(default_factory=set)
     inputs: dict[int, Array] = field(default_factory=dict)
-    left: dict[int, Array] = field(default_factory=dict)  # A's rows [16, 16] from registers
+    left: dict[int, Array] = field(default_factory=dict)  # A's rows [16, k] from registers
 
 
 class Warpgroup:
@@ -92,18 +103,22 @@ class Warpgroup:
         values = []
         if product.left:
             values.append(np.concatenate([product.left[i] for i in range(WARPS)]))
-        for tile in product.tiles:
-            values.append(to_float(tile.read(shared), product.bfloat16))
-        out = values[0] @ values[1].T
-        if product.scale_d:
-            if not product.chained:
-                row, column = fragment(product.n)
-                held = np.empty((ROWS, product.n), np.float32)
-                for warp, registers in product.inputs.items():
-                    held[16 * warp + row, column] = registers.view(np.float32)
-                self.accumulators[product.slots] = held
-            out += self.accumulators[product.slots]
-        self.accumulators[product.slots] = out
+        kinds = product.kinds
+        for tile, kind in zip(
+            product.tiles, (kinds.a, kinds.b)[-len(product.tiles) :], strict=True
+        ):
+            values.append(decode(tile.read(shared), kind))
+        held = None
+        if product.scale_d and product.chained:
+            held = self.accumulators[product.slots]
+        elif product.scale_d:
+            row, column = fragment(product.n)
+            held = np.empty((ROWS, product.n), np.uint32)
+            for warp, registers in product.inputs.items():
+                held[16 * warp + row, column] = registers
+        self.accumulators[product.slots] = matrix_product(
+            values[0], values[1], held, kinds.d, kinds.saturate
+        )
 
     def land(self, w: Warp, upto: int) -> None:
         """Give the warp the accumulators that no product from `upto` on still writes."""
@@ -115,7 +130,7 @@ class Warpgroup:
         for slots in self.owed[me] - busy:
             out = self.accumulators[slots]
             row, column = fragment(2 * len(slots))
-            w.land(slots, out[16 * me + row, column].view(np.uint32))
+            w.land(slots, out[16 * me + row, column])
         self.owed[me] &= busy
 
     def flying(self, w: Warp) -> set[tuple[int, ...]]:
@@ -158,7 +173,7 @@ class Form:
     """The operands of a wgmma instruction: `a` is a descriptor, or four registers."""
 
     n: int
-    bfloat16: bool
+    kinds: Kinds
     slots: tuple[int, ...]
     a: Read | list[Read]
     b: Read
@@ -166,29 +181,56 @@ class Form:
     majors: tuple[bool, bool]
 
 
+_TYPES: dict[str, tuple[str, ...]] = {  # of B, by those of A
+    "f16": ("f16",), "bf16": ("bf16",), "tf32": ("tf32",),
+    "e4m3": ("e4m3", "e5m2"), "e5m2": ("e4m3", "e5m2"), "s8": ("s8", "u8"), "u8": ("s8", "u8"),
+}  # fmt: skip
+
+
 def _form(line: Line) -> Form:
+    n, k = int(line.match[1]), int(line.match[2])
+    kinds = Kinds(line.match[3], line.match[4], line.match[5], bool(line.match[6]))
+    integers, size = kinds.a in ("s8", "u8"), FORMAT_BYTES[kinds.a]
+    if kinds.b not in _TYPES[kinds.a] or k * size != STEP or (kinds.d == "s32") != integers:
+        raise line.refuse("these types and K do not go together")
+    if kinds.saturate and not integers:
+        raise line.refuse("only sums of integers saturate")
+    steps = (8, 16, 24, *range(32, 257, 16)) if integers else range(8, 257, 8)
+    if n not in steps:
+        raise line.refuse(f"N {n} is not one of these types")
     from_registers = isinstance(line.operand(1), Vector)
-    line.count(7 if from_registers else 8)
-    n = int(line.match[1])
-    if line.match[2] != line.match[3] or not 8 <= n <= 256 or n % 8:
-        raise line.refuse("types differ, or N is not 8..256 in steps of 8")
+    transposable = size == 2
+    immediates_wanted = 0 if integers else 2 + (2 - from_registers) * transposable
+    line.count(4 + immediates_wanted)
     slots = line.slots(0, register_width(line, 0))
     if len(slots) != n // 2 or len(set(slots)) != len(slots):
         raise line.refuse(f"{len(slots)} accumulators, N/2 is {n // 2}")
     immediates = [o.value for o in line.ins.operands[4:] if isinstance(o, Immediate)]
-    if len(immediates) != len(line.ins.operands) - 4 or immediates[:2] != [1, 1]:
+    if len(immediates) != immediates_wanted or immediates[:2] not in ([], [1, 1]):
         raise line.refuse("scales other than 1 are not modelled")
-    transposes = [bool(i) for i in immediates[2:]]
+    transposes = [bool(i) for i in immediates[2:]] or [False, False]
     a: Read | list[Read] = line.readers(1, 32) if from_registers else line.read(1, 64)
     if isinstance(a, list) and len(a) != 4:
         raise line.refuse("A has four registers")
     majors = (False, transposes[0]) if from_registers else (transposes[0], transposes[1])
-    return Form(n, line.match[2] == "bf16", slots, a, line.read(2, 64), line.read(3, 1), majors)
+    return Form(n, kinds, slots, a, line.read(2, 64), line.read(3, 1), majors)
 
 
-@operation(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.(f16|bf16)")
+def rows_of_a(w: Warp, registers: list[Read], kind: str) -> Array:
+    """A warp's rows [16, k] of A from four registers a lane, alike in bytes for every format."""
+    words = np.stack([w.vector(r(w), 32) for r in registers]).astype(np.uint32)
+    lane, r = np.arange(LANES)[None, :], np.arange(4)[:, None]
+    out = np.empty((16, STEP // 4), np.uint32)
+    out[lane // 4 + 8 * (r & 1), lane % 4 + 4 * (r >> 1)] = words
+    return decode(out.view(f"u{FORMAT_BYTES[kind]}"), kind)
+
+
+@operation(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(8|16|32)\.(f32|s32)"
+    r"\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)(\.satfinite)?"
+)
 def multiply(line: Line) -> Step:
-    """A by descriptor or in registers, B by descriptor, D in f32 registers."""
+    """A by descriptor or in registers, B by descriptor, D in f32 or s32 registers."""
     form, number = _form(line), line.ins.line
     flying = f"which the wgmma of line {number} still writes (no wait_group covers it)"
     key = frozenset(form.slots)
@@ -201,24 +243,25 @@ def multiply(line: Line) -> Step:
             w.cta.machine.hazard(number, "no wgmma.fence since the registers were accessible")
         b = uniform(w, form.b(w), "descriptor B")
         descriptors: tuple[int, ...] = (b,)
-        tiles: tuple[Tile, ...] = (operand_tile(b, line.target, form.n, form.majors[1]),)
+        tile_b = operand_tile(b, line.target, form.n, form.majors[1], FORMAT_BYTES[form.kinds.b])
+        tiles: tuple[Tile, ...] = (tile_b,)
         left = {}
         if isinstance(form.a, list):
-            rows = np.empty((16, 16), np.float32)
-            rows[fragment_a()] = halves(w, form.a, form.bfloat16)
+            rows = rows_of_a(w, form.a, form.kinds.a)
             w.sure()
             left[w.index % WARPS] = rows
         else:
             a = uniform(w, form.a(w), "descriptor A")
             descriptors = (a, b)
-            tiles = (operand_tile(a, line.target, ROWS, form.majors[0]), *tiles)
+            element = FORMAT_BYTES[form.kinds.a]
+            tiles = (operand_tile(a, line.target, ROWS, form.majors[0], element), *tiles)
         scale = bool(uniform(w, form.scale_d(w), "scale-d"))
         group = w.cta.unit(Warpgroups).of(w)
         flight = key & w.flight.keys()
         if flight and (flight != key or form.slots not in group.flying(w)):
             raise Fault("some of its accumulators are in flight in another shape")
         new = Product(
-            number, form.n, form.bfloat16, scale, form.slots, descriptors, tiles, bool(flight)
+            number, form.n, form.kinds, scale, form.slots, descriptors, tiles, bool(flight)
         )
         new.left = left
         if scale and not flight:

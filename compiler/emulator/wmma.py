@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxflow.compiler.emulator.descriptor import to_float
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.touches import touch, touch_words
-from ptxflow.compiler.emulator.values import half_bits
+from ptxflow.compiler.emulator.values import decode, half_bits
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp
 
 _SHAPE = r"(m16n16k16|m32n8k16|m8n32k16)"
@@ -98,16 +97,16 @@ def multiply(line: Line) -> Step:
     line.count(4)
     extents, to, origin = _EXTENTS[line.match[1]], line.match[2], line.match[4]
     a, b, c = (line.readers(i, 32) for i in (1, 2, 3))
-    slots, bfloat16 = line.slots(0, 32), line.match[3] == "bf16"
+    slots, kind = line.slots(0, 32), line.match[3] or "f16"
 
     def run(w: Warp) -> None:
         w.converged()
         left, right = (
-            to_float(_run(w, reads, rows * columns // 2).view(np.uint16), bfloat16)
+            decode(_run(w, reads, rows * columns // 2).view(np.uint16), kind)
             for reads, (rows, columns) in ((a, extents[0]), (b, extents[1]))
         )
         held = _registers(w, c).reshape(-1)
-        sums = held.view(np.float32) if origin == "f32" else to_float(held.view(np.uint16), False)
+        sums = held.view(np.float32) if origin == "f32" else decode(held.view(np.uint16), "f16")
         out = (left.reshape(extents[0]) @ right.reshape(extents[1])).reshape(-1) + sums
         words = out.view(np.uint32) if to == "f32" else half_bits(out, False).view(np.uint32)
         for slot, column in zip(slots, words.reshape(LANES, -1).T, strict=True):

@@ -118,8 +118,23 @@ def test_mn_major_descriptors_read_what_boxes_write(n: int, bits: int, step: int
 )
 def test_instruction_descriptors(bits: int, group: int, m: int, n: int, bfloat16: bool) -> None:
     d = instruction_descriptor(bits, group)
-    assert (d.m, d.n, d.a_bfloat16, d.b_bfloat16, d.d_half) == (m, n, bfloat16, bfloat16, False)
+    kind = "bf16" if bfloat16 else "f16"
+    assert (d.m, d.n, d.a, d.b, d.d) == (m, n, kind, kind, "f32")
     assert not (d.a_mn_major or d.b_mn_major)
+
+
+def test_instruction_descriptors_of_other_kinds() -> None:
+    tf32 = instruction_descriptor(0x08200910, 1, "tf32")
+    assert (tf32.m, tf32.n, tf32.a, tf32.b, tf32.d) == (128, 128, "tf32", "tf32", "f32")
+    e5m2 = instruction_descriptor(0x08200490, 1, "f8f6f4")
+    assert (e5m2.a, e5m2.b, e5m2.d) == ("e5m2", "e5m2", "f32")
+    i8 = instruction_descriptor(0x082000A8, 1, "i8")
+    assert (i8.a, i8.b, i8.d, i8.saturate) == ("s8", "u8", "s32", True)
+    for bits, kind in [(0x08200910, "f8f6f4"), (0x08200010, "tf32"), (0x08200010, "i8"),
+                       (0x082001A0, "i8"), (0x08200190, "f8f6f4"),
+                       (0x08100020, "f16")]:  # fmt: skip
+        with pytest.raises(Fault):
+            instruction_descriptor(bits, 1, kind)
 
 
 def test_transposed_and_bad_instruction_descriptors() -> None:

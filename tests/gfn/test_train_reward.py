@@ -10,20 +10,23 @@ import pytest
 
 import sample
 import train
+from ptxflow.compiler import runtime
 from ptxflow.compiler.device import H200
 from ptxflow.env.observed import Observed
 from ptxflow.env.replay import ReplayReward
-from ptxflow.env.reward import ModelReward
+from ptxflow.env.reward import ModelReward, target
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.surrogate_file import read, write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.eval import reward_source
+from ptxflow.eval import live, reward_source
 from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.candidates import Workload
 from ptxflow.eval.definition import load
 from ptxflow.eval.records import Record, RecordFile
 from ptxflow.eval.reward_source import RewardError, build, describe
 from ptxflow.gfn import checkpoint
+from ptxflow.gfn.training import TrainConfig, Trainer
 
 NAME = "gemm_n128_k2048"
 RUN = [
@@ -130,3 +133,60 @@ def test_samples_are_ranked_by_the_reward_that_trained_the_policy(
     assert sample.choose_reward({"settings": {"reward": reward}}, "h100").name == "model"
     error = capsys.readouterr().err
     assert error.startswith("ranking by the model: ") and error.count("\n") == 1
+
+
+def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU is played by a function: a kernel takes 5 us, or as many as its key says."""
+    rounds: list[list[Workload]] = []
+
+    def played(workloads: list[Workload], path: Path) -> None:
+        rounds.append(workloads)
+        with RecordFile(path) as file:
+            for c in (c for w in workloads for c in w.candidates):
+                us = 5.0 + int(c.strategy.key[:2], 16) / 100
+                file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
+                                   "h200", "ok", latency_us={"median": us}))  # fmt: skip
+
+    out = tmp_path / "run"
+    argv = [*RUN[:-1], "16", "--measure", "3", "--reward", "model", "--out", str(out)]
+    monkeypatch.setattr(live, "on_gpus", played)
+    monkeypatch.setattr(runtime, "require_gpu", lambda device: None)
+    assert train.main(argv) == 0
+    assert len(rounds) >= 4
+    assert all([len(w.candidates) for w in r] == [3, 3] for r in rounds)  # both trained values of M
+    said = json.loads((out / "result.json").read_text())["reward"]
+    measured = {c.strategy.key + w.label for r in rounds for w in r for c in w.candidates}
+    assert said["source"] == "model" and said["live"]["strategies"] == len(measured)
+    assert train.main(["--resume", str(out), "--steps", "24"]) == 0
+
+    def absent(device: object) -> None:
+        raise runtime.RuntimeUnavailable("no GPU here")
+
+    monkeypatch.setattr(runtime, "require_gpu", absent)
+    capsys.readouterr()
+    assert train.main([*argv[:-1], str(tmp_path / "other")]) == 2
+    assert "no GPU here" in capsys.readouterr().err
+
+
+def test_measured_strategies_change_the_target_of_their_workload_alone(space: Space) -> None:
+    other = enumerate_space(space.family, find_problem(load(NAME), {"M": 128})[1], H200)
+    trainer = Trainer([space, other], TrainConfig(tau=0.03, batch=16, stages=1), 10)
+    codes = trainer.propose(0, 5)
+    assert len(set(codes)) == 5 and np.isin(codes, space.codes).all()
+    codes = np.sort(codes)
+    seconds = space.problem.flops / np.array([1.0, 2, 3, 4, 5]) / 1e12
+    trainer.advance()
+    before = [p.clone() for p in trainer.groups[0].log_probs]
+    reward = ReplayReward([Observed(space.family, space.problem, H200, codes, seconds)],
+                          ModelReward())  # fmt: skip
+    trainer.reward_anew(reward, [0])
+    group = trainer.groups[0]
+    exact, log_z = target(space, reward, 0.03)
+    assert group.log_probs[0].numpy() == pytest.approx(exact)
+    assert not np.allclose(before[0], exact) and (group.log_probs[1] == before[1]).all()
+    logs = group.env.log_rewards.numpy()
+    assert logs[: len(space)] == pytest.approx(exact + log_z, abs=1e-4)
+    assert (group.replay.leaf[0] < 0).all() and (group.replay.leaf[1] >= 0).any()
+    assert np.isfinite(trainer.advance().loss)

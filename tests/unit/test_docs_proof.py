@@ -1,0 +1,170 @@
+"""docs/proof.md: its tables are those of the committed results, and of the tests themselves.
+
+`pytest tests/unit/test_docs_proof.py --update-golden` writes the sections that the tests make;
+`python -m ptxflow.eval.proof_table docs/proof/*.json --into docs/proof.md` those of the results.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ptxflow.compiler.device import Device
+from ptxflow.eval.arguments import UsageError
+from ptxflow.eval.proof_summary import read
+from ptxflow.eval.proof_table import main, markdown, placed, sections
+from tests.emulator.foreign.fixtures import NAMES
+from tests.emulator.test_foreign import HAZARDS
+from tests.machine import test_truth_blackwell, test_truth_hopper
+from tests.machine.test_shipped_bugs import BUGS
+from tests.machine.truth import Options, refusal
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "proof.md"
+RESULTS = sorted((ROOT / "docs" / "proof").glob("*.json"))
+
+
+# -- what the tests say ---------------------------------------------------------------------------
+
+
+def cases(test: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """The arguments of a test function, from its marks."""
+    marks = [m.args for m in getattr(test, "pytestmark", []) if m.name == "parametrize"]
+    names = [name for name, _ in marks]
+    for values in itertools.product(*(held for _, held in marks)):
+        yield dict(zip(names, values, strict=True))
+
+
+def truth_rows(module: ModuleType) -> list[tuple[str, str, str, str]]:
+    """Device, hazard class, optional statements, and how many combinations are safe."""
+    rows = []
+    for name, test in inspect.getmembers(module, inspect.isfunction):
+        for case in cases(test) if name.startswith("test_") else ():
+            told = name.removeprefix("test_").replace("_", " ")
+            told += "".join(f", {n} {v}" for n, v in case.items())
+
+            def record(
+                names: str, build: object, safe: Callable[[Options], bool], dev: Device,
+                told: str = told,
+            ) -> None:  # fmt: skip
+                options = names.split()
+                chosen = itertools.product((False, True), repeat=len(options))
+                on = [frozenset(itertools.compress(options, c)) for c in chosen]
+                count = sum(bool(safe(Options(o))) for o in on)
+                rows.append((dev.arch, told, ", ".join(options), f"{count} of {len(on)}"))
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "table", record)
+                test(**case)
+    return rows
+
+
+def truth_tables() -> str:
+    rows = [*truth_rows(test_truth_hopper), *truth_rows(test_truth_blackwell)]
+    combinations = sum(int(row[-1].split()[-1]) for row in rows)
+    head = f"{len(rows)} tables, {combinations} kernels:"
+    columns = ("target", "what is handed over", "optional statements", "safe")
+    return f"{head}\n\n{markdown(columns, rows)}"
+
+
+def rule(told: str) -> tuple[str, str]:
+    """The rule and the fix of a refusal, without warps, places and trip counts."""
+    head, _, fix = told.rpartition("; fix: ")
+    if head.startswith("deadlock"):
+        stuck = dict.fromkeys(re.findall(r" at (\w+\([^)]*\)) at \S+:\d+", head))
+        return f"deadlock at {', '.join(stuck)}", fix
+    head = re.sub(r" at \S+:\d+|(?: by [a-z ]+warp \d+)?(?: of CTA \d+)| \[[^]]*\]$", "", head)
+    return head.replace("|", ""), fix
+
+
+def shipped_bugs() -> str:
+    rows = []
+    for name, (make, _) in BUGS.items():
+        kernel, trips, dev = make(True)
+        told = refusal(kernel, dev, trips)
+        assert told is not None, name
+        rows.append((name, dev.arch, *rule(told)))
+    return markdown(("bug", "target", "refused because", "fix"), rows)
+
+
+def foreign() -> str:
+    def plain(pattern: str) -> str:
+        """A pattern as a reader would quote it: gaps as dots, no escapes."""
+        gaps = re.sub(r"\\[wS]\+|\.\*", " ... ", pattern)
+        return " ".join(re.sub(r"[\\`@]", "", gaps).split())
+
+    rows = []
+    for name in NAMES:
+        seen = [plain(h) for h, where in HAZARDS.items() if any(fnmatch(name, w) for w in where)]
+        rows.append((name, "; ".join(seen) or "none"))
+    return markdown(("kernel", "hazards, in the words of the emulator"), rows)
+
+
+MADE = {"truth tables": truth_tables, "shipped bugs": shipped_bugs, "foreign": foreign}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_sections_that_tests_make(name: str, request: pytest.FixtureRequest) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    wanted = placed(page, name, MADE[name]())
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(wanted, encoding="utf-8")
+        return
+    assert page == wanted, "run pytest tests/unit/test_docs_proof.py --update-golden"
+
+
+# -- what the committed results say ---------------------------------------------------------------
+
+
+def test_sections_are_those_of_the_committed_results() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    made = sections(map(read, RESULTS))
+    assert set(made) == {"prove", "mutation"}
+    for name, text in made.items():
+        assert placed(page, name, text) == page, (
+            "run python -m ptxflow.eval.proof_table docs/proof/*.json --into docs/proof.md"
+        )
+
+
+def test_what_the_committed_results_claim() -> None:
+    """Both targets; every strategy proven, no accepted mutant wrong, no survivor."""
+    kinds = set()
+    for summary in map(read, RESULTS):
+        kinds.add((summary["kind"], summary["arch"]))
+        if summary["kind"] == "prove":
+            assert summary["failures"] == []
+            assert set(summary["all"]["passed"].values()) == {summary["all"]["strategies"]}
+            assert summary["all"]["mutants"]["tried"] > 0
+        else:
+            assert summary["emulated"]["wrong"] == 0 < summary["emulated"]["right"]
+            assert not summary["survivors"] and not summary["refused"]
+    assert kinds == {(k, a) for k in ("prove", "mutation") for a in ("sm_90a", "sm_100a")}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printing and placing give the same text; what cannot be used is one line."""
+    results = [str(path) for path in RESULTS]
+    assert main(results) == 0
+    printed = capsys.readouterr().out
+    page = tmp_path / "page.md"
+    page.write_text("<!-- prove -->\n\nold\n\n<!-- end of prove -->\n", encoding="utf-8")
+    proofs = [r for r in results if read(Path(r))["kind"] == "prove"]
+    assert main([*proofs, "--into", str(page)]) == 0
+    placed_text = page.read_text(encoding="utf-8").split("-->\n\n")[1].split("\n\n<!--")[0]
+    assert placed_text in printed and "proven for sm_90a" in placed_text
+    assert main([*results, "--into", str(page)]) == 2  # no section for mutation
+    assert main([str(page)]) == 2
+    assert capsys.readouterr().err.count("proof_table: ") == 2
+
+
+def test_placing_needs_the_marks() -> None:
+    with pytest.raises(UsageError, match="no section"):
+        placed("a page", "prove", "text")
