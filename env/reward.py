@@ -20,8 +20,8 @@ from ptxflow.env.space import Space
 Array = NDArray[np.float64]
 
 # Sharp enough that the best of 8 exact samples is expected within 3% of the optimum on every GEMM
-# workload tried (1.2% on average; `expected_best`), and blunt enough to learn: a difference of 1% of
-# attainable is half a nat.
+# workload tried (1.2% on average; `expected_best`), and blunt enough to learn: a difference of 1%
+# of attainable is half a nat.
 TAU = 0.02
 
 

@@ -41,7 +41,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def parse_fix(texts: Iterable[str]) -> dict[str, list[str]]:
-    """`["swizzle=128,tile_m=64|128"]` to `{"swizzle": ["128"], "tile_m": ["64", "128"]}`."""
+    """`["tile_k=64,tile_m=64|128"]` to `{"tile_k": ["64"], "tile_m": ["64", "128"]}`."""
     fix: dict[str, list[str]] = {}
     for text in itertools.chain.from_iterable(t.split(",") for t in texts):
         name, sign, values = text.strip().partition("=")

@@ -3,8 +3,8 @@
 The constants are a device's rates (`env/cost.py`) and what a family's kernels cost there
 (`Family.costs`). Robust least squares on log time: fast strategies weigh more, each workload about
 the same, the order within a workload more than its level, and a constant that the data do not
-determine stays where it is. Nothing is written: the table is to be read, doubted and pasted. How well it carries
-over is judged on workloads that the fit has not seen.
+determine stays where it is. Nothing is written: the table is to be read, doubted and pasted. How
+well it carries over is judged on workloads that the fit has not seen.
 
     python -m ptxflow.eval.calibrate --device h200 --measurements FILE... [--folds 4]
 """

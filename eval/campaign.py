@@ -290,7 +290,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     python -m ptxflow.eval.campaign --axes M=1,17,128,1000,4096 --out runs/h200.jsonl
   every strategy of a sub-space:
     python -m ptxflow.eval.campaign --definition gemm_n4096_k4096 --axes M=1,64,4096 \\
-        --fix swizzle=128,raster_group=8 --all
+        --fix tile_k=64,raster_group=8 --all
   many workloads within nine minutes; the same command goes on afterwards:
     python -m ptxflow.eval.campaign --workloads workloads.json --time-limit 540
 
@@ -324,7 +324,7 @@ def _what(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME=A|B",
         default=[],
-        help="only strategies with these choices: swizzle=128,tile_m=64|128",
+        help="only strategies with these choices: tile_k=64,tile_m=64|128",
     )
     add("--samples", type=int, default=8, help="strategies per definition and axes (default: 8)")
     add("--all", action="store_true", help="every valid strategy instead of samples")

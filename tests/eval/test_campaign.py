@@ -291,7 +291,7 @@ def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
     listed = tmp_path / "w.json"
     listed.write_text(json.dumps([
         {"definition": NAME, "axes": {"M": 6}, "strategies": "s.json"},
-        {"definition": NAME, "axes": {"M": [6, 7]}, "samples": 2, "fix": {"swizzle": 128}},
+        {"definition": NAME, "axes": {"M": [6, 7]}, "samples": 2, "fix": {"tile_k": 64}},
     ]))  # fmt: skip
     assert campaign.main(["--workloads", str(listed), "--out", str(out)]) == 0
     assert Counter(r.axes["M"] for r in read_records(out) if r.timing_pass == SCREEN) == {
@@ -304,10 +304,10 @@ def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:
-    fixed = ("--fix", "swizzle=128", "--all", "--plan")
+    fixed = ("--fix", "tile_k=64", "--all", "--plan")
     assert call(tmp_path / "r.jsonl", "M=64", *fixed) == 0
     space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
-    size = int((space.fields().swizzle == 128).sum())
+    size = int((space.fields().tile_k == 64).sum())
     shown = capsys.readouterr().out
     assert f"{NAME} M=64: {size} of {size} in the sub-space, {size} to measure" in shown
 

@@ -23,7 +23,7 @@ from ptxflow.eval.proof_summary import read
 from ptxflow.eval.proof_table import main, markdown, placed, sections
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
-from tests.machine import test_truth_blackwell, test_truth_hopper
+from tests.machine import test_truth_blackwell, test_truth_cluster, test_truth_hopper
 from tests.machine.test_shipped_bugs import BUGS
 from tests.machine.truth import Options, refusal
 
@@ -68,7 +68,8 @@ def truth_rows(module: ModuleType) -> list[tuple[str, str, str, str]]:
 
 
 def truth_tables() -> str:
-    rows = [*truth_rows(test_truth_hopper), *truth_rows(test_truth_blackwell)]
+    modules = (test_truth_hopper, test_truth_cluster, test_truth_blackwell)
+    rows = [row for module in modules for row in truth_rows(module)]
     combinations = sum(int(row[-1].split()[-1]) for row in rows)
     head = f"{len(rows)} tables, {combinations} kernels:"
     columns = ("target", "what is handed over", "optional statements", "safe")
