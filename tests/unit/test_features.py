@@ -74,7 +74,8 @@ def test_dtype_and_device_are_told_apart() -> None:
 
 
 def test_a_family_adds_its_features_under_its_own_name() -> None:
-    plain = Family("toy", (), (), (), *[_absent] * 7)
+    no = _absent
+    plain = Family("toy", (), (), (), no, no, no, no, no, no, no)
     generic = tuple(describe_problem(gemm_problem(1, 8, 8), B200, plain))
     assert generic == NAMES[: len(generic)]
     assert all(name.startswith("gemm.") for name in NAMES[len(generic) :])

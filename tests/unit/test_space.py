@@ -21,7 +21,8 @@ def _absent(*_: Any) -> Any:
 
 
 def make_family(decisions: tuple[Decision, ...], rules: tuple[Rule, ...]) -> Family:
-    return Family("toy", (), decisions, rules, _absent, resources, *[_absent] * 5)
+    no = _absent
+    return Family("toy", (), decisions, rules, no, resources, no, no, no, no, no)
 
 
 GEMM = make_family(DECISIONS, RULES)

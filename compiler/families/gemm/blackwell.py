@@ -55,7 +55,7 @@ class _Kernel:
         self.t, self.s = t, t.s
         s = t.s
         self.warps = 4 * s.consumers
-        self.rows = min(s.tile_m, 128)  # of one MMA, in this CTA
+        self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
         self.blocks_m = s.tile_m // self.rows
         self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
         # columns read from TMEM at a time; M 64 spreads them over two groups of 16 lanes
