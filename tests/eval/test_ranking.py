@@ -22,7 +22,7 @@ from ptxflow.eval.ranking import chance_regret, choose_folds, deal, quality
 from ptxflow.eval.records import Record, RecordFile
 
 DEFINITIONS, ROWS = ("gemm_n128_k2048", "gemm_n256_k7168"), (64, 128, 512)
-PER_WORKLOAD = 60
+PER_WORKLOAD = 90
 
 
 def planted_records() -> list[Record]:
