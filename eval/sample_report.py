@@ -29,12 +29,12 @@ TABLE_WIDTH = 110
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled strategy, compiled. `model_rank` is its place in the whole space, 1 the best."""
+    """One sampled strategy, compiled. `place` is its place in the whole space, 1 the best."""
 
     kernel: CompiledKernel
     log_prob: float  # of the policy
     derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
-    model_rank: int
+    place: int
     predicted: float  # TFLOP/s by the reward that the policy was trained on
     record: Record | None  # the measurement, where there was one
     emulation: Emulation | None = None  # of the PTX on a small problem, where it was asked for
@@ -69,7 +69,7 @@ class Run:
     axes: Mapping[str, int]  # the variable ones
     seed: int
     checkpoint: str
-    modelled: NDArray[np.float64]  # TFLOP/s of the whole space
+    predicted: NDArray[np.float64]  # TFLOP/s of the whole space, by the reward
     samples: Sequence[Sample]
     refused: Sequence[tuple[Strategy, Exception]]
     predicted_by: str  # the reward's name: "model", "surrogate" or "replay"
@@ -123,7 +123,7 @@ def summary_json(run: Run) -> Json:
                 "rank": position,
                 "file": file_stem(position, sample),
                 "log_prob": sample.log_prob,
-                "model_rank": sample.model_rank,
+                "place": sample.place,
                 **sample.derived,
                 "predicted_tflops": sample.predicted,
                 "ptxas": asdict(sample.kernel.usage),
@@ -139,7 +139,7 @@ def summary_json(run: Run) -> Json:
         "arch": run.device.arch,
         "checkpoint": run.checkpoint,
         "seed": run.seed,
-        "space": len(run.modelled),
+        "space": len(run.predicted),
         "predicted_by": run.predicted_by,
         "ranked_by": run.ranked_by,
         "kernels": kernels,
@@ -159,13 +159,13 @@ def _measured_json(record: Record | None) -> Json | None:
 
 def sample_table(run: Run) -> str:
     """The samples for the terminal and for report.md, one line each."""
-    head = ["rank", "key", "model TFLOP/s", "of best", "log p"]
+    head = ["rank", "key", f"{run.predicted_by} TFLOP/s", "of best", "log p"]
     head += ["status", "us", f"/ {PEER}", "TFLOP/s"] if run.measured else []
-    best = float(run.modelled.max())
+    best = float(run.predicted.max())
     rows = [head]
     for position, sample in enumerate(run.samples, 1):
-        modelled = float(sample.derived["modelled_tflops"])
-        row = [str(position), sample.key, f"{modelled:.1f}", f"{modelled / best:.1%}"]
+        share = f"{sample.predicted / best:.1%}"
+        row = [str(position), sample.key, f"{sample.predicted:.1f}", share]
         row.append(f"{sample.log_prob:.2f}")
         if run.measured:
             row += _measured_cells(sample.record)
@@ -197,12 +197,12 @@ def _choice(sample: Sample, name: str) -> Any:
 
 def summary_markdown(run: Run) -> str:
     """report.md: the run in one page."""
-    modelled = [float(s.derived["modelled_tflops"]) for s in run.samples]
-    best = float(run.modelled.max())
+    predicted = [s.predicted for s in run.samples]
+    best = float(run.predicted.max())
     lines = [
         f"# {run.title}",
         "",
-        f"{len(run.samples)} of {len(run.modelled):,} valid strategies, sampled from "
+        f"{len(run.samples)} of {len(run.predicted):,} valid strategies, sampled from "
         f"{run.checkpoint} with seed {run.seed}, ranked by {run.ranked_by}.",
         "",
         "```",
@@ -210,19 +210,20 @@ def summary_markdown(run: Run) -> str:
         "```",
         "",
     ]
-    if modelled:
+    if predicted:
         lines += [
-            f"- modelled: best sample {max(modelled):.1f} TFLOP/s, {max(modelled) / best:.1%} of "
+            f"- {run.predicted_by}: best sample {max(predicted):.1f} TFLOP/s, "
+            f"{max(predicted) / best:.1%} of "
             f"the best in the space ({best:.1f}); the space's median is "
-            f"{float(np.median(run.modelled)):.1f}",
+            f"{float(np.median(run.predicted)):.1f}",
             f"- roofline: {run.problem.roofline_tflops(run.device):.1f} TFLOP/s, "
             f"{run.problem.bound(run.device)}-bound at "
             f"{run.problem.intensity:.1f} FLOP per byte",
         ]
     if not run.measured:
-        lines.append("- nothing was measured here: these figures are the model's, not a GPU's")
+        lines.append("- nothing was measured here: these figures are predictions")
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
-    lines += ["", "![modelled TFLOP/s of the samples in the space](samples.png)", ""]
+    lines += ["", "![predicted TFLOP/s of the samples in the space](samples.png)", ""]
     return "\n".join(lines)
 
 
@@ -267,13 +268,13 @@ def _derived_rows(run: Run, sample: Sample) -> str:
 def _performance(run: Run, sample: Sample) -> str:
     d = sample.derived
     lines = [
-        f"- modelled: {d['modelled_tflops']:.1f} TFLOP/s ({d['modelled_us']:.1f} us), rank "
-        f"{sample.model_rank:,} of {len(run.modelled):,}; roofline {d['roofline_tflops']:.1f}",
+        f"- {run.predicted_by}: {sample.predicted:.1f} TFLOP/s, place {sample.place:,} of "
+        f"{len(run.predicted):,}; roofline {d['roofline_tflops']:.1f}",
         f"- policy: log-probability {sample.log_prob:.3f} "
-        f"(uniform: {-math.log(len(run.modelled)):.3f})",
+        f"(uniform: {-math.log(len(run.predicted)):.3f})",
     ]
     if run.predicted_by != "model":
-        lines.append(f"- {run.predicted_by}: {sample.predicted:.1f} TFLOP/s")
+        lines.append(f"- model: {d['modelled_tflops']:.1f} TFLOP/s ({d['modelled_us']:.1f} us)")
     record = sample.record
     if record is None:
         return "\n".join([*lines, "- measured: no"])
@@ -332,7 +333,7 @@ def _write_json(path: Path, data: Json) -> None:
 
 
 def sample_plot(run: Run, path: Path) -> None:
-    """Where the samples lie in the space's modelled TFLOP/s; and measured against modelled."""
+    """Where the samples lie in the space's predicted TFLOP/s; and measured against predicted."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -346,20 +347,24 @@ def sample_plot(run: Run, path: Path) -> None:
             1, columns, figsize=(6.4 * columns, 3.8), dpi=150, layout="constrained", squeeze=False
         )
         left = panels[0][0]
-        bins = min(80, max(10, len(np.unique(run.modelled)) // 4))
-        left.hist(run.modelled, bins=bins, color="0.78", label=f"space ({len(run.modelled):,})")
+        bins = min(80, max(10, len(np.unique(run.predicted)) // 4))
+        left.hist(run.predicted, bins=bins, color="0.78", label=f"space ({len(run.predicted):,})")
         colour = sns.color_palette("colorblind")[1]
         for i, s in enumerate(run.samples):
             label = f"samples ({len(run.samples)})" if i == 0 else None
-            left.axvline(s.derived["modelled_tflops"], color=colour, lw=1.2, alpha=0.8, label=label)
-        left.set(title=run.title, xlabel="modelled TFLOP/s", ylabel="strategies")
+            left.axvline(s.predicted, color=colour, lw=1.2, alpha=0.8, label=label)
+        left.set(title=run.title, xlabel=f"TFLOP/s by the {run.predicted_by}", ylabel="strategies")
         left.legend(loc="upper left", fontsize=8)
         if timed:
             right = panels[0][1]
-            modelled = [float(s.derived["modelled_tflops"]) for s in timed]
+            predicted = [s.predicted for s in timed]
             measured = [s.record.tflops for s in timed if s.record and s.record.tflops]
-            right.scatter(modelled, measured, color=colour)
-            right.set(xlabel="modelled TFLOP/s", ylabel="measured TFLOP/s", title=run.ranked_by)
+            right.scatter(predicted, measured, color=colour)
+            right.set(
+                xlabel=f"TFLOP/s by the {run.predicted_by}",
+                ylabel="measured TFLOP/s",
+                title=run.ranked_by,
+            )
         sns.despine(figure)
         figure.savefig(path, metadata={"Software": None})
         plt.close(figure)

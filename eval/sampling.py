@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ptxflow.compiler import ptxas
 from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.runtime import GpuInfo
-from ptxflow.env.cost import derived, model_tflops
+from ptxflow.env.cost import derived
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
 from ptxflow.eval.candidates import (
@@ -62,9 +62,7 @@ def compile_and_rank(
     ]
     emulations = emulate_all(built, jobs) if emulate else {}
     records = measure(definition, space, built, gpu) if gpu else {}
-    modelled = model_tflops(space.family, space.fields(), problem, device)
-    kept = np.array([space.code(b.strategy) for b in built], np.int64)
-    predicted = reward.tflops(space, kept) if built else np.zeros(0)
+    predicted = reward.tflops(space, space.codes)
     return Run(
         definition=definition.to_json(),
         known=definition.name in names() and load_definition(definition.name) == definition,
@@ -74,12 +72,9 @@ def compile_and_rank(
         axes=dict(axes),
         seed=seed,
         checkpoint=checkpoint,
-        modelled=modelled,
+        predicted=predicted,
         samples=rank(
-            [
-                _sample(kernel, tflops, space, scores, modelled, records, emulations)
-                for kernel, tflops in zip(built, predicted, strict=True)
-            ]
+            [_sample(kernel, space, scores, predicted, records, emulations) for kernel in built]
         ),
         refused=refused,
         predicted_by=reward.name,
@@ -89,10 +84,9 @@ def compile_and_rank(
 
 def _sample(
     kernel: CompiledKernel,
-    predicted: float,
     space: Space,
     scores: NDArray[np.float64],
-    modelled: NDArray[np.float64],
+    predicted: NDArray[np.float64],
     records: Mapping[str, Record],
     emulations: Mapping[str, Emulation],
 ) -> Sample:
@@ -102,8 +96,8 @@ def _sample(
         kernel=kernel,
         log_prob=float(scores[index]),
         derived=derived(space.family, strategy, space.problem, space.device),
-        model_rank=1 + int((modelled > modelled[index]).sum()),
-        predicted=float(predicted),
+        place=1 + int((predicted > predicted[index]).sum()),
+        predicted=float(predicted[index]),
         record=records.get(strategy.key),
         emulation=emulations.get(strategy.key),
     )

@@ -101,8 +101,8 @@ def test_what_is_written_agrees_with_itself(checkpoint: Path, tmp_path: Path) ->
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     kernels = summary["kernels"]
     assert len({k["key"] for k in kernels}) == 3 and summary["ranked_by"] == "model"
-    modelled = [k["modelled_tflops"] for k in kernels]
-    assert modelled == sorted(modelled, reverse=True)
+    predicted = [k["predicted_tflops"] for k in kernels]
+    assert predicted == sorted(predicted, reverse=True)
     solution = json.loads((tmp_path / "a" / "solution.json").read_text())
     assert solution["sources"][1]["content"] == f"// {kernels[0]['key']}\n"
     report = (tmp_path / "a" / f"{kernels[0]['file']}.report.md").read_text()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ptxflow.compiler.device import device
-from ptxflow.env.cost import model_tflops
-from ptxflow.env.reward import ModelReward, target
+from ptxflow.env.reward import Reward, target
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
+from ptxflow.eval.reward_source import build
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
 
@@ -33,6 +34,11 @@ def space(definition: str, m: int, name: str) -> Space:
     return enumerate_space(*find_problem(load(definition), {"M": m}), device(name))
 
 
+def reward_of(config: dict[str, Any], name: str) -> Reward:
+    """The reward that a policy was trained on, from the files it was trained on."""
+    return build(config["settings"]["reward"], name)[0]
+
+
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda p: p.stem)
 def test_distances_are_those_in_the_header(path: Path) -> None:
     result = read(path).config["result"]
@@ -50,7 +56,7 @@ def test_the_worst_distance_is_what_the_policy_gives(
     path = ROOT / "checkpoints" / f"gemm-{name.lower()}.safetensors"
     where = space(definition, int(m), name.lower())
     config = read(path).config
-    exact, _ = target(where, ModelReward(), config["train"]["tau"])
+    exact, _ = target(where, reward_of(config, name.lower()), config["train"]["tau"])
     ours = log_probs(load_policy(path), where)
     measured = 0.5 * np.abs(np.exp(ours) - np.exp(exact)).sum()
     assert measured == pytest.approx(float(distance), abs=1e-3)
@@ -68,7 +74,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     where = space(definition, int(m), name)
     policy = load_policy(ROOT / "checkpoints" / f"gemm-{name}.safetensors")
     scores = log_probs(policy, where)
-    modelled = model_tflops(where.family, where.fields(), where.problem, where.device)
+    modelled = reward_of(policy.about, name).tflops(where, where.codes)
     drawn = {
         where.strategy(int(c)).key: int(np.searchsorted(where.codes, c))
         for c in sample_distinct(policy, where, 8, seed=0)
