@@ -263,6 +263,11 @@ def slot(storage: UOp, stage: Value = 0, offset: Value = 0, extent: int | None =
     return UOp(Op.SLOT, (storage, value(stage), value(offset)), size)
 
 
+def rectangle(tensor: UOp, row: Value, column: Value, rows: int, columns: int) -> UOp:
+    """A rectangle of a tensor in global memory, in elements: what the lanes of a warp access."""
+    return UOp(Op.SLOT, (tensor, value(row), value(column)), (rows, columns))
+
+
 _ROOT = Path(__file__).resolve().parent.parent
 _INSIDE = {"compiler/ir.py", "compiler/lower.py"}
 

@@ -27,7 +27,10 @@ Choice = int | str
 
 @dataclass(frozen=True)
 class Problem:
-    """A definition with every axis bound; `flops` and `bytes` are the unavoidable work."""
+    """A definition with every axis bound; `flops` and `bytes` are the unavoidable work.
+
+    `constants` are what else its mathematics fixes, such as an epsilon.
+    """
 
     family: str
     definition: str
@@ -35,9 +38,13 @@ class Problem:
     dtype: str
     flops: float
     bytes: float
+    constants: tuple[tuple[str, float], ...] = ()
 
     def __getitem__(self, axis: str) -> int:
         return dict(self.axes)[axis]
+
+    def constant(self, name: str) -> float:
+        return dict(self.constants)[name]
 
     @property
     def intensity(self) -> float:

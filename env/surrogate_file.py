@@ -96,7 +96,7 @@ def read(path: Path) -> Surrogate:
 def _build(about: dict[str, Any], tensors: dict[str, Any], digest: str) -> Surrogate:
     layers = sum(name.endswith(".weight") for name in tensors)
     problems = [
-        Problem(**{**p, "axes": tuple((axis, size) for axis, size in p["axes"])})
+        Problem(**p | {key: tuple(map(tuple, p.get(key, ()))) for key in ("axes", "constants")})
         for p in about["problems"]
     ]
     ensemble = Ensemble(

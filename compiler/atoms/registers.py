@@ -160,9 +160,11 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
     count = use.src[-1].arg
     kind = "b32" if count == 1 else f"v{count}.b32"
     registers = text["src"] if count == 1 else f"{{{text['src']}}}"
+    offset, cache = use.arg.attr("offset"), use.arg.attr("cache")
+    place = f"%rda+{offset}" if offset else "%rda"
     return (
         f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('element')}, {text['base']};\n"
-        f"@{text['inside']} st.global.{kind} [%rda], {registers};"
+        f"@{text['inside']} st.global{cache and '.' + cache}.{kind} [{place}], {registers};"
     )
 
 
@@ -179,8 +181,9 @@ st_global = define(
         Scope.THREAD,
         Lanes.ALL,
         _store_text,
-        "9.7.9.11 st; index counts elements, `inside` is the bounds predicate of the lane",
+        "9.7.9.11 st; index counts elements, offset bytes, `inside` is the lane's bounds predicate",
         accesses=(Access("src", "r", GENERIC), Access("tile", "w", GENERIC)),
+        defaults=(("cache", ""), ("offset", 0)),
         rules=(
             Rule("it stores one, two or four registers", lambda u: u.src[-1].arg in (1, 2, 4)),
             Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),

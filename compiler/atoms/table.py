@@ -34,6 +34,7 @@ class Lanes(Enum):
 
 
 GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
+READ_ONLY = "read-only"  # reads of tensors that the kernel never writes: nothing need order them
 BOTH = ("sm_90a", "sm_100a")
 
 

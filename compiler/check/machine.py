@@ -7,7 +7,7 @@ several schedules (who runs first, how late asynchronous work lands) find parity
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Atom, atom
+from ptxflow.compiler.atoms.table import READ_ONLY, Atom, atom
 from ptxflow.compiler.check import explain
 from ptxflow.compiler.check.access import LANES
 from ptxflow.compiler.check.final import check_end
@@ -98,7 +98,8 @@ class Machine(Synchronisation):
         if self.info.dependent:
             self._after_the_grids_before(agent, node, row)
         for access in row.accesses:
-            self._access(agent, row, node, access, lanes)
+            if access.proxy != READ_ONLY:  # a static rule: nothing in the kernel writes there
+                self._access(agent, row, node, access, lanes)
         if row.orders:
             agent.epoch.clear()
         if row.effect:

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxflow.compiler.atoms.table import KINDS, STORAGE_OF, Atom, Lanes, Scope, atom
+from ptxflow.compiler.atoms.table import (
+    KINDS,
+    READ_ONLY,
+    STORAGE_OF,
+    Atom,
+    Lanes,
+    Scope,
+    atom,
+)
 from ptxflow.compiler.check.program import registers_at_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import KernelInfo, Op, Role, UOp, body_of, show
+from ptxflow.compiler.ir import KernelInfo, Op, Role, UOp, body_of, show, walk
 from ptxflow.compiler.lower import layout
 
 
@@ -32,7 +40,25 @@ def check_spec(kernel: UOp, device: Device) -> int:
     held = _budgets(kernel, device)
     for statement in kernel.src:
         held += _statement(statement, Place(whole), info)
-    return held
+    return held + _read_only(kernel)
+
+
+def _read_only(kernel: UOp) -> int:
+    """What is read through the read-only path is written nowhere in the kernel (9.7.9.9 ld.nc)."""
+    reads, written = list[tuple[UOp, UOp]](), dict[UOp, UOp]()
+    for _, node in walk(kernel):
+        row = atom(node.arg.atom) if node.op is Op.ATOM else None
+        for access in row.accesses if row else ():
+            storage = row.operand(node, access.operand).src[0] if row else node
+            if access.proxy == READ_ONLY:
+                reads.append((node, storage))
+            elif access.mode != "r":
+                written[storage] = node
+    for node, storage in reads:
+        if storage in written:
+            writer = written[storage]
+            _fail(node, f"reads as constant what {show(writer)} at {writer.site} writes")
+    return len(reads)
 
 
 def _fail(node: UOp, fact: str) -> None:

@@ -13,6 +13,9 @@ from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
 
 
+_HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
+
+
 def register_width(line: Line, index: int) -> int:
     """The width of the registers of an operand (loads and stores allow any of the size)."""
     operand = line.operand(index)
@@ -69,7 +72,7 @@ def own_offsets(w: Warp, at: Array) -> Array:
 
 
 @operation(
-    r"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?(?:\.L1::no_allocate)?"
+    rf"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?{_HINT}(?:\.L2::\d+B)?"
     r"(?:\.v([24]))?\.[busf](8|16|32|64)"
 )
 def load(line: Line) -> Step:
@@ -116,7 +119,7 @@ def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
     return out
 
 
-@operation(r"st\.(shared|shared::cta|global)(?:\.v([24]))?\.[busf](8|16|32|64)")
+@operation(rf"st\.(shared|shared::cta|global){_HINT}(?:\.v([24]))?\.[busf](8|16|32|64)")
 def store(line: Line) -> Step:
     line.count(2)
     space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[3])

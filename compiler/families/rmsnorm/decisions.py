@@ -1,0 +1,171 @@
+"""The decisions of an RMSNorm kernel, in construction order, and the rules that make them legal.
+
+`row_threads` threads share a row, `rows` rows lie side by side in a CTA, and every thread works on
+`rows_in_flight` such rows at a time. A thread takes vectors of a row, strided by the row's threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.rmsnorm.problem import PER_THREAD
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
+
+REGISTERS, REREAD = "registers", "reread"
+KEPT, EARLY, LATE = "kept", "early", "late"
+DEFAULT = "default"
+WARP = 32
+
+DECISIONS = (
+    Decision("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+    Decision("rows", (1, 2, 4, 8, 16, 32, 64), "rows side by side in a CTA"),
+    Decision("vector", (4, 8), "elements of one load: 8 or 16 bytes a lane"),
+    Decision("rows_in_flight", (1, 2, 4), "rows of a thread between two reductions"),
+    Decision("residency", (REGISTERS, REREAD), "where a row waits for its mean square"),
+    Decision("unroll", (1, 2, 4, 8), "vectors in flight where a row is read again"),
+    Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the rows; 0: no loop"),
+    Decision("weights", (KEPT, EARLY, LATE), "loaded once, or for each row before or after its sum"),
+    Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
+    Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
+    Decision("store_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of the output"),
+)
+
+
+def threads(f: Fields) -> Any:
+    """Of a CTA."""
+    return f.row_threads * f.rows
+
+
+def group_rows(f: Fields) -> Any:
+    """Rows that a CTA normalises at a time."""
+    return f.rows * f.rows_in_flight
+
+
+def groups(f: Fields, problem: Problem) -> Any:
+    return -(-problem["batch_size"] // group_rows(f))
+
+
+def vectors(f: Fields, problem: Problem) -> Any:
+    """Vectors of a row that a thread takes."""
+    return -(-problem["hidden_size"] // (f.row_threads * f.vector))
+
+
+def row_warps(f: Fields) -> Any:
+    """Warps that share a row; 1 where a warp holds whole rows."""
+    return np.maximum(f.row_threads // WARP, 1)
+
+
+def loops(f: Fields) -> Any:
+    """Whether a CTA strides over groups of rows."""
+    return f.ctas_per_sm > 0
+
+
+def smem_bytes(f: Fields) -> Any:
+    """One float32 for each warp of a row; twice where the next rows may overtake."""
+    sums = 4 * group_rows(f) * row_warps(f) * np.where(loops(f), 2, 1)
+    return np.where(row_warps(f) > 1, sums, 0)
+
+
+def registers(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread: what is held of its rows and of the weight, addresses, temporaries."""
+    n, packed = vectors(f, problem), f.vector // 2
+    summands = 1 + int(problem.constant("residual"))
+    kept = f.rows_in_flight * n * summands
+    rows = packed * np.where(f.residency == REGISTERS, kept, f.unroll * summands)
+    weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
+    return rows + weights + 2 * f.vector + 28 + 4 * f.rows_in_flight
+
+
+def register_limit(f: Fields, device: Device) -> Any:
+    share = device.registers_per_sm // threads(f) // 8 * 8
+    return np.minimum(share, device.registers_per_thread)
+
+
+def resources(f: Fields, problem: Problem, device: Device) -> Resources:
+    """What strategies take of an SM."""
+    held = -(-registers(f, problem) // 8) * 8
+    by_registers = device.registers_per_sm // (held * threads(f))
+    by_warps = device.warps_per_sm * WARP // threads(f)
+    by_smem = device.smem_per_sm // (smem_bytes(f) + device.smem_reserved)
+    occupancy = np.minimum(np.minimum(by_registers, by_warps), by_smem)
+    return Resources(
+        smem_bytes(f), held, threads(f), 0 * f.rows, np.minimum(occupancy, device.blocks_per_sm)
+    )
+
+
+def _rule(sentence: str, reads: str, legal: Any) -> Rule:
+    return Rule(sentence, tuple(reads.split()), legal)
+
+
+_SHAPE = "row_threads rows vector rows_in_flight residency unroll weights"
+RULES = (
+    _rule(
+        "a CTA has 32 to 1024 threads",
+        "row_threads rows",
+        lambda f, p, d: (threads(f) >= WARP) & (threads(f) <= d.threads_per_block),
+    ),
+    _rule(
+        "the hidden size is a multiple of the vector",
+        "vector",
+        lambda f, p, d: p["hidden_size"] % f.vector == 0,
+    ),
+    _rule(
+        "half as many threads would cover the row",
+        "row_threads vector",
+        lambda f, p, d: (f.row_threads // 2 * f.vector < p["hidden_size"]) | (f.row_threads == 4),
+    ),
+    _rule(
+        f"a thread takes at most {PER_THREAD} elements of a row",
+        "row_threads vector",
+        lambda f, p, d: vectors(f, p) * f.vector <= PER_THREAD,
+    ),
+    _rule(
+        "half as many rows would hold the batch",
+        "rows rows_in_flight row_threads",
+        lambda f, p, d: (group_rows(f) < 2 * p["batch_size"])
+        | ((threads(f) <= WARP) & (f.rows_in_flight == 1)),
+    ),
+    _rule(
+        "rows that are read again come one at a time",
+        "residency rows_in_flight",
+        lambda f, p, d: (f.residency == REGISTERS) | (f.rows_in_flight == 1),
+    ),
+    _rule(
+        "a row that stays in registers is loaded whole",
+        "residency unroll",
+        lambda f, p, d: (f.residency == REREAD) | (f.unroll == 1),
+    ),
+    _rule(
+        "a thread has fewer vectors than are unrolled",
+        "row_threads vector unroll",
+        lambda f, p, d: (f.unroll == 1) | (f.unroll <= vectors(f, p)),
+    ),
+    _rule(
+        "weights are kept where rows are, and a CTA has many",
+        "residency weights ctas_per_sm",
+        lambda f, p, d: (f.weights != KEPT) | ((f.residency == REGISTERS) & loops(f)),
+    ),
+    _rule(
+        "a row that is read again meets its weights then",
+        "residency weights",
+        lambda f, p, d: (f.residency == REGISTERS) | (f.weights == LATE),
+    ),
+    _rule(
+        "rows and weights exceed the registers of a thread",
+        _SHAPE,
+        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+    ),
+    _rule(
+        "a CTA that strides over the rows needs more of them than the first",
+        "rows rows_in_flight ctas_per_sm",
+        lambda f, p, d: (f.ctas_per_sm == 0) | (groups(f, p) > d.sms * f.ctas_per_sm),
+    ),
+    _rule(
+        "CTAs that stride over the rows are all resident",
+        f"{_SHAPE} ctas_per_sm",
+        lambda f, p, d: f.ctas_per_sm <= resources(f, p, d).occupancy,
+    ),
+)
