@@ -28,7 +28,7 @@ class Op(Enum):
     GLOBAL = auto()  # arg: Buffer, one argument tensor in global memory
     SLOT = auto()  # src: storage, stage, offset; arg: extent (GLOBAL: see gemm.output.region)
     ATOM = auto()  # arg: Use
-    LOOP = auto()  # src: var, start, stop, step, *body
+    LOOP = auto()  # src: var, start, stop, step, *body; arg: True where it is not to be unrolled
     IF = auto()  # src: condition, *body; arg: True where one elected lane runs the body
     ROLE = auto()  # arg: Role; src: body
     KERNEL = auto()  # arg: KernelInfo; src: prologue, roles and teardown, in program order
@@ -307,9 +307,12 @@ def flatten(body: Body) -> Iterator[UOp]:
         yield from flatten(part)
 
 
-def loop(index: UOp, stop: Value, *body: Body, start: Value = 0, step: Value = 1) -> UOp:
+def loop(
+    index: UOp, stop: Value, *body: Body, start: Value = 0, step: Value = 1, rolled: bool = False
+) -> UOp:
+    """A counted loop; `rolled`: the assembler must not unroll it, since the body already is."""
     src = (index, value(start), value(stop), value(step), *flatten(list(body)))
-    return UOp(Op.LOOP, src, None, call_site())
+    return UOp(Op.LOOP, src, rolled, call_site())
 
 
 def when(condition: UOp, *body: Body) -> UOp:

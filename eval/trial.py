@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy, Trial
 
 Tensors = dict[str, NDArray[np.generic]]
+Floats = NDArray[np.floating[Any]]
 LARGEST = 4  # of the integers: sums of up to 2^20 products are exact in float32
 ROOT_ERROR = 2.0**-16  # relative, of a value over its root mean square: see rmsnorm_case
 SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as it can
@@ -34,18 +35,18 @@ class Case(NamedTuple):
 
     tensors: Tensors
     output: str
-    low: NDArray[np.generic]
-    high: NDArray[np.generic]
+    low: Floats
+    high: Floats
 
 
 @dataclass(frozen=True)
 class Emulation:
     """What became of a kernel under the emulator.
 
-    `exact`: every value is as it must be under every schedule; `error` is one line where that is not so.
-    `hazards` are orderings that the ISA asks for and the kernel lacks, whatever its values are:
-    one line each, with the PTX statements concerned and the schedule that showed it. `seconds` are
-    of the processor, so that they do not depend on what else the machine does.
+    `exact`: every value is as it must be under every schedule; `error` is one line where that is
+    not so. `hazards` are orderings that the ISA asks for and the kernel lacks, whatever its values
+    are: one line each, with the PTX statements concerned and the schedule that showed it. `seconds`
+    are of the processor, so that they do not depend on what else the machine does.
     """
 
     axes: dict[str, int]
@@ -121,12 +122,14 @@ def quoted(hazard: str, ptx: str) -> str:
     return told if "`" in told else re.sub(r"\bline (\d+)\b", quote, told)
 
 
-def _plain(tensor: NDArray[np.generic]) -> NDArray[np.generic]:
+def _plain(tensor: NDArray[np.generic]) -> Floats:
     """Values of a tensor: bfloat16 travels as its bits."""
-    return from_bfloat16(tensor) if tensor.dtype == np.uint16 else tensor
+    if tensor.dtype == np.uint16:
+        return from_bfloat16(tensor)
+    return tensor.astype(tensor.dtype)
 
 
-def _stored(values: NDArray[np.floating], dtype: str) -> NDArray[np.generic]:
+def _stored(values: Floats, dtype: str) -> NDArray[np.generic]:
     """Values in a 16-bit type, as tensors hold them."""
     if dtype == "bfloat16":
         return to_bfloat16(values.astype(np.float32))
@@ -159,9 +162,11 @@ def rmsnorm_case(problem: Problem) -> Case:
     rng = np.random.default_rng([batch, hidden])
     names = ["hidden_states", *["residual"] * int(problem.constant("residual"))]
     sizes = np.exp2(rng.integers(-3, 4, (batch, 1)))
-    rows = {name: _stored(rng.normal(size=(batch, hidden)) * sizes, problem.dtype) for name in names}
+    rows = {
+        name: _stored(rng.normal(size=(batch, hidden)) * sizes, problem.dtype) for name in names
+    }
     weight = _stored(rng.normal(size=hidden), problem.dtype)
-    x = sum(_plain(row).astype(np.float32) for row in rows.values()).astype(np.float64)
+    x = np.sum([_plain(row) for row in rows.values()], axis=0, dtype=np.float32).astype(np.float64)
     root = np.sqrt(np.square(x).mean(-1, keepdims=True) + problem.constant("eps"))
     exact = x / root * _plain(weight).astype(np.float64)
     near = [exact * (1 + error) for error in (-ROOT_ERROR, ROOT_ERROR)]

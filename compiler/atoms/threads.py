@@ -5,6 +5,8 @@ Loads take the read-only path: the validator refuses them where the kernel store
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
@@ -103,88 +105,138 @@ unpack = define(
         rules=(Rule("two values of a register", lambda u: u.src[0].arg == 2 * u.src[1].arg),),
     )
 )
+
+
+def _squares_text(use: UOp, text: dict[str, str]) -> str:
+    """A predicate decides whether the sum begins anew; 0 and 1 are known here."""
+    dst, begun = text["dst"], text["accumulate"]
+    anew = {"0": f"mov.b32 {dst}, 0;", "1": ""}.get(begun, f"@!{begun} mov.b32 {dst}, 0;")
+    squares = [f"fma.rn.f32 {dst}, {s}, {s}, {dst};" for s in pieces(text["src"])]
+    return "\n".join([*filter(None, [anew]), *squares])
+
+
 sum_squares = define(
     Atom(
         "sum_squares",
-        (("dst", "frag"), ("src", "frag")),
+        (("dst", "frag"), ("src", "frag"), ("accumulate", "value")),
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"fma.rn.f32 {t['dst']}, {s}, {s}, {t['dst']};" for s in pieces(t["src"])
-        ),
-        "9.7.3.7 fma: each square is added with one rounding",
+        _squares_text,
+        "9.7.3.7 fma: each square is added with one rounding, to zero or to what was there",
         accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
         rules=(Rule("one register sums", lambda u: u.src[0].arg == 1),),
+    )
+)
+
+
+def _each(text: str) -> Callable[[UOp, dict[str, str]], str]:
+    """The text once for each register, with the operands' registers in step."""
+
+    def write(use: UOp, operands: dict[str, str]) -> str:
+        names = [name for name in ("dst", "src", "a", "b") if name in operands]
+        split = {name: pieces(operands[name]) for name in names}
+        count = len(split["dst"])
+        rows = ({n: held[i % len(held)] for n, held in split.items()} for i in range(count))
+        return "\n".join(text.format_map(row) for row in rows)
+
+    return write
+
+
+_ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
+_BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
+_OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
+_OF_ONE = (Access("src", "r", GENERIC), Access("dst", "w", GENERIC))
+
+sum_f32 = define(
+    Atom(
+        "sum_f32",
+        _BINARY,
+        Scope.THREAD,
+        Lanes.ALL,
+        _each("add.rn.f32 {dst}, {a}, {b};"),
+        "9.7.3.3 add",
+        accesses=_OF_TWO,
+        rules=(_ALIKE,),
     )
 )
 mul_f32 = define(
     Atom(
         "mul_f32",
-        (("dst", "frag"), ("src", "frag")),
+        _BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"mul.rn.f32 {d}, {d}, {s};"
-            for d, s in zip(pieces(t["dst"]), pieces(t["src"]), strict=True)
-        ),
+        _each("mul.rn.f32 {dst}, {a}, {b};"),
         "9.7.3.5 mul",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("as many registers as factors", lambda u: u.src[0].arg == u.src[1].arg),),
+        accesses=_OF_TWO,
+        rules=(_ALIKE,),
     )
 )
 scale_f32 = define(
     Atom(
         "scale_f32",
-        (("dst", "frag"), ("factor", "frag")),
+        _BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(f"mul.rn.f32 {d}, {d}, {t['factor']};" for d in pieces(t["dst"])),
+        _each("mul.rn.f32 {dst}, {a}, {b};"),
         "9.7.3.5 mul: every register by one factor",
-        accesses=(Access("factor", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("there is one factor", lambda u: u.src[1].arg == 1),),
+        accesses=_OF_TWO,
+        rules=(
+            Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
+            Rule("there is one factor", lambda u: u.src[2].arg == 1),
+        ),
     )
 )
+
+
+def _fma_text(use: UOp, text: dict[str, str]) -> str:
+    bits = {name: f"0f{use.arg.attr(name):08X}" for name in ("factor", "summand")}
+    return _each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
+
+
 fma_constants = define(
     Atom(
         "fma_constants",
-        (("dst", "frag"),),
+        (("dst", "frag"), ("src", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"fma.rn.f32 {d}, {d}, 0f{use.arg.attr('factor'):08X}, 0f{use.arg.attr('summand'):08X};"
-            for d in pieces(t["dst"])
-        ),
+        _fma_text,
         "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-        accesses=(Access("dst", "rw", GENERIC),),
+        accesses=_OF_ONE,
+        rules=(_ALIKE,),
     )
 )
 rsqrt = define(
     Atom(
         "rsqrt",
-        (("dst", "frag"),),
+        (("dst", "frag"), ("src", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(f"rsqrt.approx.ftz.f32 {d}, {d};" for d in pieces(t["dst"])),
+        _each("rsqrt.approx.ftz.f32 {dst}, {src};"),
         "9.7.3.17 rsqrt.approx: relative error 2^-22.9; subnormals count as zero",
-        accesses=(Access("dst", "rw", GENERIC),),
+        accesses=_OF_ONE,
         sass=("rsqrt.approx",),
+        rules=(_ALIKE,),
     )
 )
+
+
+def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
+    lanes = use.arg.attr("lanes")
+    return _each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
+
+
 shuffle_xor = define(
     Atom(
         "shuffle_xor",
         (("dst", "frag"), ("src", "frag")),
         Scope.WARP,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"shfl.sync.bfly.b32 {d}, {s}, {use.arg.attr('lanes')}, 31, 0xFFFFFFFF;"
-            for d, s in zip(pieces(t["dst"]), pieces(t["src"]), strict=True)
-        ),
+        _shuffle_text,
         "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        accesses=_OF_ONE,
         sass=("shfl.sync.bfly",),
         rules=(
-            Rule("as many registers as it moves", lambda u: u.src[0].arg == u.src[1].arg),
+            _ALIKE,
             Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
         ),
     )

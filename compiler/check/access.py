@@ -273,6 +273,8 @@ class Accesses:
                 if conflict is not None:
                     raise HazardError(explain.race(self, agent, node, access, history, conflict))
                 self._check_data(agent, node, access, history, region)
+                if kind is Op.FRAG and access.done == "now":
+                    self._check_sum(agent, node, access, history, region)
                 bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
                 event = bit.bit_length() - 1
                 boxed = node.arg.attr("box") and access.done == "mbar"
@@ -329,6 +331,23 @@ class Accesses:
                         f"{self.events[event]} put there",
                         "consume every stage, sum and value that is produced",
                     )
+
+    def _check_sum(
+        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+    ) -> None:
+        """Nothing is added to a sum that somebody has read, until it is begun anew."""
+        if access.mode == "r":
+            history.taken.append(region)
+        elif access.mode == "rw" and self._accumulates(agent, node):
+            if self._must_be_used(history.kind) and any(overlap(t, region) for t in history.taken):
+                self._refuse(
+                    agent,
+                    node,
+                    f"adds to {history.name}, which was read already",
+                    "read a sum when it is complete",
+                )
+        else:
+            history.taken = [t for t in history.taken if not overlap(t, region)]
 
     def _check_read(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region

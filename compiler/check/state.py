@@ -160,6 +160,7 @@ class History:
     past: list[Past] = field(default_factory=list)
     written: list[Region] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+    taken: list[Region] = field(default_factory=list)  # of sums: read since they were begun
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.

@@ -12,7 +12,6 @@ from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
 
-
 _HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
 
 

@@ -21,15 +21,22 @@ FORMS: dict[str, tuple[Any, ...]] = {  # of attributes; the others have one valu
     "n": (8, 64, 256),
     "shape": ("32x32b", "16x256b"),
 }
+HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults for them
+    "cache": ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last"),
+    "offset": (0, 128),
+    "prefetch": (0, 256),
+}
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
-    "box": (64, 8), "leader": True, "pipe": "bulk",
+    "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
+    "summand": 0x358637BD,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
-    ("movmatrix", "src"): 1,
+    ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("sum_squares", "dst"): 1,
+    ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
 }  # fmt: skip
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
@@ -50,12 +57,15 @@ MODULE = """
 
 def forms(row: Atom) -> list[str]:
     """Its text for every combination of what its form depends on."""
-    names = list(FORMS)
+    names, hinted = list(FORMS), [name for name in HINTS if name in dict(row.defaults)]
     texts: dict[str, None] = {}
+    hints = list(itertools.product(*(HINTS[name] for name in hinted)))
+    counts = (1, 2, 4) if row.name in ("st_global", "ld_global") else (4,)
     for chosen in itertools.product(*FORMS.values()):
-        for count in (1, 2, 4) if row.name == "st_global" else (4,):
-            attributes = ATTRIBUTES | dict(zip(names, chosen, strict=True))
-            texts[_text(row, attributes | dict(row.defaults), count)] = None
+        attributes = ATTRIBUTES | dict(zip(names, chosen, strict=True)) | dict(row.defaults)
+        for count, hint in itertools.product(counts, hints):
+            given = attributes | dict(zip(hinted, hint, strict=True))
+            texts[_text(row, given, count)] = None
     return list(texts)
 
 

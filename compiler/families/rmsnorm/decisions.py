@@ -27,7 +27,7 @@ DECISIONS = (
     Decision("residency", (REGISTERS, REREAD), "where a row waits for its mean square"),
     Decision("unroll", (1, 2, 4, 8), "vectors in flight where a row is read again"),
     Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the rows; 0: no loop"),
-    Decision("weights", (KEPT, EARLY, LATE), "loaded once, or for each row before or after its sum"),
+    Decision("weights", (KEPT, EARLY, LATE), "loaded once, or by row before or after its sum"),
     Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
     Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
     Decision("store_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of the output"),
@@ -70,11 +70,14 @@ def smem_bytes(f: Fields) -> Any:
 
 
 def registers(f: Fields, problem: Problem) -> Any:
-    """Registers of a thread: what is held of its rows and of the weight, addresses, temporaries."""
+    """Registers of a thread: what is held of its rows and of the weight, addresses, temporaries.
+
+    ptxas keeps rows in float32, also where they are written down to be widened twice.
+    """
     n, packed = vectors(f, problem), f.vector // 2
     summands = 1 + int(problem.constant("residual"))
-    kept = f.rows_in_flight * n * summands
-    rows = packed * np.where(f.residency == REGISTERS, kept, f.unroll * summands)
+    kept = f.rows_in_flight * n * f.vector
+    rows = np.where(f.residency == REGISTERS, kept, packed * f.unroll * summands)
     weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
     return rows + weights + 2 * f.vector + 28 + 4 * f.rows_in_flight
 
@@ -125,8 +128,9 @@ RULES = (
     _rule(
         "half as many rows would hold the batch",
         "rows rows_in_flight row_threads",
-        lambda f, p, d: (group_rows(f) < 2 * p["batch_size"])
-        | ((threads(f) <= WARP) & (f.rows_in_flight == 1)),
+        lambda f, p, d: (
+            (group_rows(f) < 2 * p["batch_size"]) | ((threads(f) <= WARP) & (f.rows_in_flight == 1))
+        ),
     ),
     _rule(
         "rows that are read again come one at a time",

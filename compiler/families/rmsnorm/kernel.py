@@ -9,14 +9,10 @@ turn: whoever writes one again has passed the barrier after which its last reade
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.rmsnorm.decisions import (
-    WARP as WARP_SIZE,
-)
 from ptxflow.compiler.families.rmsnorm.decisions import (
     DEFAULT,
     EARLY,
@@ -29,6 +25,9 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     smem_bytes,
     threads,
     vectors,
+)
+from ptxflow.compiler.families.rmsnorm.decisions import (
+    WARP as WARP_SIZE,
 )
 from ptxflow.compiler.families.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.ir import (
@@ -67,12 +66,16 @@ def float_bits(number: float) -> int:
 
 @dataclass(frozen=True)
 class Vector:
-    """Which vector of a thread: group of rows, row of the thread, vector of the chunk, chunk."""
+    """Which vector of a thread: group of rows, row of the thread, vector of the chunk, chunk.
+
+    `load`: which of the loads of the row brings it.
+    """
 
     group: UOp
     k: int
     j: int
     chunk: Value = 0
+    load: str = "loaded"
 
 
 class Kernel:
@@ -89,22 +92,29 @@ class Kernel:
         self.warps, self.group_rows = int(threads(f)) // WARP_SIZE, int(group_rows(f))
         self.smem_bytes, self.flight = int(smem_bytes(f)), int(s.rows_in_flight)
         self.at_once = self.vectors if self.kept else int(s.unroll)
-        self.packed = s.vector // 2  # registers of a vector
-        self.step = s.row_threads * s.vector  # elements of a row in one vector of each thread
+        self.row_threads, self.width = int(s.row_threads), int(s.vector)
+        self.packed = self.width // 2  # registers of a vector
+        self.step = self.row_threads * self.width  # elements of a row in a vector of each thread
         self._declare()
 
     def _declare(self) -> None:
-        s, n = self.s, self.at_once
-        held = self.flight * n * self.packed
-        self.x = {name: frag(name, held, "b32") for name in self.summands}
-        self.weight = frag("weight", n * self.packed, "b32")
-        self.wide = frag("wide", s.vector, "b32")  # a vector in float32
-        self.other = frag("other", s.vector, "b32")
-        self.out = frag("out", self.packed, "b32")
+        self.weight = frag("weight", self.at_once * self.packed, "b32")
         self.sum = frag("sum", self.flight, "b32")
         self.part = frag("part", self.flight, "b32")
+        self.scale = frag("scale", self.flight, "b32")
+        self.values: dict[str, UOp] = {}  # by what they are: see _value
         stages = 2 if self.loops else 1
         self.parts = smem("parts", self.smem_bytes // stages, stages, align=16)
+
+    def _value(self, name: str, index: int, count: int, width: int) -> UOp:
+        """The registers of one of `count` intermediate values of that name.
+
+        Each has its own, so that the validator misses whatever is not computed; ptxas lays them
+        over each other.
+        """
+        return slot(
+            self.values.setdefault(name, frag(name, count * width, "b32")), 0, index * width, width
+        )
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -115,17 +125,18 @@ class Kernel:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        registers = [self.weight, self.wide, self.other, self.out, self.sum, self.part]
-        shared = [self.parts] if self.row_warps > 1 else []
+        body = list(flatten([self._weights(KEPT), self._groups()]))
+        across = [self.parts, self.part] if self.row_warps > 1 else []
+        registers = [self.weight, self.sum, self.scale, *self.values.values()]
         info = KernelInfo(
             name=ENTRY,
             arch=self.device.arch,
             warps=self.warps,
             cluster=1,
             params=self.params,
-            storage=(*shared, *self.x.values(), *registers),
+            storage=(*across, *registers),
         )
-        return finish(info, *flatten([self._weights(KEPT), self._groups()]))
+        return finish(info, *body)
 
     def _groups(self) -> Body:
         if not self.loops:
@@ -145,7 +156,6 @@ class Kernel:
         return [
             [self._load(Vector(group, k, j)) for k, j in vectors],
             self._weights(EARLY),
-            at.mov(slot(self.sum), 0),
             [self._square(Vector(group, k, j)) for k, j in vectors],
             self.reduce(turn),
             self._weights(LATE),
@@ -157,10 +167,15 @@ class Kernel:
         trips = const(-(-self.vectors // self.at_once), "chunks")
         c, d = var("chunk"), var("chunk_again")
         first = [Vector(group, 0, j, c) for j in range(self.at_once)]
-        second = [Vector(group, 0, j, d) for j in range(self.at_once)]
+        second = [Vector(group, 0, j, d, "reloaded") for j in range(self.at_once)]
         return [
-            at.mov(slot(self.sum), 0),
-            loop(c, trips, [self._load(v) for v in first], [self._square(v) for v in first]),
+            loop(
+                c,
+                trips,
+                [self._load(v) for v in first],
+                [self._square(v) for v in first],
+                rolled=True,
+            ),
             self.reduce(turn),
             loop(
                 d,
@@ -168,6 +183,7 @@ class Kernel:
                 [self._load(v) for v in second],
                 [self._load_weight(v.j, d) for v in second],
                 [self._finish(v) for v in second],
+                rolled=True,
             ),
         ]
 
@@ -176,38 +192,39 @@ class Kernel:
     def _row(self, group: UOp, k: int) -> tuple[UOp, UOp, int]:
         """The lane's k-th row, the first row of its warp, and how many rows the warp has."""
         first = group * self.group_rows + k * self.s.rows
-        if self.s.row_threads >= WARP_SIZE:
+        if self.row_threads >= WARP_SIZE:
             row = first + WARP // self.row_warps
             return row, row, 1
-        count = WARP_SIZE // self.s.row_threads
+        count = WARP_SIZE // self.row_threads
         warp_row = first + WARP * count
-        return warp_row + LANE // self.s.row_threads, warp_row, count
+        return warp_row + LANE // self.row_threads, warp_row, count
 
     @property
     def _thread(self) -> UOp:
         """The lane's place among the threads of its row."""
-        if self.s.row_threads <= WARP_SIZE:
-            return LANE % self.s.row_threads
+        if self.row_threads <= WARP_SIZE:
+            return LANE % self.row_threads
         return WARP % self.row_warps * WARP_SIZE + LANE
 
     def _first(self, chunk: Value) -> UOp:
         """First element of a lane's first vector in a chunk."""
-        return self._thread * self.s.vector + value(chunk) * (self.at_once * self.step)
+        return self._thread * self.width + value(chunk) * (self.at_once * self.step)
 
     def _inside(self, j: int, chunk: Value) -> list[UOp]:
         """Whether a lane's vector lies in the row: nothing to ask where it always does."""
         extent = (j + 1 if self.kept else self.at_once) * self.step
-        if self.hidden >= extent if self.kept else self.hidden % extent == 0:
+        whole = self.hidden >= extent if self.kept else self.hidden % extent == 0
+        if whole:
             return []
         return [self._first(chunk) + j * self.step < self.hidden]
 
     def _access(self, name: str, v: Vector) -> tuple[UOp, UOp, UOp, UOp]:
         """Base, index, predicate and the warp's rectangle of a vector in a tensor of rows."""
         row, warp_row, rows = self._row(v.group, v.k)
-        lanes = min(self.s.row_threads, WARP_SIZE)
-        begin = WARP % self.row_warps * (WARP_SIZE * self.s.vector)
+        lanes = min(self.row_threads, WARP_SIZE)
+        begin = WARP % self.row_warps * (WARP_SIZE * self.width)
         column = begin + value(v.chunk) * (self.at_once * self.step) + v.j * self.step
-        place = rectangle(global_tensor(name), warp_row, column, rows, lanes * self.s.vector)
+        place = rectangle(global_tensor(name), warp_row, column, rows, lanes * self.width)
         inside = row < param("batch_size")
         for condition in self._inside(v.j, v.chunk):
             inside = inside & condition
@@ -217,9 +234,12 @@ class Kernel:
         """Bytes from a lane's first vector in a chunk to its j-th."""
         return int(j * self.step * ELEMENT)
 
-    def _raw(self, storage: UOp, k: int, j: int) -> UOp:
-        """The registers of a vector, two elements in each."""
-        return slot(storage, 0, (k * self.at_once + j) * self.packed, self.packed)
+    def _raw(self, tensor: str, v: Vector) -> UOp:
+        """The registers of a vector as it is loaded, two elements in each."""
+        return self._vector(f"{v.load}_{tensor}", v, self.packed)
+
+    def _raw_weight(self, j: int) -> UOp:
+        return slot(self.weight, 0, j * self.packed, self.packed)
 
     # -- loading ------------------------------------------------------------------------------
 
@@ -227,14 +247,14 @@ class Kernel:
         """A vector of everything that is summed to x."""
         return [
             at.ld_global(
-                self._raw(held, v.k, v.j),
+                self._raw(name, v),
                 *self._access(name, v),
                 element=ELEMENT,
                 offset=self._offset(v.j),
                 cache=_cache(self.s.load_cache),
                 prefetch=self.s.load_prefetch,
             )
-            for name, held in self.x.items()
+            for name in self.summands
         ]
 
     def _weights(self, when: str) -> Body:
@@ -246,7 +266,7 @@ class Kernel:
     def _load_weight(self, j: int, chunk: Value) -> UOp:
         column = value(chunk) * (self.at_once * self.step) + j * self.step
         return at.ld_global(
-            self._raw(self.weight, 0, j),
+            self._raw_weight(j),
             param("weight"),
             self._first(chunk),
             *(self._inside(j, chunk) or [const(1)]),
@@ -265,42 +285,64 @@ class Kernel:
     def _unpack(self, target: UOp, source: UOp) -> UOp:
         return at.unpack(target, source, dtype=self._dtype)
 
-    def _widen(self, v: Vector) -> list[UOp]:
-        """A vector of x, in float32: hidden_states, plus the residual if there is one."""
-        wide, other = slot(self.wide), slot(self.other)
-        first, *rest = (self._raw(held, v.k, v.j) for held in self.x.values())
-        out = [self._unpack(wide, first)]
-        for raw in rest:
-            out += [self._unpack(other, raw), at.add_f32(wide, other)]
-        return out
+    def _vector(self, name: str, v: Vector, width: int = 0) -> UOp:
+        """The registers of a value of that name for a vector."""
+        index = v.k * self.at_once + v.j
+        return self._value(name, index, self.flight * self.at_once, width or self.width)
+
+    def _widen(self, name: str, v: Vector) -> tuple[list[UOp], UOp]:
+        """Statements for a vector of x in float32, and where it is.
+
+        It is hidden_states, plus the residual if there is one; neither sum nor squares are rounded
+        to 16 bits.
+        """
+        out, parts = list[UOp](), list[UOp]()
+        for tensor in self.summands:
+            parts.append(self._vector(f"{name}_{tensor}", v))
+            out.append(self._unpack(parts[-1], self._raw(tensor, v)))
+        if len(parts) == 1:
+            return out, parts[0]
+        total = self._vector(f"{name}_x", v)
+        return [*out, at.sum_f32(total, *parts)], total
 
     def _square(self, v: Vector) -> list[UOp]:
         """Adds the squares of a vector of x to the sum of its row."""
-        return [*self._widen(v), at.sum_squares(slot(self.sum, 0, v.k, 1), slot(self.wide))]
+        widened, x = self._widen("first", v)
+        begun = const(1) if v.j else value(v.chunk).ne(0)
+        return [*widened, at.sum_squares(slot(self.sum, 0, v.k, 1), x, begun)]
 
     def reduce(self, turn: UOp) -> Body:
         """Sums of squares of the row's threads, to 1 / sqrt(mean + eps) in each of them."""
-        lanes = min(self.s.row_threads, WARP_SIZE)
-        out: list[Body] = [self._butterfly(self.sum, lanes)]
-        result = self.sum
+        out, total = self._butterfly("lanes", slot(self.sum), min(self.row_threads, WARP_SIZE))
         if self.row_warps > 1:
-            out.append(self._across_warps(turn))
-            result = self.part
-        factor, eps = 1 / self.hidden, self.problem.constant("eps")
-        root = slot(result)
-        out.append(at.fma_constants(root, factor=float_bits(factor), summand=float_bits(eps)))
-        return [*out, at.rsqrt(root)]
+            out += self._exchange(turn, total)
+            more, total = self._butterfly("warps", slot(self.part), self.row_warps)
+            out += more
+        mean = self._value("mean", 0, 1, self.flight)
+        bits = {
+            "factor": float_bits(1 / self.hidden),
+            "summand": float_bits(self.problem.constant("eps")),
+        }
+        return [*out, at.fma_constants(mean, total, **bits), at.rsqrt(slot(self.scale), mean)]
 
-    def _butterfly(self, storage: UOp, lanes: int) -> Iterator[UOp]:
-        """All-reduces the registers among groups of lanes, all of which add in the same order."""
-        spare = self.part if storage is self.sum else self.sum
-        while lanes > 1:
-            lanes //= 2
-            yield at.shuffle_xor(slot(spare), slot(storage), lanes=lanes)
-            yield at.add_f32(slot(storage), slot(spare))
+    def _butterfly(self, name: str, held: UOp, lanes: int) -> tuple[list[UOp], UOp]:
+        """Statements that add registers up over groups of lanes, and where every lane has the sum.
 
-    def _across_warps(self, turn: UOp) -> list[Body]:
-        """One lane of each warp leaves its part; all lanes take the parts of their row."""
+        Lanes of a group add in different orders and get the same: a + b is b + a at each step.
+        """
+        out: list[UOp] = []
+        steps = lanes.bit_length() - 1
+        for i in range(steps):
+            moved, added = (
+                self._value(f"{name}_{what}", i, steps, self.flight) for what in ("moved", "added")
+            )
+            out += [at.shuffle_xor(moved, held, lanes=lanes >> (i + 1))]
+            out += [at.sum_f32(added, held, moved)]
+            held = added
+        return out, held
+
+    def _exchange(self, turn: UOp, total: UOp) -> list[UOp]:
+        """One lane of each warp leaves its part; every lane takes a part of its row."""
         stage = turn % 2 if self.loops else const(0)
         row = WARP // self.row_warps
         stores, loads = [], []
@@ -308,29 +350,28 @@ class Kernel:
             first = (row + k * self.s.rows) * (4 * self.row_warps)
             mine = slot(self.parts, stage, first + WARP % self.row_warps * 4, 4)
             every = slot(self.parts, stage, first, 4 * self.row_warps)
-            stores.append(at.st_shared(mine, slot(self.sum, 0, k, 1)))
+            held = slot(total.src[0], 0, total.src[2] + k, 1)
+            stores.append(at.st_shared(mine, held))
             lane = LANE % self.row_warps * 4
             loads.append(at.ld_shared(slot(self.part, 0, k, 1), every, lane))
-        return [
-            single(*stores),
-            at.cta_sync(),
-            *loads,
-            *self._butterfly(self.part, self.row_warps),
-        ]
+        return [single(*stores), at.cta_sync(), *loads]
 
     def _finish(self, v: Vector) -> list[UOp]:
         """(x * scale) * weight, rounded once, to global memory."""
-        wide, other = slot(self.wide), slot(self.other)
-        scales = self.part if self.row_warps > 1 else self.sum
+        widened, x = self._widen("again", v)
+        scaled, weight, product = (
+            self._vector(name, v) for name in ("scaled", "wide_weight", "product")
+        )
+        out = self._vector("out", v, self.packed)
         return [
-            *self._widen(v),
-            at.scale_f32(wide, slot(scales, 0, v.k, 1)),
-            self._unpack(other, self._raw(self.weight, 0, v.j)),
-            at.mul_f32(wide, other),
-            at.pack(slot(self.out), wide, dtype=self._dtype),
+            *widened,
+            at.scale_f32(scaled, x, slot(self.scale, 0, v.k, 1)),
+            self._unpack(weight, self._raw_weight(v.j)),
+            at.mul_f32(product, scaled, weight),
+            at.pack(out, product, dtype=self._dtype),
             at.st_global(
                 *self._access("output", v),
-                slot(self.out),
+                out,
                 element=ELEMENT,
                 offset=self._offset(v.j),
                 cache=_cache(self.s.store_cache),

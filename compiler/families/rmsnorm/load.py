@@ -46,9 +46,7 @@ def costs(device: Device) -> Costs:
     try:
         return COSTS[device.name]
     except KeyError:
-        raise KeyError(
-            f"no rmsnorm costs for {device.name!r}; known: {', '.join(COSTS)}"
-        ) from None
+        raise KeyError(f"no rmsnorm costs for {device.name!r}; known: {', '.join(COSTS)}") from None
 
 
 def load(f: Fields, problem: Problem, device: Device) -> Load:

@@ -1,0 +1,86 @@
+"""RMSNorm kernels compute what the definition says, to the last rounding, tails included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ptxflow.compiler.emulator import emulate, from_bfloat16
+from ptxflow.compiler.ptx import write
+from ptxflow.eval import trial
+from ptxflow.eval.definition import load
+from ptxflow.eval.trial import ROOT_ERROR, rmsnorm_case, run_trial
+from tests.rmsnorm_cases import B200, CASES, H200, IDS, RMSNORM, problem, space, strategy
+
+WORKLOADS = [(h, r) for h in (128, 512, 1536, 2048, 4096, 7168, 56, 5000) for r in (False, True)]
+
+
+@pytest.mark.parametrize(("dev", "name", "hidden", "residual", "s"), CASES, ids=IDS)
+def test_every_path_is_right(dev, name, hidden, residual, s):  # type: ignore[no-untyped-def]
+    for dtype in ("bfloat16", "float16"):
+        result = run_trial(problem(hidden, 2048, residual, dtype), s, dev)
+        assert result.right, result
+
+
+@pytest.mark.parametrize(("hidden", "residual"), WORKLOADS)
+def test_sampled_strategies_are_right(hidden: int, residual: bool) -> None:
+    for dev, batch in ((H200, 3000), (B200, 5)):
+        p = problem(hidden, batch, residual)
+        found = space(p, dev)
+        for code in found.sample_uniform(2, np.random.default_rng(hidden)):
+            result = run_trial(p, found.strategy(int(code)), dev)
+            assert result.right, (found.strategy(int(code)), result)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 8, 9, 16])
+def test_one_kernel_serves_every_batch(batch: int) -> None:
+    """The text does not depend on the batch, and rows that do not exist are not touched."""
+    s, p = strategy(row_threads=8, rows=8), problem(64, 4096)
+    small = problem(64, batch)
+    ptx = write(RMSNORM.build(p, s, H200), H200)
+    assert ptx == write(RMSNORM.build(small, s, H200), H200)
+    tensors, output, low, high = rmsnorm_case(small)
+    report = emulate(ptx, RMSNORM.launch(p, s, H200), tensors, dict(small.axes))
+    values = from_bfloat16(tensors[output])
+    assert not report.hazards and ((low <= values) & (values <= high)).all()
+
+
+def test_the_expected_values_are_those_of_the_reference() -> None:
+    """Of the definition itself, in torch: the bounds hold it, and are an ulp apart at most."""
+    for name in ("rmsnorm_h512", "fused_add_rmsnorm_h2048"):
+        definition = load(name)
+        p = RMSNORM.problem(definition.to_json(), definition.bind({"batch_size": 9}))
+        tensors, _, low, high = rmsnorm_case(p)
+        inputs = [
+            torch.from_numpy(tensors[n].view(np.int16)).view(torch.bfloat16)
+            for n in definition.inputs
+        ]
+        expected = definition.reference()(*inputs).float().numpy()
+        assert ((low <= expected) & (expected <= high)).all()
+        assert (high - low <= 2.0**-7 * np.maximum(np.abs(low), np.abs(high))).all()
+        assert (low != high).mean() < 4 * ROOT_ERROR * 2**8  # near a tie of two roundings
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("0f3727C5AC", "0f358637BD"),  # eps 1e-6 for 1e-5
+        ("bfly.b32 %lanes_moved0, %sum0, 16", "bfly.b32 %lanes_moved0, %sum0, 8"),
+        ("%out0, %product1, %product0", "%out0, %product0, %product1"),  # halves swapped
+        ("0f3B000000", "0f3B010000"),  # one of 512 elements more or less
+    ],
+)
+def test_a_wrong_kernel_is_told_from_a_right_one(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    write_ptx = trial.write
+
+    def planted(kernel, device):  # type: ignore[no-untyped-def]
+        text = write_ptx(kernel, device)
+        assert old in text, text
+        return text.replace(old, new)
+
+    monkeypatch.setattr(trial, "write", planted)
+    result = run_trial(problem(512, 2048), strategy(), H200, (0,))
+    assert not result.right and result.error
