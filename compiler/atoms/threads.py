@@ -5,6 +5,7 @@ Loads take the read-only path: the validator refuses them where the kernel store
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms.table import (
@@ -108,11 +109,12 @@ unpack = define(
 
 
 def _squares_text(use: UOp, text: dict[str, str]) -> str:
-    """A predicate decides whether the sum begins anew; 0 and 1 are known here."""
-    dst, begun = text["dst"], text["accumulate"]
-    anew = {"0": f"mov.b32 {dst}, 0;", "1": ""}.get(begun, f"@!{begun} mov.b32 {dst}, 0;")
-    squares = [f"fma.rn.f32 {dst}, {s}, {s}, {dst};" for s in pieces(text["src"])]
-    return "\n".join([*filter(None, [anew]), *squares])
+    """A predicate decides whether the sums begin anew; 0 and 1 are known here."""
+    sums, begun = pieces(text["dst"]), text["accumulate"]
+    guard = "" if begun == "0" else f"@!{begun} "
+    anew = [] if begun == "1" else [f"{guard}mov.b32 {d}, 0;" for d in sums]
+    pairs = zip(itertools.cycle(sums), pieces(text["src"]), strict=False)
+    return "\n".join([*anew, *(f"fma.rn.f32 {d}, {s}, {s}, {d};" for d, s in pairs)])
 
 
 sum_squares = define(
@@ -122,9 +124,9 @@ sum_squares = define(
         Scope.THREAD,
         Lanes.ALL,
         _squares_text,
-        "9.7.3.7 fma: each square is added with one rounding, to zero or to what was there",
+        "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
         accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("one register sums", lambda u: u.src[0].arg == 1),),
+        rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
     )
 )
 
@@ -133,11 +135,12 @@ def _each(text: str) -> Callable[[UOp, dict[str, str]], str]:
     """The text once for each register, with the operands' registers in step."""
 
     def write(use: UOp, operands: dict[str, str]) -> str:
-        names = [name for name in ("dst", "src", "a", "b") if name in operands]
+        names: list[str] = [name for name in ("dst", "src", "a", "b") if name in operands]
         split = {name: pieces(operands[name]) for name in names}
-        count = len(split["dst"])
-        rows = ({n: held[i % len(held)] for n, held in split.items()} for i in range(count))
-        return "\n".join(text.format_map(row) for row in rows)
+        lines = []
+        for i in range(len(split["dst"])):
+            lines.append(text.format_map({n: held[i % len(held)] for n, held in split.items()}))
+        return "\n".join(lines)
 
     return write
 

@@ -66,7 +66,7 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
     ("old", "new"),
     [
         ("0f3727C5AC", "0f358637BD"),  # eps 1e-6 for 1e-5
-        ("bfly.b32 %lanes_moved0, %sum0, 16", "bfly.b32 %lanes_moved0, %sum0, 8"),
+        ("bfly.b32 %lanes_moved0, %own0, 16", "bfly.b32 %lanes_moved0, %own0, 8"),
         ("%out0, %product1, %product0", "%out0, %product0, %product1"),  # halves swapped
         ("0f3B000000", "0f3B010000"),  # one of 512 elements more or less
     ],

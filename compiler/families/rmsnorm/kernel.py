@@ -56,6 +56,7 @@ from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "rmsnorm"
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+CHAINS = 4  # sums of a thread for a row, so that additions need not wait for each other
 WEIGHT_CACHE = "L1::evict_last"  # every row reads it
 
 
@@ -99,7 +100,7 @@ class Kernel:
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
-        self.sum = frag("sum", self.flight, "b32")
+        self.sum = frag("sum", self.flight * CHAINS, "b32")
         self.part = frag("part", self.flight, "b32")
         self.scale = frag("scale", self.flight, "b32")
         self.values: dict[str, UOp] = {}  # by what they are: see _value
@@ -309,11 +310,28 @@ class Kernel:
         """Adds the squares of a vector of x to the sum of its row."""
         widened, x = self._widen("first", v)
         begun = const(1) if v.j else value(v.chunk).ne(0)
-        return [*widened, at.sum_squares(slot(self.sum, 0, v.k, 1), x, begun)]
+        return [*widened, at.sum_squares(slot(self.sum, 0, v.k * CHAINS, CHAINS), x, begun)]
+
+    def _join(self) -> tuple[list[UOp], UOp]:
+        """Statements that add the sums of each row of a thread, and where they are."""
+        out = list[UOp]()
+        halves, total = (
+            self._value(name, 0, 1, self.flight * width)
+            for name, width in (("half", 2), ("own", 1))
+        )
+        for k in range(self.flight):
+            pair, half = slot(halves.src[0], 0, 2 * k, 2), slot(halves.src[0], 0, 2 * k + 1, 1)
+            first, second = (slot(self.sum, 0, k * CHAINS + i, 2) for i in (0, 2))
+            out.append(at.sum_f32(pair, first, second))
+            one = slot(total.src[0], 0, k, 1)
+            out.append(at.sum_f32(one, slot(halves.src[0], 0, 2 * k, 1), half))
+        return out, total
 
     def reduce(self, turn: UOp) -> Body:
         """Sums of squares of the row's threads, to 1 / sqrt(mean + eps) in each of them."""
-        out, total = self._butterfly("lanes", slot(self.sum), min(self.row_threads, WARP_SIZE))
+        out, total = self._join()
+        more, total = self._butterfly("lanes", total, min(self.row_threads, WARP_SIZE))
+        out += more
         if self.row_warps > 1:
             out += self._exchange(turn, total)
             more, total = self._butterfly("warps", slot(self.part), self.row_warps)
