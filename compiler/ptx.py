@@ -324,9 +324,9 @@ class _Writer:
         leave = self._new("p")
         self._line(f"setp.ge.u32 {leave}, {held}, {limit};")
         self._line(f"@{leave} bra {done};")
-        if node.arg:
-            self._line('.pragma "nounroll";')
         self._line(f"{again}:")
+        if node.arg:
+            self._line('.pragma "nounroll";')  # ptxas looks for it behind the label
         self.scopes.append({index: held})
         self._block(body_of(node))
         self.scopes.pop()

@@ -79,7 +79,8 @@ def registers(f: Fields, problem: Problem) -> Any:
     kept = f.rows_in_flight * n * f.vector
     rows = np.where(f.residency == REGISTERS, kept, packed * f.unroll * summands)
     weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
-    return rows + weights + 2 * f.vector + 28 + 4 * f.rows_in_flight
+    addresses = np.where((f.residency == REGISTERS) & (n >= 32), 24, 0)
+    return addresses + rows + weights + 2 * f.vector + 28 + 4 * f.rows_in_flight
 
 
 def register_limit(f: Fields, device: Device) -> Any:
