@@ -30,8 +30,7 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space
 from ptxflow.eval.arguments import UsageError, find_problem, find_space
 from ptxflow.eval.definition import Definition
-from ptxflow.eval.records import Identity, Record, identity
-from ptxflow.eval.report import PEER
+from ptxflow.eval.records import Identity, Record, identity, peer_time
 from ptxflow.eval.worker import Worker, job
 
 Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
@@ -238,6 +237,7 @@ def make_record(
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
     peers = result.get("peers", {})
+    peer = peer_time(peers)
     checked = result.get("check", {})
     fields = candidate.strategy.fields()
     modelled = model_tflops(candidate.family, fields, candidate.problem, candidate.device)
@@ -257,7 +257,7 @@ def make_record(
         check=checked,
         latency_us=latency,
         peers=peers,
-        ratio=peers[PEER] / latency["median"] if latency and PEER in peers else None,
+        ratio=peer / latency["median"] if latency and peer else None,
         tflops=candidate.problem.flops / latency["median"] / 1e6 if latency else None,
         timing=result.get("timing", {}),
         modelled_tflops=float(modelled[0]),

@@ -40,6 +40,11 @@ class RecordError(RuntimeError):
     """The record file cannot be read or written; the message says why."""
 
 
+def peer_time(peers: Mapping[str, float]) -> float | None:
+    """The time that ratios are to: that of the first peer, if there is one."""
+    return next(iter(peers.values()), None)
+
+
 @dataclass(frozen=True)
 class Record:
     """One kernel's outcome on one device. Latencies are microseconds, clocks MHz."""
@@ -59,7 +64,7 @@ class Record:
     check: dict[str, Any] = field(default_factory=dict)  # seeds, errors, tolerance
     latency_us: dict[str, float] | None = None  # median, q1, q3, samples
     peers: dict[str, float] = field(default_factory=dict)  # peer -> median us in the same run
-    ratio: float | None = None  # torch.mm's median over ours: above 1 is faster than it
+    ratio: float | None = None  # the peer's median over ours: above 1 is faster than it
     tflops: float | None = None
     timing: dict[str, Any] = field(default_factory=dict)  # flush, rounds, SM clocks seen
     modelled_tflops: float | None = None

@@ -24,9 +24,7 @@ from ptxflow.env.measurements import (
     by_workload,
     load_measurements,
 )
-from ptxflow.eval.records import Record, RecordError, read_records
-
-PEER = "torch.mm"
+from ptxflow.eval.records import Record, RecordError, peer_time, read_records
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
@@ -54,14 +52,22 @@ def bench_table(records: Iterable[Record]) -> str:
     Where the best were refined, the best latency and the ratios shown are of those alone.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
-    for record in settled(records):
+    records = settled(records)
+    for record in records:
         axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
         groups.setdefault((record.definition, axes), []).append(record)
-    rows = [("definition", "axes", "right", "best us", f"{PEER} us", "best", "median", "ratios")]
+    peer = f"{peer_name(records)} us"
+    rows = [("definition", "axes", "right", "best us", peer, "best", "median", "ratios")]
     for (name, axes), group in groups.items():
         right = [r for r in group if r.status == "ok"]
         rows.append((name, axes, f"{len(right)}/{len(group)}", *_speed(right)))
     return align(rows)
+
+
+def peer_name(records: Iterable[Record]) -> str:
+    """What the kernels of the records were timed beside, for the head of a column."""
+    names = {next(iter(r.peers)) for r in records if r.peers}
+    return names.pop() if len(names) == 1 else "peer"
 
 
 def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str]:
@@ -72,7 +78,7 @@ def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str]:
     overall = median(r.ratio for r in timed if r.ratio is not None)
     timed = speaking(timed)
     latency = min(r.latency_us["median"] for r in timed if r.latency_us)
-    peer = median(r.peers[PEER] for r in timed)
+    peer = median(filter(None, (peer_time(r.peers) for r in timed)))
     ratios = sorted((r.ratio for r in timed if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
     return f"{latency:.1f}", f"{peer:.1f}", f"{ratios[0]:.2f}", f"{overall:.2f}", shown

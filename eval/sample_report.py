@@ -20,7 +20,7 @@ from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.eval.records import Record
-from ptxflow.eval.report import PEER, align
+from ptxflow.eval.report import align, peer_name
 from ptxflow.eval.trial import Emulation
 
 Json = dict[str, Any]
@@ -160,7 +160,9 @@ def _measured_json(record: Record | None) -> Json | None:
 def sample_table(run: Run) -> str:
     """The samples for the terminal and for report.md, one line each."""
     head = ["rank", "key", f"{run.predicted_by} TFLOP/s", "of best", "log p"]
-    head += ["status", "us", f"/ {PEER}", "TFLOP/s"] if run.measured else []
+    if run.measured:
+        peer = peer_name(sample.record for sample in run.samples if sample.record)
+        head += ["status", "us", f"/ {peer}", "TFLOP/s"]
     best = float(run.predicted.max())
     rows = [head]
     for position, sample in enumerate(run.samples, 1):

@@ -29,8 +29,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.candidates import Candidate, Settings, Workload, run_one
-from ptxflow.eval.records import Record
-from ptxflow.eval.report import PEER
+from ptxflow.eval.records import Record, peer_time
 from ptxflow.eval.worker import Worker, WorkerError, refine_job
 
 Json = dict[str, Any]
@@ -149,7 +148,7 @@ def make_task(workload: Workload, measured: Iterable[Record], again: bool = Fals
 
 
 def _score(latency: dict[str, float], peers: dict[str, float]) -> float:
-    return peers.get(PEER, 1.0) / latency["median"]
+    return (peer_time(peers) or 1.0) / latency["median"]
 
 
 class Schedule:

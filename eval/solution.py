@@ -195,7 +195,6 @@ def check_file(args: argparse.Namespace) -> int:
     """Run a Solution against the reference in a child process; prints one line per axes."""
     from ptxflow.compiler.runtime import gpu_info
     from ptxflow.eval.arguments import parse_axes, product
-    from ptxflow.eval.report import PEER
     from ptxflow.eval.worker import Worker
 
     data = read_solution(args.file)
@@ -214,8 +213,9 @@ def check_file(args: argparse.Namespace) -> int:
             right += outcome["status"] == "ok"
             line = outcome["status"] + (f": {outcome['detail']}" if outcome.get("detail") else "")
             if outcome["status"] == "ok":
-                us, peer = outcome["latency_us"]["median"], outcome["peers"].get(PEER)
-                line += f", {us:.1f} us" + (f", {peer / us:.2f} of {PEER}" if peer else "")
+                us = outcome["latency_us"]["median"]
+                beside = [f", {peer / us:.2f} of {name}" for name, peer in outcome["peers"].items()]
+                line += f", {us:.1f} us" + "".join(beside)
             print(f"{data['name']} {' '.join(f'{n}={v}' for n, v in axes.items())}: {line}")
     finally:
         worker.stop()
