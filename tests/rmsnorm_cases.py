@@ -39,8 +39,8 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 _BASE: dict[str, int | str] = {
     "row_threads": 64, "rows": 2, "vector": 8, "rows_in_flight": 1, "residency": "registers",
-    "unroll": 1, "ctas_per_sm": 0, "weights": "late", "load_cache": "default", "load_prefetch": 0,
-    "store_cache": "default",
+    "unroll": 1, "ctas_per_sm": 0, "load_ahead": 0, "barrier": "cta", "weights": "late",
+    "load_cache": "default", "load_prefetch": 0, "store_cache": "default",
 }  # fmt: skip
 
 
@@ -56,6 +56,11 @@ PATHS = {
     "all lanes of a CTA, in a loop": (8192, strategy(row_threads=1024, rows=1, ctas_per_sm=1)),
     "rows in flight, in a loop": (
         512, strategy(rows_in_flight=4, ctas_per_sm=2, weights="kept", load_cache="no_allocate")
+    ),
+    "rows are asked for ahead": (512, strategy(ctas_per_sm=2, load_ahead=1, weights="early")),
+    "rows meet on their own": (512, strategy(rows=4, barrier="row")),
+    "ahead, on their own, with a tail": (
+        520, strategy(rows=4, rows_in_flight=2, ctas_per_sm=2, load_ahead=1, barrier="row")
     ),
     "the last vector has a tail": (520, strategy(vector=4, store_cache="evict_first")),
     "read again": (1024, strategy(residency="reread", unroll=2, load_prefetch=128)),

@@ -282,6 +282,8 @@ class Accesses:
                 history.record(
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
                 )
+                if node.arg.attr("last") == access.operand:
+                    history.forget(region)
                 if access.done == "mbar" or (access.mode != "r" and self._must_be_used(kind)):
                     history.read(region)
                     history.unread.append(Unread(event, region, access.done == "mbar"))

@@ -196,6 +196,10 @@ class History:
                 self.written.append(new.region)
         self.past.append(new)
 
+    def forget(self, region: Region) -> None:
+        """What was there has been read for the last time: a later read needs a new write."""
+        self.written = [rest for w in self.written for rest in minus(w, region)]
+
     def read(self, region: Region) -> None:
         """Note that somebody reads a region: what is left of what was put there stays unread."""
         kept: list[Unread] = []

@@ -35,7 +35,7 @@ ATTRIBUTES = {
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
-    ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("sum_squares", "dst"): 4,
+    ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
 }  # fmt: skip
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}

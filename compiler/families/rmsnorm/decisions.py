@@ -17,6 +17,7 @@ from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
 REGISTERS, REREAD = "registers", "reread"
 KEPT, EARLY, LATE = "kept", "early", "late"
 DEFAULT = "default"
+ALL, ROW = "cta", "row"
 WARP = 32
 
 DECISIONS = (
@@ -27,6 +28,8 @@ DECISIONS = (
     Decision("residency", (REGISTERS, REREAD), "where a row waits for its mean square"),
     Decision("unroll", (1, 2, 4, 8), "vectors in flight where a row is read again"),
     Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the rows; 0: no loop"),
+    Decision("load_ahead", (0, 1), "the next rows are asked for before these are reduced"),
+    Decision("barrier", (ALL, ROW), "who meets to reduce a row: all warps of the CTA, or its own"),
     Decision("weights", (KEPT, EARLY, LATE), "loaded once, or by row before or after its sum"),
     Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
     Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
@@ -72,11 +75,12 @@ def smem_bytes(f: Fields) -> Any:
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: what is held of its rows and of the weight, addresses, temporaries.
 
-    ptxas keeps rows in float32, also where they are written down to be widened twice.
+    Rows are kept in float32.
     """
     n, packed = vectors(f, problem), f.vector // 2
     summands = 1 + int(problem.constant("residual"))
-    kept = f.rows_in_flight * n * f.vector
+    ahead = packed * summands * f.load_ahead  # of the next rows, as they are loaded
+    kept = f.rows_in_flight * n * (f.vector + ahead)
     rows = np.where(f.residency == REGISTERS, kept, packed * f.unroll * summands)
     weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
     addresses = np.where((f.residency == REGISTERS) & (n >= 32), 24, 0)
@@ -104,7 +108,7 @@ def _rule(sentence: str, reads: str, legal: Any) -> Rule:
     return Rule(sentence, tuple(reads.split()), legal)
 
 
-_SHAPE = "row_threads rows vector rows_in_flight residency unroll weights"
+_SHAPE = "row_threads rows vector rows_in_flight residency unroll load_ahead weights"
 RULES = (
     _rule(
         "a CTA has 32 to 1024 threads",
@@ -147,6 +151,18 @@ RULES = (
         "a thread has fewer vectors than are unrolled",
         "row_threads vector unroll",
         lambda f, p, d: (f.unroll == 1) | (f.unroll <= vectors(f, p)),
+    ),
+    _rule(
+        "rows are asked for ahead where a CTA has many and keeps them in registers",
+        "residency ctas_per_sm load_ahead",
+        lambda f, p, d: (f.load_ahead == 0) | ((f.residency == REGISTERS) & loops(f)),
+    ),
+    _rule(
+        "a barrier of a row is for several rows of several warps, and there are 15",
+        "row_threads rows barrier",
+        lambda f, p, d: (
+            (f.barrier == ALL) | ((row_warps(f) > 1) & (f.rows > 1) & (f.rows < d.named_barriers))
+        ),
     ),
     _rule(
         "weights are kept where rows are, and a CTA has many",

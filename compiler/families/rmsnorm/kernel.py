@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.rmsnorm.decisions import (
+    ALL,
     DEFAULT,
     EARLY,
     KEPT,
@@ -50,6 +51,7 @@ from ptxflow.compiler.ir import (
     special,
     value,
     var,
+    when,
 )
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.strategy import Problem, Strategy
@@ -89,6 +91,7 @@ class Kernel:
         fused = bool(problem.constant("residual"))
         self.summands = ("hidden_states", "residual") if fused else ("hidden_states",)
         self.loops, self.kept = bool(loops(f)), s.residency == REGISTERS
+        self.ahead = bool(s.load_ahead)
         self.vectors, self.row_warps = int(vectors(f, problem)), int(row_warps(f))
         self.warps, self.group_rows = int(threads(f)) // WARP_SIZE, int(group_rows(f))
         self.smem_bytes, self.flight = int(smem_bytes(f)), int(s.rows_in_flight)
@@ -100,7 +103,6 @@ class Kernel:
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
-        self.sum = frag("sum", self.flight * CHAINS, "b32")
         self.part = frag("part", self.flight, "b32")
         self.scale = frag("scale", self.flight, "b32")
         self.values: dict[str, UOp] = {}  # by what they are: see _value
@@ -128,7 +130,7 @@ class Kernel:
         """The lowered kernel."""
         body = list(flatten([self._weights(KEPT), self._groups()]))
         across = [self.parts, self.part] if self.row_warps > 1 else []
-        registers = [self.weight, self.sum, self.scale, *self.values.values()]
+        registers = [self.weight, self.scale, *self.values.values()]
         info = KernelInfo(
             name=ENTRY,
             arch=self.device.arch,
@@ -145,22 +147,40 @@ class Kernel:
         turn, ctas = var("turn"), special("ctas")
         groups = (param("batch_size") + (self.group_rows - 1)) // self.group_rows
         mine = (groups + ctas - 1 - CTAID) // ctas
-        return loop(turn, mine, self.normalise(CTAID + turn * ctas, turn))
+        group = CTAID + turn * ctas
+        if not self.ahead:
+            return loop(turn, mine, self.normalise(group, turn))
+        more = when(turn + 1 < mine, self._load_rows(group + ctas))
+        body = self.whole_rows(group, turn, [], [more])
+        return [when(const(0) < mine, self._load_rows(CTAID)), loop(turn, mine, body)]
 
     def normalise(self, group: UOp, turn: UOp) -> Body:
         """One group of rows."""
-        return self.whole_rows(group, turn) if self.kept else self.again(group, turn)
+        if self.kept:
+            return self.whole_rows(group, turn, self._load_rows(group), [])
+        return self.again(group, turn)
 
-    def whole_rows(self, group: UOp, turn: UOp) -> Body:
-        """The rows stay in registers between the sum and the scaling."""
-        vectors = [(k, j) for k in range(self.flight) for j in range(self.vectors)]
+    def _vectors(self, group: UOp) -> list[Vector]:
+        """All of a thread's, of rows that stay in registers."""
+        return [Vector(group, k, j) for k in range(self.flight) for j in range(self.vectors)]
+
+    def _load_rows(self, group: UOp) -> list[Body]:
+        return [self._load(v) for v in self._vectors(group)]
+
+    def whole_rows(self, group: UOp, turn: UOp, before: Body, after: Body) -> Body:
+        """The rows stay in registers between the sum and the scaling.
+
+        They are loaded `before`; `after` the squares, what they were loaded into is free.
+        """
+        vectors = self._vectors(group)
         return [
-            [self._load(Vector(group, k, j)) for k, j in vectors],
+            before,
             self._weights(EARLY),
-            [self._square(Vector(group, k, j)) for k, j in vectors],
+            [self._square(v) for v in vectors],
+            after,
             self.reduce(turn),
             self._weights(LATE),
-            [self._finish(Vector(group, k, j)) for k, j in vectors],
+            [self._finish(v) for v in vectors],
         ]
 
     def again(self, group: UOp, turn: UOp) -> Body:
@@ -258,9 +278,9 @@ class Kernel:
             for name in self.summands
         ]
 
-    def _weights(self, when: str) -> Body:
+    def _weights(self, time: str) -> Body:
         """The thread's part of the weight, if this is when the strategy loads it."""
-        if not self.kept or self.s.weights != when:
+        if not self.kept or self.s.weights != time:
             return None
         return [self._load_weight(j, 0) for j in range(self.vectors)]
 
@@ -291,7 +311,7 @@ class Kernel:
         index = v.k * self.at_once + v.j
         return self._value(name, index, self.flight * self.at_once, width or self.width)
 
-    def _widen(self, name: str, v: Vector) -> tuple[list[UOp], UOp]:
+    def _widen(self, v: Vector) -> tuple[list[UOp], UOp]:
         """Statements for a vector of x in float32, and where it is.
 
         It is hidden_states, plus the residual if there is one; neither sum nor squares are rounded
@@ -299,18 +319,30 @@ class Kernel:
         """
         out, parts = list[UOp](), list[UOp]()
         for tensor in self.summands:
-            parts.append(self._vector(f"{name}_{tensor}", v))
-            out.append(self._unpack(parts[-1], self._raw(tensor, v)))
+            parts.append(self._vector(f"{v.load}_wide_{tensor}", v))
+            out.append(at.unpack(parts[-1], self._raw(tensor, v), dtype=self._dtype, last="src"))
         if len(parts) == 1:
             return out, parts[0]
-        total = self._vector(f"{name}_x", v)
+        total = self._vector(f"{v.load}_x", v)
         return [*out, at.sum_f32(total, *parts)], total
 
+    def _sums(self, k: int, j: int) -> UOp:
+        """The sums of squares of a thread's row up to its j-th vector in registers."""
+        count = self.at_once if self.kept else 1
+        return self._value("sum", k * count + (j if self.kept else 0), self.flight * count, CHAINS)
+
     def _square(self, v: Vector) -> list[UOp]:
-        """Adds the squares of a vector of x to the sum of its row."""
-        widened, x = self._widen("first", v)
+        """Adds the squares of a vector of x to the sums of its row.
+
+        In a loop they go on in the same registers; elsewhere each vector has its own, so that the
+        validator misses one that is left out.
+        """
+        widened, x = self._widen(v)
+        sums = self._sums(v.k, v.j)
+        if self.kept and v.j:
+            return [*widened, at.add_squares(sums, self._sums(v.k, v.j - 1), x)]
         begun = const(1) if v.j else value(v.chunk).ne(0)
-        return [*widened, at.sum_squares(slot(self.sum, 0, v.k * CHAINS, CHAINS), x, begun)]
+        return [*widened, at.sum_squares(sums, x, begun)]
 
     def _join(self) -> tuple[list[UOp], UOp]:
         """Statements that add the sums of each row of a thread, and where they are."""
@@ -321,7 +353,8 @@ class Kernel:
         )
         for k in range(self.flight):
             pair, half = slot(halves.src[0], 0, 2 * k, 2), slot(halves.src[0], 0, 2 * k + 1, 1)
-            first, second = (slot(self.sum, 0, k * CHAINS + i, 2) for i in (0, 2))
+            sums = self._sums(k, self.vectors - 1)
+            first, second = (slot(sums.src[0], 0, sums.src[2] + i, 2) for i in (0, 2))
             out.append(at.sum_f32(pair, first, second))
             one = slot(total.src[0], 0, k, 1)
             out.append(at.sum_f32(one, slot(halves.src[0], 0, 2 * k, 1), half))
@@ -372,17 +405,24 @@ class Kernel:
             stores.append(at.st_shared(mine, held))
             lane = LANE % self.row_warps * 4
             loads.append(at.ld_shared(slot(self.part, 0, k, 1), every, lane))
-        return [single(*stores), at.cta_sync(), *loads]
+        return [single(*stores), *self._meet(row), *loads]
+
+    def _meet(self, row: UOp) -> list[UOp]:
+        """The warps of the CTA, or those of each row by a barrier of its own."""
+        if self.s.barrier == ALL:
+            return [at.cta_sync()]
+        meet = [at.named_sync(id=1 + r, threads=self.row_threads) for r in range(self.s.rows)]
+        return [when(row.eq(r), each) for r, each in enumerate(meet)]
 
     def _finish(self, v: Vector) -> list[UOp]:
         """(x * scale) * weight, rounded once, to global memory."""
-        widened, x = self._widen("again", v)
+        widened, x = self._widen(v)
         scaled, weight, product = (
             self._vector(name, v) for name in ("scaled", "wide_weight", "product")
         )
         out = self._vector("out", v, self.packed)
         return [
-            *widened,
+            *([] if self.kept else widened),
             at.scale_f32(scaled, x, slot(self.scale, 0, v.k, 1)),
             self._unpack(weight, self._raw_weight(v.j)),
             at.mul_f32(product, scaled, weight),
