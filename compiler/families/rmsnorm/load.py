@@ -13,6 +13,7 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     KEPT,
     LATE,
     REGISTERS,
+    ROW,
     group_rows,
     groups,
     loops,
@@ -34,7 +35,9 @@ class Costs:
     vector: float = 6.0  # and of a vector: addresses, loads, store
     issue: float = 128.0  # lanes of instructions an SM issues in a cycle
     shuffle: float = 30.0  # a step of a butterfly
-    barrier: float = 80.0  # between the warps of a row: store, barrier, load
+    barrier: float = 80.0  # between warps: store, barrier, load
+    warp: float = 4.0  # and for each warp that meets
+    branch: float = 6.0  # a barrier of a row that is not the warp's
     weight_latency: float = 300.0  # weights that are asked for after the sum, from L1 or L2
 
 
@@ -65,19 +68,19 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     rows = np.minimum(group_rows(f), problem["batch_size"])
     row = hidden * ELEMENT * inputs
     weights = np.where(f.weights == KEPT, 0, hidden * ELEMENT) * f.rows
-    step_bytes = (rows * row * passes + weights) / (chunks * passes)
-    lanes = threads(f) * vectors(f, problem) * f.rows_in_flight
-    work = lanes * (f.vector * c.element + c.vector) * passes / c.issue
+    fetched = rows * row * passes + weights
+    each = vectors(f, problem) * f.rows_in_flight * (f.vector * c.element + c.vector) * passes
+    steps = chunks * passes
     return Load(
         blocks=blocks,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
         tiles=-(-total // blocks),
-        steps=chunks * passes,
-        stages=1 + 0 * f.rows,
-        mma_cycles=work / (chunks * passes),
+        steps=steps,
+        stages=1 + f.load_ahead,
+        mma_cycles=each * threads(f) / c.issue / steps,
         smem_bytes=0 * f.rows,
-        l2_bytes=step_bytes,
-        issue_cycles=0 * f.rows,
+        l2_bytes=fetched / steps,
+        issue_cycles=each / steps,  # a warp issues one at a time
         epilogue_cycles=_reduction(f, c),
         overlap=0 * f.rows,
         dram_bytes=problem.bytes + 0 * f.rows,
@@ -88,7 +91,10 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 def _reduction(f: Fields, c: Costs) -> Any:
     """Cycles between the last load of a row and its first store."""
     steps = np.log2(np.minimum(f.row_threads, 32)) + np.log2(row_warps(f))
-    across = np.where(row_warps(f) > 1, c.barrier, 0)
+    alone = f.barrier == ROW
+    meeting = c.warp * np.where(alone, row_warps(f), threads(f) // 32)
+    across = c.barrier + meeting + c.branch * np.where(alone, f.rows, 0)
+    across = np.where(row_warps(f) > 1, across, 0)
     late = np.where(f.weights == LATE, c.weight_latency, 0)
     return c.shuffle * steps + across + late
 
