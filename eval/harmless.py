@@ -206,14 +206,44 @@ def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
 
 def _drains(kernel: UOp, mutant: Mutant) -> bool:
     """The loop that waits for all releases of a ring passes what else ends a thread's work."""
-    if mutant.operator != "move":
+    if mutant.operator not in ("swap", "move"):
         return False
+    ends = {"bulk_wait_read", "tcgen05_commit", "tma_store", "bulk_commit", *STORES}
     for node, other in (mutant.nodes, mutant.nodes[::-1]):
         inner = [n for _, n in walk(node)]
         drain = any(n.op is Op.LOOP and n.src[0].arg[0] == "drain" for n in inner)
         if drain and names(node) == {"mbar_wait"}:
-            return names(other) <= {"bulk_wait_read", "tcgen05_commit"}
+            return names(other) <= ends
     return False
+
+
+def _one_tile(kernel: UOp) -> bool:
+    """No loop over tiles."""
+    loops = (n.src[0].arg[0] for _, n in walk(kernel) if n.op is Op.LOOP)
+    return not any(name.startswith("tile_") for name in loops)
+
+
+def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
+    """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
+    if mutant.change != "as cluster_arrive_relaxed" or not _one_tile(kernel):
+        return False
+    prologue = takewhile(lambda node: node.op is not Op.ROLE, mutant.tree.src)
+    return _pairs(kernel, mutant) and any("cluster_arrive" in names(node) for node in prologue)
+
+
+def _last_release(kernel: UOp, mutant: Mutant) -> bool:
+    """In a block of one tile, the release of the last stage passes the wait for its last MMA."""
+    if mutant.operator not in ("swap", "move"):
+        return False
+    found = {frozenset(names(n)): n for n in mutant.nodes}
+    wait = found.get(frozenset({"wgmma_wait"}))
+    return (
+        wait is not None
+        and frozenset({"mbar_arrive_peer"}) in found
+        and wait.op is Op.ATOM
+        and wait.arg.attr("pending") == 0
+        and _one_tile(kernel)
+    )
 
 
 def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
@@ -364,6 +394,7 @@ HARMLESS = (
         _passing({"tma_store", "bulk_commit"}, {"pack", "tcgen05_ld", "tcgen05_wait_ld"}),
     ),
     Harmless("peers release stages until the thread ends, whatever else it does before", _drains),
+    Harmless("the last release of a stage only lets peers leave", _last_release),
     Harmless(
         "passing a turn says what was waited for, not what came of it",
         _about("turn", "mbar_wait"),
@@ -379,4 +410,5 @@ HARMLESS = (
     Harmless(
         "hands over tensor memory alone, which its own fences order", _tensor_memory_only
     ),
+    Harmless("hands over tensor memory alone, which its own fences order", _pair_leaves),
 )  # fmt: skip

@@ -242,8 +242,15 @@ class Accesses:
         if row.operand(node, access.operand).src[0].op is Op.SMEM:
             for (name, _), operand in zip(row.operands, node.src, strict=True):
                 if name == "rank":
-                    return [self.program.value(operand)(agent.env)]
+                    return [self.peer(agent, node, operand)]
         return [agent.cta]
+
+    def peer(self, agent: Agent, node: UOp, rank: UOp) -> int:
+        """The CTA of a rank."""
+        cta = self.program.value(rank)(agent.env)
+        if cta >= self.info.cluster:
+            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+        return cta
 
     def _masked(self, agent: Agent, node: UOp, mask: int) -> list[int]:
         """The CTAs of a multicast mask."""

@@ -67,9 +67,7 @@ class Synchronisation(Accesses):
             bar = self._barrier(agent, node, node.src[0], agent.cta)
             self._arrive(agent, node, bar, lanes, message, agent.known(), node.arg.attr("bytes", 0))
             return
-        cta = self.program.value(row.operand(node, "rank"))(agent.env)
-        if cta >= self.info.cluster:
-            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+        cta = self.peer(agent, node, row.operand(node, "rank"))
         bar = self._barrier(agent, node, node.src[0], cta)
         handed = message.relaxed(self.handed, self.asynchronous)
         if cta != agent.cta:
@@ -134,9 +132,7 @@ class Synchronisation(Accesses):
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
         sees them (PTX ISA 9.7.9.12: complete_tx releases at cluster scope)."""
         row = atom(node.arg.atom)
-        cta = self.program.value(row.operand(node, "rank"))(agent.env)
-        if cta >= self.info.cluster:
-            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+        cta = self.peer(agent, node, row.operand(node, "rank"))
         bits = agent.open.pop(f"tma {cta}").local
         bar = self._barrier(agent, node, row.operand(node, "bar"), cta, fenced=True)
         seen = agent.known() & self.observations

@@ -29,7 +29,7 @@ def test_best_of_is_the_mean_over_all_subsets() -> None:
 def test_refined_times_win_and_failures_do_not_count() -> None:
     rows = [row(1, 5.0), row(1, 6.0, timing_pass="refine"), row(2, 1.0, status="wrong")]
     assert relative_times(rows) == {(("tile", 1),): 0.6}
-    assert relative_times(reversed(rows)) == {(("tile", 1),): 0.6}
+    assert relative_times(rows[::-1]) == {(("tile", 1),): 0.6}
 
 
 def test_losses_are_against_the_best_of_the_sub_space() -> None:
