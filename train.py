@@ -280,6 +280,7 @@ def result_rows(
 
 def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> None:
     """Measure every workload, print the table, write the result, the plots and the export."""
+    from ptxflow.compiler.files import write_whole
     from ptxflow.eval.plots import distance_table, training_plots
     from ptxflow.eval.reward_source import title
     from ptxflow.gfn.checkpoint import write
@@ -297,9 +298,7 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
     reward = run.settings["reward"]
     result = {"device": run.settings["device"], "tau": run.trainer.config.tau, "reward": reward}
     result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
-    part = run.folder / (RESULT + ".tmp")
-    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, run.folder / RESULT)
+    write_whole(run.folder / RESULT, json.dumps(result, indent=1) + "\n")
     run.log("result", **summary)
     metrics = (run.folder / METRICS).read_text(encoding="utf-8").splitlines()
     training_plots([json.loads(line) for line in metrics], run.folder / "plots")

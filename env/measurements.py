@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.strategy import Choice
 
 FORMAT = 1
@@ -160,17 +159,7 @@ def write_tables(path: Path, tables: Iterable[Table]) -> None:
         json.dumps(t.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
         for t in tables
     )
-    payload = lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.numpy import load, save
 
 from ptxflow.compiler import families
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.observed import Observed
 from ptxflow.env.surrogate import (
@@ -55,16 +55,7 @@ def write(path: Path, surrogate: Surrogate) -> None:
     for i, probe in enumerate(surrogate.probes):
         tensors |= {f"probe.{i}.codes": probe.codes, f"probe.{i}.values": probe.values}
     data = save({k: np.ascontiguousarray(v) for k, v in tensors.items()}, {KEY: json.dumps(header)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, data)
 
 
 def read(path: Path) -> Surrogate:

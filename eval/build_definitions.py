@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
+from ptxflow.compiler.files import write_whole
 from ptxflow.eval.definition import FOLDER, Definition, DefinitionError, load
 from ptxflow.eval.references import source
 
@@ -39,9 +39,7 @@ def main() -> int:
     changed = stale()
     for path, text in changed.items():
         if not check:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, text)
         print(f"{'stale' if check else 'wrote'} {path.relative_to(FOLDER)}")
     total = len(list(FOLDER.glob("*/*.json")))
     print(f"{total} definitions, {len(changed)} {'stale' if check else 'written'}")

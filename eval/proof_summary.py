@@ -19,6 +19,7 @@ import numpy as np
 from ptxflow import __version__
 from ptxflow.compiler import ptxas
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.files import write_whole
 from ptxflow.eval.arguments import UsageError
 
 Summary = dict[str, Any]
@@ -63,9 +64,7 @@ def writable(path: Path) -> Path:
 
 def save(path: Path, summary: Summary) -> None:
     """Write a result, whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(summary, indent=1) + "\n")
 
 
 def read(path: Path) -> Summary:

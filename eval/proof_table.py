@@ -7,12 +7,12 @@ Reads what `prove` and `mutation` wrote with --out and prints one section a kind
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ptxflow.compiler.files import write_whole
 from ptxflow.eval import proof_summary, prove
 from ptxflow.eval.arguments import UsageError
 from ptxflow.eval.proof_summary import Summary, told
@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = args.into.read_text(encoding="utf-8")
         for name, text in made.items():
             page = placed(page, name, text)
-        part = args.into.with_name(f".{args.into.name}.{os.getpid()}")
-        part.write_text(page, encoding="utf-8")
-        os.replace(part, args.into)
+        write_whole(args.into, page)
     except (UsageError, OSError) as error:
         print(f"proof_table: {error}", file=sys.stderr)
         return 2

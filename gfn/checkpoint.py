@@ -7,7 +7,6 @@ Everything wrong with one raises `CheckpointError`, whose message is one line.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ptxflow.compiler.files import write_whole
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
 FORMAT = 1
@@ -52,15 +52,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     }
     tensors = {k: v.detach().contiguous() for k, v in checkpoint.tensors.items()}
     data = save(tensors, metadata={KEY: json.dumps(header)})
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, data)
 
 
 def read(path: Path) -> Checkpoint:

@@ -403,8 +403,6 @@ class Accesses:
                 self.foreign[cta] |= bit
             if lanes > 1 and kind is not Op.FRAG:
                 agent.apart |= bit
-            if cta != agent.cta:
-                self.foreign[cta] |= bit
             return
         if kind is Op.TMEM:
             self.handed |= bit
