@@ -68,6 +68,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="trained policy (default: the one for the device in checkpoints/)",
     )
+    add(
+        "--sharpness",
+        type=float,
+        metavar="B",
+        help="draw with the policy's probabilities to this power, renormalised: 1 samples its "
+        "target exp(TFLOPS/T), more comes nearer to the top, 0 draws uniformly (default: 2)",
+    )
     add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
     add(
         "--measure",
@@ -84,6 +91,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)  # fmt: skip
     if args.k < 1:
         parser.error(f"-k must be positive, not {args.k}")
+    if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
+        parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     return args
@@ -95,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     from ptxflow.eval.definition import load
     from ptxflow.eval.output import OutputFolder
     from ptxflow.eval.sampling import compile_and_rank
-    from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
+    from ptxflow.gfn.inference import SHARPNESS, load_policy, log_probs, sample_distinct
 
     device = find_device(args.device)
     definition = load(args.definition)
@@ -105,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = args.checkpoint or default_checkpoint(device.name)
     policy = load_policy(checkpoint)
     scores = log_probs(policy, space)
-    codes = sample_distinct(policy, space, args.k, args.seed)
+    sharpness = SHARPNESS if args.sharpness is None else args.sharpness
+    codes = sample_distinct(policy, space, args.k, args.seed, sharpness)
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")

@@ -17,6 +17,11 @@ from ptxflow.gfn.checkpoint import read, require_space
 from ptxflow.gfn.forest import Forest, family_shape, feature_names
 from ptxflow.gfn.network import PolicyNetwork
 
+# Over 15 brute-forced workloads on an H200 the best of 8 draws lost 0.5% at 1, 0.25% at 2 and 0.2%
+# at 3, the best of one 4.4%, 2.3% and 1.6%; on the two that were not trained the best of 8 lost
+# 1.7%, 1.6% and 1.8%: sharper draws trust a policy where it errs
+SHARPNESS = 2.0
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -47,15 +52,21 @@ def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
     return exact
 
 
-def sample_distinct(policy: Policy, space: Space, k: int, seed: int) -> NDArray[np.int64]:
+def sample_distinct(
+    policy: Policy, space: Space, k: int, seed: int, sharpness: float = SHARPNESS
+) -> NDArray[np.int64]:
     """Codes of min(k, len(space)) distinct strategies, drawn one after the other.
 
-    Each draw has the policy's probabilities renormalised over what is left: the largest of
-    log-probability plus Gumbel noise (Efraimidis-Spirakis, Gumbel-top-k).
+    Each draw has the policy's probabilities to the power of `sharpness`, renormalised over what is
+    left: the largest of the scaled log-probability plus Gumbel noise (Efraimidis-Spirakis,
+    Gumbel-top-k). Where the policy has its target, that is exp(sharpness TFLOPS / T): 1 samples the
+    target itself, more comes nearer to its top. Raises ValueError for k or a sharpness below 0.
     """
     if k < 1:
         raise ValueError(f"the number of samples must be positive, not {k}")
+    if not 0 <= sharpness < np.inf:
+        raise ValueError(f"the sharpness must be a number of at least 0, not {sharpness}")
     noise = np.random.default_rng(seed).gumbel(size=len(space))
-    keys = log_probs(policy, space) + noise
+    keys = sharpness * log_probs(policy, space) + noise
     codes: NDArray[np.int64] = space.codes[np.argsort(-keys, kind="stable")[:k]]
     return codes

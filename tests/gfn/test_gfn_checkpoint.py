@@ -129,7 +129,7 @@ def test_the_exported_policy_scores_as_the_trainer_does(
     assert np.array_equal(exact, ours.double().numpy())
 
 
-def test_distinct_samples_come_in_the_policys_proportions(state: Path, toy: SpaceOf) -> None:
+def test_distinct_samples_are_repeatable_and_complete(state: Path, toy: SpaceOf) -> None:
     policy, space = load_policy(state), toy(2)
     drawn = sample_distinct(policy, space, 8, seed=3)
     assert len(set(drawn.tolist())) == 8
@@ -139,8 +139,18 @@ def test_distinct_samples_come_in_the_policys_proportions(state: Path, toy: Spac
     assert sorted(sample_distinct(policy, space, 10**6, seed=0)) == space.codes.tolist()
     with pytest.raises(ValueError, match="positive"):
         sample_distinct(policy, space, 0, seed=0)
-    pairs = [sample_distinct(policy, space, 2, seed=s) for s in range(1500)]
-    probs = np.exp(log_probs(policy, space))
+    with pytest.raises(ValueError, match="sharpness"):
+        sample_distinct(policy, space, 2, seed=0, sharpness=-1.0)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 2.0])
+def test_distinct_samples_come_in_the_sharpened_proportions(
+    state: Path, toy: SpaceOf, sharpness: float
+) -> None:
+    policy, space = load_policy(state), toy(2)
+    pairs = [sample_distinct(policy, space, 2, seed=s, sharpness=sharpness) for s in range(1500)]
+    probs = np.exp(sharpness * log_probs(policy, space))
+    probs /= probs.sum()
     first = np.searchsorted(space.codes, [p[0] for p in pairs])
     top = int(probs.argmax())
     share, expected = (first == top).mean(), probs[top]
