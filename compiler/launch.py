@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import operator
+import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Expr = str  # over axis names, integers, + - * // % and min, max
@@ -81,12 +82,66 @@ class ScalarParam:
     kind: str = "scalar"
 
 
-Param = TensorMapParam | PointerParam | ScalarParam
+@dataclass(frozen=True)
+class InputParam:
+    """A scalar input of the definition, by value in 32 bits; an absent one (None) counts as 0.
+
+    `dtype` is float32, whose bits are passed, or int32.
+    """
+
+    name: str
+    dtype: str
+    kind: str = "input"
+
+
+@dataclass(frozen=True)
+class PresentParam:
+    """1 where the caller gives an optional input tensor, 0 where its pointer is null."""
+
+    tensor: str
+    kind: str = "present"
+
+
+@dataclass(frozen=True)
+class RandomParam:
+    """A word of the state of a counter-based generator: its seed's low and high word, 0 and 1, and
+    its offset's, 2 and 3. A launch moves the offset on by RANDOM_STEP."""
+
+    word: int
+    kind: str = "random"
+
+
+RANDOM_STEP = 4  # what offsets of torch's generator are multiples of
+Param = TensorMapParam | PointerParam | ScalarParam | InputParam | PresentParam | RandomParam
 _KINDS: dict[str, type[Param]] = {
     "tensor_map": TensorMapParam,
     "pointer": PointerParam,
     "scalar": ScalarParam,
+    "input": InputParam,
+    "present": PresentParam,
+    "random": RandomParam,
 }
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a launch is given besides tensors: scalar inputs by name, and a generator's state."""
+
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    seed: int = 0
+    offset: int = 0
+
+    def word(self, param: InputParam | RandomParam) -> int:
+        """The 32 bits of a parameter that is passed by value; KeyError for an unknown input."""
+        if isinstance(param, RandomParam):
+            return (self.seed | self.offset << 64) >> 32 * param.word & 0xFFFFFFFF
+        value = self.scalars[param.name] or 0
+        code = {"float32": "<f", "int32": "<i"}[param.dtype]
+        bits: int = struct.unpack("<I", struct.pack(code, value))[0]
+        return bits
+
+
+NO_ARGUMENTS = Arguments()
 
 
 def _param(data: Mapping[str, Any]) -> Param:

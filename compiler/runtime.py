@@ -16,9 +16,14 @@ from typing import Any
 
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.launch import (
+    NO_ARGUMENTS,
+    Arguments,
+    InputParam,
     Launch,
     Param,
     PointerParam,
+    PresentParam,
+    RandomParam,
     ScalarParam,
     TensorMapParam,
     evaluate,
@@ -166,12 +171,13 @@ class BoundLaunch:
         driver: Driver,
         function: ctypes.c_void_p,
         launch: Launch,
-        addresses: Mapping[str, int],
+        addresses: Mapping[str, int | None],
         axes: Mapping[str, int],
+        arguments: Arguments,
     ):
         self._driver, self._function, self._entry = driver, function, launch.entry
         self._storage: list[Any] = []
-        places = [self._place(p, addresses, axes) for p in launch.params]
+        places = [self._place(p, addresses, axes, arguments) for p in launch.params]
         self._params = (ctypes.c_void_p * max(len(places), 1))(*places)
         config = _LaunchConfig()
         config.grid = (ctypes.c_uint32 * 3)(*(evaluate(g, axes) for g in launch.grid))
@@ -184,19 +190,28 @@ class BoundLaunch:
             config.attribute_count = 1
         self.config = config
 
-    def _place(self, param: Param, addresses: Mapping[str, int], axes: Mapping[str, int]) -> int:
+    def _place(
+        self,
+        param: Param,
+        addresses: Mapping[str, int | None],
+        axes: Mapping[str, int],
+        arguments: Arguments,
+    ) -> int:
         """Host address of the parameter's value; the value stays alive with this launch."""
         match param:
             case TensorMapParam():
-                storage, start = encode_tensor_map(
-                    self._driver, param, addresses[param.tensor], axes
-                )
+                address = addresses[param.tensor] or 0
+                storage, start = encode_tensor_map(self._driver, param, address, axes)
                 self._storage.append(storage)
                 return start
             case PointerParam():
-                value: Any = ctypes.c_uint64(addresses[param.tensor])
+                value: Any = ctypes.c_uint64(addresses[param.tensor] or 0)
             case ScalarParam():
                 value = ctypes.c_uint32(evaluate(param.value, axes))
+            case PresentParam():
+                value = ctypes.c_uint32(addresses[param.tensor] is not None)
+            case InputParam() | RandomParam():
+                value = ctypes.c_uint32(arguments.word(param))
         self._storage.append(value)
         return ctypes.addressof(value)
 
@@ -243,9 +258,17 @@ class LoadedKernel:
                 note=f"{launch.entry} asks for {launch.smem_bytes} bytes of shared memory",
             )
 
-    def bind(self, addresses: Mapping[str, int], axes: Mapping[str, int]) -> BoundLaunch:
-        """The launch over the tensors at these device addresses, for these axis values."""
-        return BoundLaunch(self._driver, self._function, self.launch, addresses, axes)
+    def bind(
+        self,
+        addresses: Mapping[str, int | None],
+        axes: Mapping[str, int],
+        arguments: Arguments = NO_ARGUMENTS,
+    ) -> BoundLaunch:
+        """The launch over the tensors at these device addresses, for these axis values.
+
+        An optional tensor that is not given has the address None.
+        """
+        return BoundLaunch(self._driver, self._function, self.launch, addresses, axes, arguments)
 
     def unload(self) -> None:
         self._driver("cuModuleUnload", self._module)

@@ -185,12 +185,12 @@ def no_features(problem: Problem, device: Device) -> dict[str, float]:
 class Trip:
     """One abstract run: values for dimensions, parameters and specials, and what it must write.
 
-    `output` is (tensor, rows, columns): every element must be written by the simulated cluster.
+    `outputs` are (tensor, rows, columns): the simulated cluster must write every element of each.
     """
 
     name: str
     values: tuple[tuple[str, int], ...]
-    output: tuple[str, int, int] | None = None
+    outputs: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

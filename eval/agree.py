@@ -27,9 +27,9 @@ from ptxflow.compiler.ptx import write
 from ptxflow.compiler.runtime import LoadedKernel, RuntimeUnavailable, require_gpu
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.cases import case_of
 from ptxflow.eval.definition import DefinitionError, names
 from ptxflow.eval.survey import draw
-from ptxflow.eval.trial import CASES
 
 TIMEOUT = 60.0  # seconds for one kernel, emulation included
 
@@ -54,7 +54,8 @@ def compare(task: tuple[Problem, Strategy, Device]) -> Agreement:
         launch = replace(launch, grid=(str(small.blocks), "1", "1"))
     axes = dict(small.problem.axes)
     kernel = LoadedKernel(launch, cache.assemble(ptx, device.arch).cubin)
-    tensors, output, *_ = CASES[strategy.family](small.problem)
+    case = case_of(small.problem)
+    tensors, (output,) = case.tensors, case.expected
     rng = np.random.default_rng(axes["K"])
     normal = {
         name: t if name == output else rng.standard_normal(t.shape).astype(t.dtype)

@@ -18,13 +18,24 @@ from typing import Any
 
 from ptxflow import __version__
 from ptxflow.compiler.device import DEVICES, Device
-from ptxflow.compiler.launch import Launch, Param, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import (
+    RANDOM_STEP,
+    InputParam,
+    Launch,
+    Param,
+    PointerParam,
+    PresentParam,
+    RandomParam,
+    ScalarParam,
+    TensorMapParam,
+)
 from ptxflow.eval.definition import Definition, DefinitionError, load
 
 START, END = "# ---- copied from here ----\n", "# ---- copied to here ----\n"
 ENTRY_POINT = "main.py::run"
 AUTHOR = "ptxflow"
 CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+_C_TYPES = {"float32": "float", "int32": "int32"}
 FIELDS = ("name", "definition", "author", "spec", "sources")
 
 
@@ -65,16 +76,14 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
     tensors = ", ".join([*definition.inputs, *definition.outputs])
     inputs = ", ".join(definition.inputs)
     outputs = ", ".join(definition.outputs)
-    expected = "\n".join(
-        f'    expect("{n}", {n}, torch.{t.dtype}, {_shape(t.shape or ())})'
-        for n, t in definition.inputs.items()
-    )
+    expected = "\n".join(_expectations(definition, launch))
     made = "\n".join(
         f"    {n} = torch.empty({_shape(t.shape or ())}, dtype=torch.{t.dtype}, "
         f"device={next(iter(definition.inputs))}.device)"
         for n, t in definition.outputs.items()
     )
     parameters = "\n".join(f"        {_parameter(p)}," for p in launch.params)
+    step = RANDOM_STEP if any(isinstance(p, RandomParam) for p in launch.params) else 0
     return f'''"""{definition.name} for {device.arch}: launches the kernel in kernel.ptx.
 
 Made by ptxflow {__version__}; strategy {key}.
@@ -87,6 +96,7 @@ BLOCK = {launch.block}
 CLUSTER = {tuple(launch.cluster)!r}
 SMEM_BYTES = {launch.smem_bytes}
 CAPABILITY = {CAPABILITY[device.arch]!r}
+RANDOM_STEP = {step}
 
 
 def geometry({tensors}):
@@ -106,6 +116,17 @@ def run({inputs}):
     launch(geometry, ({tensors}))
     return {outputs}
 '''
+
+
+def _expectations(definition: Definition, launch: Launch) -> list[str]:
+    """A line for each input tensor; those that a caller may leave out are checked where given."""
+    optional = {p.tensor for p in launch.params if isinstance(p, PresentParam)}
+    lines = []
+    for name, t in definition.inputs.items():
+        if t.shape is not None:
+            check = f'expect("{name}", {name}, torch.{t.dtype}, {_shape(t.shape)})'
+            lines.append(f"    {f'{name} is None or ' if name in optional else ''}{check}")
+    return lines
 
 
 def _shape(axes: Sequence[str]) -> str:
@@ -143,12 +164,19 @@ def _parameter(param: Param) -> str:
             return f"pointer({param.tensor})"
         case ScalarParam():
             return f"scalar({param.value})"
+        case PresentParam():
+            return f"scalar({param.tensor} is not None)"
+        case InputParam():
+            return f"given({param.name}, ctypes.c_{_C_TYPES[param.dtype]})"
+        case RandomParam():
+            return f"random({param.word})"
 
 
 def _check_names(definition: Definition) -> None:
     """Axes and tensors become Python names in main.py: they must be names, and all different."""
     names = [*definition.axes, *definition.inputs, *definition.outputs]
     reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
+    reserved |= {"tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
             raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")

@@ -36,6 +36,7 @@ class LaunchConfig(ctypes.Structure):
 
 Place = tuple[int, Any]  # a parameter's host address, and what keeps it alive
 
+words = (ctypes.c_uint32 * 4)()  # of the generator's state at this launch: seed, offset
 cuda: Any = None  # libcuda, once it is needed
 functions: dict[int, Any] = {}  # by device index: the kernel loaded there
 launches: dict[tuple[Any, ...], Any] = {}  # by tensor addresses and shapes: the prepared launch
@@ -100,14 +101,33 @@ def tensor_map(
     return start, storage
 
 
-def pointer(tensor: torch.Tensor) -> Place:
-    value = ctypes.c_uint64(tensor.data_ptr())
+def pointer(tensor: torch.Tensor | None) -> Place:
+    value = ctypes.c_uint64(0 if tensor is None else tensor.data_ptr())
     return ctypes.addressof(value), value
 
 
 def scalar(number: int) -> Place:
     value = ctypes.c_uint32(number)
     return ctypes.addressof(value), value
+
+
+def given(value: float | None, kind: Any) -> Place:
+    """A scalar input in 32 bits; None counts as 0."""
+    held = kind(0 if value is None else value)
+    return ctypes.addressof(held), held
+
+
+def random(word: int) -> Place:
+    """A word of the generator's state; every launch puts the present one there."""
+    return ctypes.addressof(words) + 4 * word, words
+
+
+def draw(device: torch.device) -> None:
+    """Take the state of torch's generator of the device, and move its offset on."""
+    generator = torch.cuda.default_generators[device.index]
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + RANDOM_STEP)
+    words[:] = [n & 0xFFFFFFFF for n in (seed, seed >> 32, offset, offset >> 32)]
 
 
 def prepare(grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, Any]:
@@ -123,17 +143,22 @@ def prepare(grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, A
     return config, addresses, parameters
 
 
-def launch(geometry: Any, tensors: tuple[torch.Tensor, ...]) -> None:
-    """Run the kernel on the current stream; `geometry(*tensors)` gives grid and parameters."""
-    device = tensors[0].device
+def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
+    """Run the kernel on the current stream; `geometry(*arguments)` gives grid and parameters.
+
+    Arguments are tensors, the first of them given, and numbers; either may be None.
+    """
+    device = arguments[0].device
     with torch.cuda.device(device):
         if device.index not in functions:
             functions[device.index] = load(device)
-        key = tuple((t.data_ptr(), *t.shape) for t in tensors)
+        key = tuple((a.data_ptr(), *a.shape) if hasattr(a, "shape") else a for a in arguments)
         if key not in launches:
             if len(launches) >= MAX_LAUNCHES:
                 launches.clear()
-            launches[key] = prepare(*geometry(*tensors))
+            launches[key] = prepare(*geometry(*arguments))
+        if RANDOM_STEP:
+            draw(device)
         config, addresses, _ = launches[key]
         config.stream = torch.cuda.current_stream().cuda_stream
         function = functions[device.index]
@@ -162,4 +187,4 @@ def expect(name: str, tensor: torch.Tensor, dtype: Any, shape: tuple[int, ...]) 
 
 
 # ---- copied to here ----
-ENTRY, BLOCK, CLUSTER, SMEM_BYTES, CAPABILITY = "", 0, (1, 1, 1), 0, (0, 0)
+ENTRY, BLOCK, CLUSTER, SMEM_BYTES, CAPABILITY, RANDOM_STEP = "", 0, (1, 1, 1), 0, (0, 0), 0

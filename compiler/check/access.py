@@ -299,7 +299,7 @@ class Accesses:
     def _must_be_used(self, kind: Op) -> bool:
         """Whether sums and values may not be overwritten or left unread: this run says what it
         computes, so nothing else is worth computing."""
-        return self.trip.output is not None and kind in (Op.FRAG, Op.TMEM, Op.SMEM)
+        return bool(self.trip.outputs) and kind in (Op.FRAG, Op.TMEM, Op.SMEM)
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""

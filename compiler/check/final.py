@@ -91,14 +91,12 @@ def _left_over(machine: Machine, cta: int) -> None:
 
 
 def _check_output(machine: Machine) -> None:
-    if machine.trip.output is None:
-        return
-    name, rows, columns = machine.trip.output
-    for history, region in machine.bands(name, 0, 0, rows, columns):
-        left = uncovered(region, history.written)
-        if left:
-            r0, r1, c0, c1 = left[0]
-            raise HazardError(
-                f"{name}: rows {r0}..{r1 - 1}, columns {c0}..{c1 - 1} are never written "
-                f"[{machine.trip.name}]; fix: cover every tile"
-            )
+    for name, rows, columns in machine.trip.outputs:
+        for history, region in machine.bands(name, 0, 0, rows, columns):
+            left = uncovered(region, history.written)
+            if left:
+                r0, r1, c0, c1 = left[0]
+                raise HazardError(
+                    f"{name}: rows {r0}..{r1 - 1}, columns {c0}..{c1 - 1} are never written "
+                    f"[{machine.trip.name}]; fix: cover every tile"
+                )

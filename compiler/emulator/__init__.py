@@ -33,7 +33,7 @@ from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
 from ptxflow.compiler.emulator.warp import Array
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch
 
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 _INSTRUCTIONS = (
@@ -65,14 +65,16 @@ def emulate(
     seed: int = 0,
     clusters: Sequence[int] | None = None,
     grid: int | None = None,
+    arguments: Arguments = NO_ARGUMENTS,
 ) -> Report:
     """Run a kernel; its output tensors are written in place.
 
-    `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits).
-    `seed` picks a schedule: 0 lets everything land as late as it can, others mix. `clusters` runs
-    some clusters of the grid only; `grid` (CTAs along x) replaces the launch's, for persistent
-    kernels. Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a
-    launch that does not fit the kernel.
+    `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits);
+    an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
+    can, others mix. `clusters` runs some clusters of the grid only; `grid` (CTAs along x) replaces
+    the launch's, for persistent kernels. `arguments` are what parameters take besides tensors.
+    Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
+    does not fit the kernel.
     """
     program = Program(parse(ptx))
-    return Machine(program, launch, tensors, axes, seed, grid).run(clusters)
+    return Machine(program, launch, tensors, axes, seed, grid, arguments).run(clusters)

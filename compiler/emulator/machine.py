@@ -34,8 +34,12 @@ from ptxflow.compiler.emulator.race import Access, Races, shorten
 from ptxflow.compiler.emulator.tensormap import TensorMap
 from ptxflow.compiler.emulator.warp import Array, Warp
 from ptxflow.compiler.launch import (
+    Arguments,
+    InputParam,
     Launch,
     PointerParam,
+    PresentParam,
+    RandomParam,
     ScalarParam,
     TensorMapParam,
     evaluate,
@@ -167,6 +171,7 @@ class Machine:
         axes: Mapping[str, int],
         seed: int,
         grid: int | None,
+        arguments: Arguments,
     ):
         self.program, self.module, self.launch = program, program.module, launch
         self.memory = Global(tensors)
@@ -178,7 +183,7 @@ class Machine:
         self.launch_registers = self._launch_registers()
         self.maps: dict[int, TensorMap] = {}
         self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
-        self._bind(axes)
+        self._bind(axes, arguments)
         self.rng = random.Random(seed) if seed else None
         self.strict = seed % 2 == 1  # a warp runs only when none before it can
         self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
@@ -217,8 +222,9 @@ class Machine:
         asked = [i for i in self.module.code if i.opcode.startswith("setmaxnreg")]
         return max((i.operands[0].value for i in asked), default=255)  # type: ignore[union-attr]
 
-    def _bind(self, axes: Mapping[str, int]) -> None:
+    def _bind(self, axes: Mapping[str, int], arguments: Arguments) -> None:
         declared = self.module.parameters
+        optional = {p.tensor for p in self.launch.params if isinstance(p, PresentParam)}
         if len(declared) != len(self.launch.params):
             raise ValueError(f"{len(declared)} parameters, {len(self.launch.params)} launched")
         for parameter, value in zip(declared, self.launch.params, strict=True):
@@ -229,9 +235,15 @@ class Machine:
                         raise ValueError(f"parameter {parameter.name}: not .align 64, 128 bytes")
                     self.maps[at] = tensormap.encode(value, self.memory.named[value.tensor], axes)
                 case PointerParam():
-                    self.constants[at] = (8, self.memory.named[value.tensor].base)
+                    given = value.tensor in self.memory.named or value.tensor not in optional
+                    base = self.memory.named[value.tensor].base if given else 0
+                    self.constants[at] = (8, base)
                 case ScalarParam():
                     self.constants[at] = (parameter.bytes, evaluate(value.value, axes))
+                case PresentParam():
+                    self.constants[at] = (4, int(value.tensor in self.memory.named))
+                case InputParam() | RandomParam():
+                    self.constants[at] = (4, arguments.word(value))
             held = self.constants.get(at, (parameter.bytes, 0))[0]
             if at in self.constants and (held != parameter.bytes or held not in (4, 8)):
                 raise ValueError(f"parameter {parameter.name} has {parameter.bytes} bytes")

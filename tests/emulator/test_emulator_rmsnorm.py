@@ -9,8 +9,10 @@ import torch
 from ptxflow.compiler.emulator import emulate, from_bfloat16
 from ptxflow.compiler.ptx import write
 from ptxflow.eval import trial
+from ptxflow.eval.cases import case_of
+from ptxflow.eval.cases.rmsnorm import ROOT_ERROR
 from ptxflow.eval.definition import load
-from ptxflow.eval.trial import ROOT_ERROR, rmsnorm_case, run_trial
+from ptxflow.eval.trial import run_trial
 from tests.rmsnorm_cases import B200, CASES, H200, IDS, RMSNORM, problem, space, strategy
 
 WORKLOADS = [(h, r) for h in (128, 512, 1536, 2048, 4096, 7168, 56, 5000) for r in (False, True)]
@@ -40,9 +42,10 @@ def test_one_kernel_serves_every_batch(batch: int) -> None:
     small = problem(64, batch)
     ptx = write(RMSNORM.build(p, s, H200), H200)
     assert ptx == write(RMSNORM.build(small, s, H200), H200)
-    tensors, output, low, high = rmsnorm_case(small)
+    tensors = case_of(small).tensors
+    low, high = case_of(small).expected["output"]
     report = emulate(ptx, RMSNORM.launch(p, s, H200), tensors, dict(small.axes))
-    values = from_bfloat16(tensors[output])
+    values = from_bfloat16(tensors["output"])
     assert not report.hazards and ((low <= values) & (values <= high)).all()
 
 
@@ -51,7 +54,8 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
     for name in ("rmsnorm_h512", "fused_add_rmsnorm_h2048"):
         definition = load(name)
         p = RMSNORM.problem(definition.to_json(), definition.bind({"batch_size": 9}))
-        tensors, _, low, high = rmsnorm_case(p)
+        tensors = case_of(p).tensors
+        low, high = case_of(p).expected["output"]
         inputs = [
             torch.from_numpy(tensors[n].view(np.int16)).view(torch.bfloat16)
             for n in definition.inputs

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ptxflow.eval import trial
+from ptxflow.eval.cases import case_of
 from ptxflow.eval.proof_summary import read
 from ptxflow.eval.prove import main, table
 from ptxflow.eval.trial import run_trial
@@ -71,9 +72,10 @@ def test_bfloat16():
 
 def test_the_data_is_exact_in_float32():
     s = CASES[0][2]
-    tensors, output, expected, greatest = trial.gemm_case(problem_for(s))
-    assert expected is greatest
-    assert output == "C" and np.isnan(tensors["C"].astype(np.float32)).all()
+    tensors = case_of(problem_for(s)).tensors
+    ((expected, greatest),) = case_of(problem_for(s)).expected.values()
+    assert (expected == greatest).all()
+    assert np.isnan(tensors["C"].astype(np.float32)).all()
     assert not np.isnan(expected.astype(np.float32)).any()
 
 

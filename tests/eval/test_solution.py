@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import (
+    Arguments,
+    InputParam,
+    Launch,
+    PointerParam,
+    PresentParam,
+    RandomParam,
+    ScalarParam,
+    TensorMapParam,
+)
 from ptxflow.compiler.runtime import Driver, LoadedKernel
 from ptxflow.eval.definition import load, parse
 from ptxflow.eval.solution import (
@@ -108,6 +117,87 @@ def test_it_asks_the_driver_for_what_the_runtime_does(data: dict[str, Any], tmp_
     kernel.bind(tensors, {"M": m, "N": n, "K": k})()
     assert len(ours.asked) == 3
     assert theirs.asked == ours.asked
+
+
+DRAWING = Launch(
+    entry="ptxflow_decode",
+    grid=("batch_size", "1", "1"),
+    block=32,
+    cluster=(1, 1, 1),
+    smem_bytes=0,
+    params=(
+        PointerParam("q"),
+        PointerParam("state"),
+        PresentParam("state"),
+        InputParam("scale", "float32"),
+        *(RandomParam(word) for word in range(4)),
+    ),
+)
+WIDTHS = (8, 8, 4, 4, 4, 4, 4, 4)
+
+
+class Words:
+    """A libcuda that remembers the parameters of each launch."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+        at = [ctypes.string_at(params[i], n) for i, n in enumerate(WIDTHS)]
+        self.asked.append([int.from_bytes(word, "little") for word in at])
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+class Generator:
+    """torch's generator of a device, as far as a Solution asks it."""
+
+    def __init__(self) -> None:
+        self.offset = 8
+
+    def initial_seed(self) -> int:
+        return 0x1_0000_0003
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+@pytest.mark.parametrize(("scale", "given"), [(0.5, True), (None, False)])
+def test_numbers_optional_tensors_and_randomness(
+    scale: float | None, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the runtime passes for them, and a generator that moves on at every launch."""
+    definition = load("gdn_decode_qk16_v32_d128_k_last")
+    module = imported(tmp_path, solution(definition, H200, DRAWING, "//", "k1", "a test"))
+    axes = definition.bind({"batch_size": 3})
+    tensors = {
+        name: torch.empty([axes[a] for a in t.shape or ()])
+        for name, t in (definition.inputs | definition.outputs).items()
+    }
+    arguments = {**tensors, "scale": scale, "state": tensors["state"] if given else None}
+    module.cuda = theirs = Words()
+    module.functions[0] = None
+    generator = Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    config, addresses, _ = module.prepare(*module.geometry(*arguments.values()))
+    for _ in range(2):
+        module.draw(torch.device("cuda", 0))
+        module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
+    assert generator.offset == 16
+
+    ours = Words()
+    places = {n: None if t is None else t.data_ptr() for n, t in arguments.items() if n != "scale"}
+    kernel = LoadedKernel(DRAWING, b"cubin", Driver(ours))
+    for offset in (8, 12):
+        kernel.bind(places, axes, Arguments({"scale": scale}, 0x1_0000_0003, offset))()
+    assert theirs.asked == ours.asked
+    assert ours.asked[1][2:] == [given, 0x3F000000 if scale else 0, 3, 1, 12, 0]
+    assert 'state is None or expect("state"' in (tmp_path / "main.py").read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ import math
 
 import pytest
 
-from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.compiler.launch import (
+    Arguments,
+    InputParam,
+    Launch,
+    PointerParam,
+    PresentParam,
+    RandomParam,
+    evaluate,
+)
 from tests.gemm_cases import CASES, GEMM, IDS, problem_for
 
 
@@ -53,3 +61,19 @@ def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s):  # type
     assert layout(tree.arg).smem_bytes == resources.smem_bytes == GEMM.launch(p, s, dev).smem_bytes
     assert layout(tree.arg).tmem_columns == resources.tmem_columns
     assert tree.arg.warps * 32 == resources.threads
+
+
+def test_parameters_by_value():
+    given = Arguments({"scale": -2.0, "k": -1, "none": None}, seed=2**63 + 5, offset=2**32 + 7)
+    assert [given.word(RandomParam(i)) for i in range(4)] == [5, 2**31, 7, 1]
+    assert given.word(InputParam("scale", "float32")) == 0xC0000000
+    assert given.word(InputParam("k", "int32")) == 0xFFFFFFFF
+    assert given.word(InputParam("none", "float32")) == 0
+    with pytest.raises(KeyError):
+        given.word(InputParam("other", "float32"))
+
+
+def test_launches_with_parameters_by_value_survive_json():
+    params = (PointerParam("s"), PresentParam("s"), InputParam("x", "float32"), RandomParam(3))
+    launch = Launch("e", ("1", "1", "1"), 32, (1, 1, 1), 0, params)
+    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch

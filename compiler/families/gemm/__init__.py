@@ -46,9 +46,9 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     for k, tiles in plan:
         rows, columns = tiles * t.cluster_rows, t.cluster_columns
         values = {"k_trips": k, "tiles_n": 1, "M": rows}
-        output = ("C", rows, columns) if tiles else None
+        outputs = (("C", rows, columns),) if tiles else ()
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
-        out.append(Trip(name, tuple(values.items()), output))
+        out.append(Trip(name, tuple(values.items()), outputs))
     return out
 
 

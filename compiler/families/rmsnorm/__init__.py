@@ -32,9 +32,9 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
             if not groups:  # the rows belong to the CTA before
                 values |= {"ctas": 2, "ctaid": 1}
             columns = p["hidden_size"] if k.kept else chunks * k.at_once * k.step
-            output = ("output", rows, columns) if groups else None
+            outputs = (("output", rows, columns),) if groups else ()
             name = f"{groups} groups of rows, {k.vectors if k.kept else chunks} vectors or chunks"
-            out.append(Trip(name, tuple(values.items()), output))
+            out.append(Trip(name, tuple(values.items()), outputs))
     return out
 
 

@@ -1,0 +1,46 @@
+"""What a case is, and values in the types that tensors hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.emulator import from_bfloat16, to_bfloat16
+from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments
+
+Tensors = dict[str, NDArray[np.generic]]
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and poisoned outputs by name; of each output the least and the greatest right values.
+
+    `arguments` are what the launch takes besides tensors. An optional tensor may be missing.
+    """
+
+    tensors: Tensors
+    expected: Mapping[str, tuple[Values, Values]]
+    arguments: Arguments = NO_ARGUMENTS
+
+
+def stored(values: Values, dtype: str) -> NDArray[np.generic]:
+    """Values in a tensor's type; bfloat16 travels as its bits."""
+    if dtype == "bfloat16":
+        return to_bfloat16(values.astype(np.float32))
+    return values.astype(np.dtype(dtype))
+
+
+def plain(tensor: NDArray[np.generic]) -> Values:
+    """Values of a tensor that `stored` made."""
+    return from_bfloat16(tensor) if tensor.dtype == np.uint16 else tensor
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+    """What no kernel writes: NaN, -1 in integers."""
+    integer = dtype.startswith("int")
+    return stored(np.full(shape, -1 if integer else np.nan, np.float64), dtype)
