@@ -19,6 +19,7 @@ from ptxflow.compiler.strategy import Choice
 
 FORMAT = 1
 SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together
+COPY = "copy"  # the peer that is no library: as many bytes, half of them read, half written
 Column = list[Any]
 
 
@@ -30,9 +31,9 @@ class MeasurementError(ValueError):
 class Measured:
     """One strategy's outcome. Times are microseconds, None where the kernel was not timed.
 
-    `peer_us` is the library's median in the same rounds: the ratio of two latencies of different
-    runs or GPUs means little, that of two `latency_us / peer_us` more. Refined times of one run
-    were taken in the same rounds and compare best.
+    `peer_us` is the yardstick's median in the same rounds (a library's, or that of a copy): the
+    ratio of two latencies of different runs or GPUs means little, that of two `latency_us /
+    peer_us` more. Refined times of one run were taken in the same rounds and compare best.
     """
 
     definition: str
@@ -107,6 +108,8 @@ class Table:
 
     def rows(self) -> Iterator[Measured]:
         gpu, run = _origin(self.about.get("gpu", {}), self.about.get("run", {}))
+        peers = [n.removeprefix("peer_ns:") for n in self.columns if n.startswith("peer_ns:")]
+        reference = yardstick(self.about.get("yardstick", ""), peers)
         for i in range(len(self)):
             at = {name: column[i] for name, column in self.columns.items()}
             median = at["median_ns"]
@@ -122,10 +125,15 @@ class Table:
                 _us(None if median is None else median - at["below_ns"]),
                 _us(None if median is None else median + at["above_ns"]),
                 at["samples"] or 0,
-                next((_us(v) for n, v in at.items() if n.startswith("peer_ns:")), None),
+                _us(at.get(f"peer_ns:{reference}")),
                 gpu,
                 run,
             )
+
+
+def yardstick(named: str, peers: Iterable[str]) -> str:
+    """The peer that times are relative to: the one that is named, or the only one there is."""
+    return named or next(iter(peers), "")
 
 
 def _us(nanoseconds: int | None) -> float | None:
@@ -210,7 +218,7 @@ def load_measurements(paths: Iterable[Path]) -> list[Measured]:
 
 def _of_record(row: Mapping[str, Any]) -> Measured:
     """A plain record, as `eval` appends them."""
-    latency = row.get("latency_us") or {}
+    latency, peers = row.get("latency_us") or {}, row.get("peers", {})
     gpu, run = _origin(row.get("gpu", {}), row.get("run", {}))
     return Measured(
         row["definition"],
@@ -224,7 +232,7 @@ def _of_record(row: Mapping[str, Any]) -> Measured:
         latency.get("q1"),
         latency.get("q3"),
         latency.get("samples", 0),
-        next(iter(row.get("peers", {}).values()), None),
+        peers.get(yardstick(row.get("timing", {}).get("yardstick", ""), peers)),
         gpu,
         run,
     )

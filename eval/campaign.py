@@ -2,15 +2,15 @@
 
 Strategies are drawn uniformly from a workload's space or a stated part of it, taken whole, or read
 from files. Compilation on all cores runs ahead of the GPUs; each kernel is checked, then timed
-beside torch.mm in a child process, and the best of each workload are timed again, all in the same
-rounds. Every outcome is one appended record; a run that was cut short goes on where it stopped.
+beside a yardstick in a child process, and the best of each workload are timed again, all in the
+same rounds, beside every library there is. Every outcome is one appended record; a run that was cut
+short goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import itertools
 import json
 import os
 import shlex
@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from ptxflow.env.space import decision_digest
 from ptxflow.eval.arguments import (
     UsageError,
     find_device,
+    find_problem,
     parse_axes,
     parse_fix,
     product,
@@ -54,6 +55,7 @@ from ptxflow.eval.records import Record, RecordError, RecordFile, read_records
 from ptxflow.eval.report import bench_table, settled, totals
 from ptxflow.eval.schedule import Measured, ProcessCompiler, Schedule, Task, make_task
 from ptxflow.eval.worker import Worker, WorkerError
+from ptxflow.eval.workload import workloads as workload_rows
 
 FAILURES = (
     UsageError, DefinitionError, RecordError, RuntimeUnavailable, WorkerError, ptxas.ToolMissing,
@@ -71,14 +73,41 @@ def plan(args: argparse.Namespace, device: Device) -> list[Workload]:
     if args.workloads:
         found += from_file(args.workloads, device, args)
     elif not args.strategies:
-        chosen = args.definition or [n for n in names() if load(n).op_type == "gemm"]
         count = None if args.all else args.samples
         fix = parse_fix(args.fix)
-        for definition, axes in itertools.product(
-            map(load, chosen), product(parse_axes(args.axes))
-        ):
+        for definition, axes in places(args.definition, parse_axes(args.axes or [])):
             found.append(sample_workload(definition, axes, device, fix, count, args.seed))
     return merge(found)
+
+
+def places(
+    chosen: Sequence[str] | None, axes: Mapping[str, Sequence[int]]
+) -> list[tuple[Definition, dict[str, int]]]:
+    """Definitions at bound axes: the chosen ones, or all with kernels that vary in these axes; at
+    the given axes, or at the workloads that come with them."""
+    definitions = [load(name) for name in chosen or names()]
+    if not chosen:
+        definitions = [d for d in definitions if has_kernels(d, axes)]
+    if not definitions:
+        raise UsageError(f"no definition with kernels has the variable axes {', '.join(axes)}")
+    return [
+        (definition, bound)
+        for definition in definitions
+        for bound in (
+            product(axes) if axes else [dict(w.axes) for w in workload_rows(definition.name)]
+        )
+    ]
+
+
+def has_kernels(definition: Definition, axes: Iterable[str]) -> bool:
+    """Whether a family builds kernels for the definition, and it varies in these axes, if any."""
+    if axes and set(axes) != set(definition.var_axes):
+        return False
+    try:
+        find_problem(definition, workload_rows(definition.name)[0].axes)
+    except UsageError:
+        return False
+    return True
 
 
 def from_list(
@@ -219,6 +248,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
+        every_peer=not args.refine,
         jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
     )  # fmt: skip
     with RecordFile(args.out) as records:
@@ -286,8 +316,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m ptxflow.eval.campaign",
         description=__doc__.partition("\n")[2],
         epilog="""examples:
-  8 strategies of every gemm definition at five sizes:
+  8 strategies of every definition that varies in M alone, at five sizes:
     python -m ptxflow.eval.campaign --axes M=1,17,128,1000,4096 --out runs/h200.jsonl
+  of one definition, at every workload that comes with it:
+    python -m ptxflow.eval.campaign --definition rmsnorm_h4096 --samples 100
   every strategy of a sub-space:
     python -m ptxflow.eval.campaign --definition gemm_n4096_k4096 --axes M=1,64,4096 \\
         --fix tile_k=64,raster_group=8 --all
@@ -311,13 +343,14 @@ exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by 
 def _what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to measure").add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
-    add("--definition", nargs="+", metavar="NAME|PATH", help="default: every gemm definition")
+    add("--definition", nargs="+", metavar="NAME|PATH",
+        help="default: all with kernels, of the axes given")  # fmt: skip
     add(
         "--axes",
         nargs="+",
         metavar="M=1,17",
-        default=["M=1024"],
-        help="values of the variable axes, by comma; several axes combine (default: M=1024)",
+        help="values of the variable axes, by comma; several axes combine (default: the workloads "
+        "that come with the definition)",
     )
     add(
         "--fix",
@@ -383,7 +416,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--settle",
         type=float,
         default=0.5,
-        help="seconds of torch.mm before a workload, for the clocks (default: 0.5)",
+        help="seconds of the yardstick before a workload, for the clocks (default: 0.5)",
     )
     add("--timeout", type=float, default=20.0, help="seconds per kernel (default: 20)")
     add("--jobs", type=int, help="compiler processes (default: one per core, less the GPUs)")

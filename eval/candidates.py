@@ -30,7 +30,7 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space
 from ptxflow.eval.arguments import UsageError, find_problem, find_space
 from ptxflow.eval.definition import Definition
-from ptxflow.eval.records import Identity, Record, identity, peer_time
+from ptxflow.eval.records import Identity, Record, best_peer, identity
 from ptxflow.eval.worker import Worker, job
 
 Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
@@ -95,6 +95,7 @@ class Settings:
     jobs: int | None = None
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
+    every_peer: bool = True  # beside each kernel, or the yardstick alone; all where it refines
 
 
 def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
@@ -201,6 +202,7 @@ def run_one(
                 seeds=settings.seeds,
                 rounds=settings.rounds,
                 settle=settings.settle,
+                every_peer=settings.every_peer,
             ),
             settings.timeout,
         )
@@ -237,7 +239,7 @@ def make_record(
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
     peers = result.get("peers", {})
-    peer = peer_time(peers)
+    peer = best_peer(peers)
     checked = result.get("check", {})
     fields = candidate.strategy.fields()
     modelled = model_tflops(candidate.family, fields, candidate.problem, candidate.device)

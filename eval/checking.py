@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.tolerance import Tolerance
+from ptxflow.eval.tolerance import ELEMENTWISE, SUPPORT, Tolerance
 
 GUARD = 0xA5  # the byte around every tensor
 POISON = 0xFF  # the byte of an output nothing wrote: NaN in every float type, -1 in every integer
@@ -28,10 +28,14 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What a kernel is checked against, for one definition with every axis bound."""
+    """What a kernel is checked against, for one definition with every axis bound.
 
-    inputs: Callable[[int], dict[str, Tensor]]  # by seed
-    reference: Callable[[Tensors], dict[str, Tensor]]
+    The reference of an output whose tolerance is a support says which values may be drawn: bool, of
+    one dimension more than the output.
+    """
+
+    inputs: Callable[[int], dict[str, Any]]  # by seed: tensors, and numbers that no seed changes
+    reference: Callable[[Mapping[str, Any]], dict[str, Tensor]]
     outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     tolerance: Mapping[str, Tolerance]
 
@@ -84,7 +88,7 @@ class Comparison:
 
 
 def compare(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Comparison:
-    """Element by element. Infinities must agree; a NaN reference asks nothing."""
+    """By the tolerance's kind. Infinities must agree; a NaN reference asks nothing."""
     deviation = _deviation(out, ref, tolerance)
     bad = deviation.bad
     wrong = int(bad.sum())
@@ -102,7 +106,7 @@ class Deviation:
     ratio: Tensor
 
 
-def _deviation(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
+def _elementwise(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
     """In float32 where both have 16 bits or fewer, whose values it holds; else in float64."""
     narrow = max(out.dtype.itemsize, ref.dtype.itemsize) <= 2
     dtype = torch.float32 if narrow else torch.float64
@@ -117,14 +121,36 @@ def _deviation(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
     return Deviation(bad, error.max(), ratio.max())
 
 
+def _support(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
+    """Whether each drawn index is one that `ref` [..., values] allows; errors count them."""
+    values = ref.shape[-1]
+    drawable = ref.gather(-1, out.clamp(0, values - 1).unsqueeze(-1)).squeeze(-1)
+    bad = ~((out >= 0) & (out < values) & drawable)
+    return Deviation(bad, bad.sum(), bad.sum())
+
+
+KINDS = {ELEMENTWISE: _elementwise, SUPPORT: _support}  # how an output is compared
+
+
+def _deviation(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
+    return KINDS[tolerance.kind](out, ref, tolerance)
+
+
 class Bench:
     """The guarded tensors of a case, kept in place while the data changes, and what is expected."""
 
     def __init__(self, case: Case, device: torch.device, seeds: Sequence[int]):
         self.case = case
         self.seeds = tuple(seeds)
-        self._pristine = {seed: case.inputs(seed) for seed in seeds}
-        self._expected = {seed: case.reference(inputs) for seed, inputs in self._pristine.items()}
+        given = {seed: case.inputs(seed) for seed in seeds}
+        self._expected = {seed: case.reference(inputs) for seed, inputs in given.items()}
+        self._pristine = {
+            seed: {name: v for name, v in inputs.items() if isinstance(v, Tensor)}
+            for seed, inputs in given.items()
+        }
+        self.scalars: dict[str, float | None] = {
+            name: v for name, v in given[self.seeds[0]].items() if not isinstance(v, Tensor)
+        }
         self.inputs = {
             name: Guarded(tuple(t.shape), t.dtype, device)
             for name, t in self._pristine[self.seeds[0]].items()
@@ -213,6 +239,11 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _describe(name: str, out: Tensor, ref: Tensor, tolerance: Tolerance) -> str:
     c = compare(out, ref, tolerance)
+    if tolerance.kind == SUPPORT:
+        return (
+            f"{name}: {c.wrong} of {c.total} draws are of probability 0, the first at "
+            f"{list(c.first)}: {int(out[c.first])}"
+        )
     got, want = float(out[c.first]), float(ref[c.first])
     return (
         f"{name}: {c.wrong} of {c.total} elements out of tolerance, the first at "

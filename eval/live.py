@@ -5,6 +5,7 @@ The records are a file of the run like any campaign's, so that a run that goes o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.observed import digest
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import Problem
+from ptxflow.env.observed import Observed, digest
 from ptxflow.env.replay import ReplayReward
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
@@ -23,8 +26,13 @@ from ptxflow.eval.definition import Definition
 from ptxflow.eval.observing import read_observed
 from ptxflow.eval.records import RecordFile
 
-AT_A_TIME = 8  # workloads a round, in turn
+AT_A_TIME = 8  # workloads a round, for each GPU
 COMMAND = "python train.py --measure"
+
+
+def count_gpus(device: Device) -> int:
+    """The GPUs here that run the device's code; RuntimeUnavailable where there is none."""
+    return len(fleet(device))
 
 
 def on_gpus(workloads: Sequence[Workload], path: Path) -> None:
@@ -34,14 +42,15 @@ def on_gpus(workloads: Sequence[Workload], path: Path) -> None:
     origin = replace(origin, run={**origin.run, "command": COMMAND})
     with RecordFile(path) as records:
         tasks = tasks_of(workloads, records.records, again=False)
-        measure(tasks, workers, Settings(), records, origin, float("inf"))
+        settings = Settings(jobs=os.cpu_count(), every_peer=False)
+        measure(tasks, workers, settings, records, origin, float("inf"))
 
 
 @dataclass
 class Live:
     """Measurements of a run's workloads: `spaces` of `definitions`, appended to `path`.
 
-    `files` hold earlier measurements; `fallback` rewards what was not measured.
+    `files` hold earlier measurements; `fallback` rewards what was not measured; `gpus` measure.
     """
 
     definitions: Sequence[Definition]
@@ -49,14 +58,28 @@ class Live:
     path: Path
     fallback: Reward
     files: Sequence[Path] = ()
-    turn: int = 0
+    gpus: int = 1
 
-    def next(self) -> list[int]:
-        """The workloads of the next round; every one has its turn."""
-        count = min(AT_A_TIME, len(self.spaces))
-        chosen = [(self.turn + i) % len(self.spaces) for i in range(count)]
-        self.turn = (self.turn + count) % len(self.spaces)
-        return chosen
+    def next(self, active: Sequence[int]) -> list[int]:
+        """The workloads of the next round: those of `active` that were measured least, and among
+        equals a shuffled order, which mixes families and sizes. A run that goes on, goes on here.
+        """
+        held = self._held()
+        order = np.random.default_rng(0).permutation(len(self.spaces))
+        counts = {w: len(held[p]) if (p := self.spaces[w].problem) in held else 0 for w in active}
+        ranked = sorted(active, key=lambda w: (counts[w], order[w]))
+        return sorted(ranked[: AT_A_TIME * self.gpus])
+
+    def known(self, workload: int) -> NDArray[np.int64]:
+        """Codes of the strategies of a workload that this run has measured."""
+        held = self._held().get(self.spaces[workload].problem)
+        return np.zeros(0, np.int64) if held is None else held.codes
+
+    def _held(self) -> dict[Problem, Observed]:
+        if not self.path.is_file():
+            return {}
+        observed, _ = read_observed([self.path], self.spaces[0].device)
+        return {o.problem: o for o in observed}
 
     def measure(self, picks: Mapping[int, NDArray[np.int64]]) -> Reward:
         """The reward after measuring the strategies of these codes, by workload."""
@@ -80,8 +103,8 @@ class Live:
 
     def describe(self) -> dict[str, Any]:
         """For a result: the file, and the digest of what it holds."""
-        if not self.path.is_file():
+        observed = list(self._held().values())
+        if not observed:
             return {}
-        observed, _ = read_observed([self.path], self.spaces[0].device)
         count = sum(map(len, observed))
         return {"live": {"file": self.path.name, "strategies": count, "digest": digest(observed)}}

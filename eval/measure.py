@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.launch import Arguments, Launch
 from ptxflow.compiler.runtime import Driver, LaunchError, LoadedKernel
-from ptxflow.eval.checking import Bench, Case, Verdict, check
+from ptxflow.eval.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.peers import PEERS
+from ptxflow.eval.peers import Beside
+from ptxflow.eval.references import sampling
 from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import (
     FLUSH,
@@ -33,14 +34,16 @@ from ptxflow.eval.timing import (
     settle,
     time_interleaved,
 )
-from ptxflow.eval.tolerance import ELEMENTWISE, tolerance
+from ptxflow.eval.tolerance import SUPPORT, tolerance
 
 Json = dict[str, Any]
 OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
 WARM_ROUNDS = 2  # samples of each call that are thrown away
-HOPELESS = 4.0  # a kernel that takes this many times its peer's time ...
-FEW_ROUNDS = 3  # ... gets no more rounds than this
+HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and as many us ...
+FEW_ROUNDS = 3  # ... gets a quarter of the rounds, and at least these
+SEED = 20_261_121  # of the generator that kernels which draw are given; its offset is 0
+EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
 
 
 def case_of(definition: Definition, axes: Mapping[str, int], device: torch.device) -> Case:
@@ -49,14 +52,18 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
     run = definition.reference()
     names = list(definition.outputs)
 
-    def reference(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        out = run(*(tensors[name] for name in definition.inputs))
+    tolerances = {name: tolerance(definition, name) for name in names}
+    draws = [name for name, t in tolerances.items() if t.kind == SUPPORT]
+
+    def reference(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        if draws:
+            return {name: drawable(inputs) for name in draws}
+        out = run(*(inputs[name] for name in definition.inputs))
         return dict(zip(names, out if isinstance(out, tuple | list) else (out,), strict=True))
 
     shapes = definition.shapes(definition.outputs, bound)
-    tolerances = {name: tolerance(definition, name) for name in names}
     for name, t in tolerances.items():
-        if t.kind != ELEMENTWISE:
+        if t.kind not in KINDS:
             raise DefinitionError(f"{definition.name}: {name} cannot be compared by {t.kind} yet")
     return Case(
         inputs=lambda seed: make_inputs(definition, bound, seed, device),
@@ -66,6 +73,13 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
         },
         tolerance=tolerances,
     )
+
+
+def drawable(inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, vocabulary] bool: the tokens that a sample may be."""
+    p = inputs.get("top_p")
+    wide = None if p is None else torch.where((p > 0) & (p < 1), p + EDGE, p)
+    return sampling.filtered(inputs["probs"], inputs.get("top_k"), wide) > 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,7 @@ class Session:
         self._flush = L2Flush()
         self._clock = ClockReader(self.uuid)
         self._held: tuple[Any, Definition, Bench] | None = None
+        self._beside: Beside | None = None
         self._peers: dict[str, Call] = {}
         self._loaded: list[LoadedKernel] = []
         self._busy_until = -math.inf  # long ago: the first timing settles
@@ -140,8 +155,9 @@ class Session:
         image = Path(kernel["image"]).read_bytes()
         loaded = LoadedKernel(Launch.from_json(kernel["launch"]), image, self._driver)
         self._loaded.append(loaded)
-        addresses = {name: t.data_ptr() for name, t in bench.tensors.items()}
-        launch = loaded.bind(addresses, bound)
+        addresses: dict[str, int | None] = dict.fromkeys(bench.scalars)  # tensors not given, too
+        addresses |= {name: t.data_ptr() for name, t in bench.tensors.items()}
+        launch = loaded.bind(addresses, bound, Arguments(bench.scalars, SEED))
         stream = torch.cuda.current_stream().cuda_stream
 
         def call() -> None:
@@ -156,16 +172,17 @@ class Session:
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
         key = (job["definition"], job["axes"], job["seeds"])
         if self._held is None or self._held[0] != key:
-            self._held, self._peers = None, {}
+            self._held, self._beside, self._peers = None, None, {}
             torch.cuda.empty_cache()
             definition = parse(job["definition"])
             case = case_of(definition, job["axes"], self.device)
             bench = Bench(case, self.device, job["seeds"])
-            makers = PEERS.get(definition.op_type, {})
-            self._peers = {name: make(bench.tensors) for name, make in makers.items()}
+            self._beside = Beside(definition, job["axes"], bench)
             self._held = key, definition, bench
             self._busy_until = -math.inf  # another load: settle anew
-            torch.cuda.synchronize()
+        assert self._beside is not None
+        self._peers = self._beside.calls(job.get("every_peer", True))
+        torch.cuda.synchronize()
         return self._held[1], self._held[2]
 
     def _run(self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None]) -> Json:
@@ -207,22 +224,27 @@ class Session:
     def _time(self, job: Json, ours: dict[str, Call]) -> tuple[dict[str, list[float]], Json]:
         """Microseconds of our calls and of the peers, in the same rounds, and how they were timed.
 
-        A lone kernel far slower than its peers gets few rounds: nobody will choose it.
+        Who is far slower than the fastest gets few rounds: nobody will choose it.
         """
+        assert self._beside is not None
         calls = ours | self._peers
         if time.monotonic() - self._busy_until > RESETTLE_AFTER:
             settle(self._peers or calls, job["settle"])
-        warm = time_interleaved(calls, WARM_ROUNDS, self._flush)
-        rounds = job["rounds"]
-        if len(ours) == 1 and self._peers:
-            slowest = max(warm[name][-1] for name in self._peers)
-            if warm[next(iter(ours))][-1] > HOPELESS * slowest:
-                rounds = min(rounds, FEW_ROUNDS)
+        warm = time_interleaved(calls, dict.fromkeys(calls, WARM_ROUNDS), self._flush)
+        last = {name: samples[-1] for name, samples in warm.items()}
         clocks: list[int | None] = []
-        samples = time_interleaved(calls, rounds, self._flush, lambda: clocks.append(self._clock()))
+        samples = time_interleaved(
+            calls, shares(last, job["rounds"]), self._flush, lambda: clocks.append(self._clock())
+        )
         self._busy_until = time.monotonic()
         seen = sorted({c for c in clocks if c is not None})
-        return samples, {"flush": FLUSH, "rounds": rounds, "sm_clock_mhz": seen}
+        about = {
+            "flush": FLUSH,
+            "rounds": max(map(len, samples.values())),
+            "sm_clock_mhz": seen,
+            "yardstick": self._beside.yardstick,
+        }
+        return samples, about | ({"absent": self._beside.absent} if self._beside.absent else {})
 
     def _after_timing(self, bench: Bench, call: Callable[[], None], before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""
@@ -239,6 +261,13 @@ class Session:
         except LaunchError as sticky:
             return sticky.error
         return str(error).splitlines()[0]
+
+
+def shares(times: Mapping[str, float], rounds: int) -> dict[str, int]:
+    """How many of the rounds each call takes part in, from a time of each in microseconds."""
+    long = max(HOPELESS * min(times.values()), LONG)
+    few = min(rounds, max(FEW_ROUNDS, rounds // 4))
+    return {name: few if us > long else rounds for name, us in times.items()}
 
 
 def cublas_version() -> str:
@@ -267,17 +296,17 @@ def _solution_calls(
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     run = getattr(module, data["spec"]["entry_point"].partition("::")[2])
-    inputs = [bench.tensors[name] for name in definition.inputs]
+    given = {**bench.tensors, **bench.scalars}
+    inputs = [given[name] for name in definition.inputs]
     outputs = [bench.tensors[name] for name in definition.outputs]
-    if data["spec"].get("destination_passing_style", True):
-        run = functools.partial(run, *inputs, *outputs)
-        return Calls(run, run)
-    run = functools.partial(run, *inputs)
+    in_place = data["spec"].get("destination_passing_style", True)
+    run = functools.partial(run, *inputs, *(outputs if in_place else ()))
 
     def checked() -> None:
+        torch.manual_seed(SEED)  # what draws must draw the same again
         result = run()
         made = result if isinstance(result, tuple | list) else (result,)
-        for out, value in zip(outputs, made, strict=True):
+        for out, value in zip(outputs, made, strict=True) if not in_place else ():
             out.copy_(value)
 
     return Calls(checked, run)

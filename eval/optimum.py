@@ -1,7 +1,7 @@
 """What a policy's samples lose against brute force: `python -m ptxflow.eval.optimum --help`.
 
-Times count beside the library's in the same campaign, so that campaigns compare. A loss is the time
-of the best of k over that of the best of a brute-forced sub-space, less 1; below 0 the samples
+Times count beside the yardstick's in the same campaign, so that campaigns compare. A loss is the
+time of the best of k over that of the best of a brute-forced sub-space, less 1; below 0 the samples
 found something better outside it. The best of k is the exact expectation over subsets of what was
 measured, for the samples and for uniform draws from the sub-space alike.
 """
@@ -44,18 +44,18 @@ class Loss:
 
 
 def relative_times(measured: Sequence[Measured]) -> dict[tuple[tuple[str, object], ...], float]:
-    """Of one workload: time over the library's, by strategy; refined where it was.
+    """Of one workload: time over the yardstick's, by strategy; refined where it was.
 
-    The library's is its median over the campaign and pass: single rounds of few samples stray.
+    The yardstick's is its median over the campaign and pass: single rounds of few samples stray.
     """
     timed = [m for m in measured if m.status == "ok" and m.latency_us and m.peer_us]
     peers: dict[tuple[str, str], list[float]] = {}
     for m in timed:
         peers.setdefault((m.run, m.timing_pass), []).append(m.peer_us or 0.0)
-    library = {session: median(found) for session, found in peers.items()}
+    reference = {session: median(found) for session, found in peers.items()}
     times: dict[tuple[tuple[str, object], ...], tuple[bool, float]] = {}
     for m in timed:
-        time = (m.latency_us or 0.0) / library[m.run, m.timing_pass]
+        time = (m.latency_us or 0.0) / reference[m.run, m.timing_pass]
         new = m.timing_pass == REFINE, time
         old = times.get(m.key)
         if old is None or new[0] >= old[0]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.measurements import (
+    COPY,
     SCREEN,
     Measured,
     MeasurementError,
@@ -29,6 +30,7 @@ from ptxflow.env.measurements import (
     is_table,
     read_lines,
     write_tables,
+    yardstick,
 )
 
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
@@ -40,9 +42,14 @@ class RecordError(RuntimeError):
     """The record file cannot be read or written; the message says why."""
 
 
-def peer_time(peers: Mapping[str, float]) -> float | None:
-    """The time that ratios are to: that of the first peer, if there is one."""
-    return next(iter(peers.values()), None)
+def best_peer(peers: Mapping[str, float]) -> float | None:
+    """The time that ratios are to: the fastest library's, if one was timed. A copy is none."""
+    return min((us for name, us in peers.items() if name != COPY), default=None)
+
+
+def yardstick_time(peers: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
+    """What was timed beside every kernel of the workload; None where nothing was."""
+    return peers.get(yardstick(timing.get("yardstick", ""), peers))
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,9 @@ class Record:
     check: dict[str, Any] = field(default_factory=dict)  # seeds, errors, tolerance
     latency_us: dict[str, float] | None = None  # median, q1, q3, samples
     peers: dict[str, float] = field(default_factory=dict)  # peer -> median us in the same run
-    ratio: float | None = None  # the peer's median over ours: above 1 is faster than it
+    ratio: float | None = None  # the best library's median over ours: above 1 is faster than it
     tflops: float | None = None
-    timing: dict[str, Any] = field(default_factory=dict)  # flush, rounds, SM clocks seen
+    timing: dict[str, Any] = field(default_factory=dict)  # see `Session` in eval/measure.py
     modelled_tflops: float | None = None
     ptxflow: str = ""
     time: str = ""  # UTC, ISO 8601
@@ -177,6 +184,7 @@ class RecordFile:
 # The packed form --------------------------------------------------------------------------------
 
 _SHARED_CHECK = ("seeds", "tolerance")
+_SHARED_TIMING = ("yardstick", "absent")
 _ERRORS = ("max_abs_error", "max_error_ratio")
 
 
@@ -205,6 +213,7 @@ def _about(r: Record) -> dict[str, Any]:
         "run": r.run,
         "flush": r.timing.get("flush", ""),
         "check": {k: r.check[k] for k in _SHARED_CHECK if k in r.check},
+        **{k: r.timing[k] for k in _SHARED_TIMING if k in r.timing},
     }
 
 
@@ -268,6 +277,8 @@ def unpack(table: Table) -> list[Record]:
     for i, m in enumerate(table.rows()):
         at = {name: column[i] for name, column in columns.items()}
         strategy = Strategy(table.family, tuple(m.choices.items()))
+        peers = {name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()}
+        peer = best_peer(peers)
         timed = m.latency_us is not None
         checked = at["correct"] is not None
         note = table.notes.get(i, "")
@@ -287,11 +298,12 @@ def unpack(table: Table) -> list[Record]:
             check={**about["check"], "correct": at["correct"], "reason": note,
                    **{name: at[name] for name in _ERRORS}} if checked else {},
             latency_us=_latency(m),
-            peers={name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()},
-            ratio=m.peer_us / m.latency_us if m.peer_us and m.latency_us else None,
+            peers=peers,
+            ratio=peer / m.latency_us if peer and m.latency_us else None,
             tflops=flops / m.latency_us / 1e6 if flops and m.latency_us else None,
             timing={"flush": about["flush"], "rounds": m.samples,
-                    "sm_clock_mhz": [at["clock_mhz"]]} if timed else {},
+                    "sm_clock_mhz": [at["clock_mhz"]],
+                    **{k: about[k] for k in _SHARED_TIMING if k in about}} if timed else {},
             ptxflow=about["ptxflow"],
             time=_time(about["start"], at["second"]),
             run=about["run"],

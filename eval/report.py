@@ -1,8 +1,9 @@
 """Records as text: `python -m ptxflow.eval.report FILE...` prints the table of record files.
 
-One line per definition and axes: how many kernels are right, the best latency, torch.mm's in the
-same run, and the ratios (above 1 is faster than torch.mm); where the best were refined, of those.
-With --agree: whether two campaigns choose alike.
+One line per definition and axes: how many kernels are right, the best latency, that of the best
+library in the same rounds, and the ratios to it (above 1 is faster than any); where the best were
+refined, of those. A copy of the compulsory bytes is no library but a ceiling: of it, the share that
+the best kernel reaches. With --agree: whether two campaigns choose alike.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from ptxflow.env.measurements import (
+    COPY,
     REFINE,
     SCREEN,
     Measured,
@@ -24,7 +26,15 @@ from ptxflow.env.measurements import (
     by_workload,
     load_measurements,
 )
-from ptxflow.eval.records import Record, RecordError, peer_time, read_records
+from ptxflow.eval.records import (
+    Record,
+    RecordError,
+    best_peer,
+    read_records,
+    yardstick_time,
+)
+
+SLOWER = 0.97  # a ratio below this is a loss, and not the noise of two campaigns
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
@@ -47,7 +57,7 @@ def settled(records: Iterable[Record]) -> list[Record]:
 
 
 def bench_table(records: Iterable[Record]) -> str:
-    """One line per definition and axes: how many are right, and the ratios to the peer.
+    """One line per definition and axes: how many are right, and the ratios to the best library.
 
     Where the best were refined, the best latency and the ratios shown are of those alone.
     """
@@ -57,7 +67,7 @@ def bench_table(records: Iterable[Record]) -> str:
         axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
         groups.setdefault((record.definition, axes), []).append(record)
     peer = f"{peer_name(records)} us"
-    rows = [("definition", "axes", "right", "best us", peer, "best", "median", "ratios")]
+    rows = [("definition", "axes", "right", "best us", peer, "best", "median", "of copy", "ratios")]
     for (name, axes), group in groups.items():
         right = [r for r in group if r.status == "ok"]
         rows.append((name, axes, f"{len(right)}/{len(group)}", *_speed(right)))
@@ -65,23 +75,55 @@ def bench_table(records: Iterable[Record]) -> str:
 
 
 def peer_name(records: Iterable[Record]) -> str:
-    """What the kernels of the records were timed beside, for the head of a column."""
-    names = {next(iter(r.peers)) for r in records if r.peers}
-    return names.pop() if len(names) == 1 else "peer"
+    """What the ratios of the records are to, for the head of a column."""
+    libraries = [{n: us for n, us in r.peers.items() if n != COPY} for r in records]
+    names = {min(timed, key=timed.__getitem__) for timed in libraries if timed}
+    return names.pop() if len(names) == 1 else "best peer"
 
 
-def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str]:
-    """Best latency, the peer's, best and median ratio, and the eight best ratios."""
-    timed = [r for r in right if r.latency_us is not None and r.ratio is not None]
-    if not timed:
-        return "-", "-", "-", "-", ""
-    overall = median(r.ratio for r in timed if r.ratio is not None)
-    timed = speaking(timed)
-    latency = min(r.latency_us["median"] for r in timed if r.latency_us)
-    peer = median(filter(None, (peer_time(r.peers) for r in timed)))
-    ratios = sorted((r.ratio for r in timed if r.ratio is not None), reverse=True)
+def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str, str]:
+    """Best latency, the library's, best and median ratio, share of a copy, eight best ratios."""
+    best = speaking([r for r in right if r.latency_us is not None])
+    if not best:
+        return "-", "-", "-", "-", "-", ""
+    latency = min(r.latency_us["median"] for r in best if r.latency_us)
+    peer = _middle(best_peer(r.peers) for r in best)
+    copied = _share(best)
+    ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
-    return f"{latency:.1f}", f"{peer:.1f}", f"{ratios[0]:.2f}", f"{overall:.2f}", shown
+    return (
+        f"{latency:.1f}",
+        f"{peer:.1f}" if peer else "-",
+        f"{ratios[0]:.2f}" if ratios else "-",
+        _median_ratio(right, best),
+        f"{copied:.0%}" if copied else "-",
+        shown,
+    )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is there."""
+    held = [v for v in values if v]
+    return median(held) if held else None
+
+
+def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
+    """Of all kernels of a workload, those too that were timed beside the yardstick alone."""
+
+    def beside(r: Record, us: float | None) -> float | None:
+        reference = yardstick_time(r.peers, r.timing)
+        return us / reference if us and reference else None
+
+    library = _middle(beside(r, best_peer(r.peers)) for r in best)
+    ours = _middle(beside(r, r.latency_us["median"]) for r in right if r.latency_us)
+    return f"{library / ours:.2f}" if library and ours else "-"
+
+
+def _share(best: Sequence[Record]) -> float | None:
+    """The best bytes/s of a workload's kernels over those of a copy in the same rounds."""
+    shares = [r.peers[COPY] / r.latency_us["median"] for r in best
+              if r.latency_us and COPY in r.peers]  # fmt: skip
+    return max(shares, default=None)
 
 
 def speaking(right: Sequence[Record]) -> list[Record]:
@@ -90,29 +132,90 @@ def speaking(right: Sequence[Record]) -> list[Record]:
     return refined or list(right)
 
 
-def best_ratios(records: Iterable[Record]) -> dict[tuple[str, tuple[int, ...]], float]:
-    """The best ratio by definition and values of its axes; of the refined kernels, if any."""
-    groups: dict[tuple[str, tuple[int, ...]], list[Record]] = {}
+Place = tuple[str, tuple[tuple[str, int], ...]]  # definition, axes
+
+
+def best_records(records: Iterable[Record]) -> dict[Place, list[Record]]:
+    """The right and timed records of each workload that compare best: the refined, if any."""
+    groups: dict[Place, list[Record]] = {}
     for r in records:
-        if r.status == "ok" and r.ratio is not None:
-            groups.setdefault((r.definition, tuple(r.axes.values())), []).append(r)
-    return {
-        place: max(r.ratio for r in speaking(group) if r.ratio is not None)
-        for place, group in groups.items()
+        if r.status == "ok" and r.latency_us is not None:
+            groups.setdefault((r.definition, tuple(r.axes.items())), []).append(r)
+    return {place: speaking(group) for place, group in groups.items()}
+
+
+def best_ratios(records: Iterable[Record]) -> dict[Place, float]:
+    """The best ratio to the best library by workload, where one was timed."""
+    best = {
+        place: max((r.ratio for r in group if r.ratio is not None), default=None)
+        for place, group in best_records(records).items()
     }
+    return {place: ratio for place, ratio in best.items() if ratio is not None}
 
 
-def best_matrix(records: Sequence[Record]) -> str:
-    """The best ratio of each definition (rows) at each value of its axes (columns)."""
-    best = best_ratios(records)
-    columns = sorted({place for _, place in best})
-    axes = next((",".join(r.axes) for r in records), "")
-    header = ["definition", *(f"{axes}={','.join(map(str, c))}" for c in columns)]
-    body = [
-        [name, *(f"{best[name, c]:.2f}" if (name, c) in best else "-" for c in columns)]
-        for name in sorted({name for name, _ in best})
-    ]
-    return align([header, *body])
+def shares_of_copy(records: Iterable[Record]) -> dict[Place, float]:
+    """The best bytes/s over those of a copy by workload, where one was timed."""
+    shares = {place: _share(group) for place, group in best_records(records).items()}
+    return {place: share for place, share in shares.items() if share is not None}
+
+
+def matrix(best: Mapping[Place, float], form: str) -> str:
+    """A number of each definition (rows) at each value of its axes (columns), in format `form`;
+    definitions of other axes in a table of their own."""
+    tables: dict[tuple[str, ...], dict[tuple[str, tuple[int, ...]], float]] = {}
+    for (name, axes), value in best.items():
+        values = tuple(v for _, v in axes)
+        tables.setdefault(tuple(n for n, _ in axes), {})[name, values] = value
+    shown = []
+    for names, held in tables.items():
+        columns = sorted({values for _, values in held})
+        header = ["definition", *(f"{','.join(names)}={','.join(map(str, c))}" for c in columns)]
+        body = [
+            [row, *(format(held[row, c], form) if (row, c) in held else "-" for c in columns)]
+            for row in sorted({row for row, _ in held})
+        ]
+        shown.append(align([header, *body]))
+    return "\n".join(shown)
+
+
+def means(records: Iterable[Record]) -> list[str]:
+    """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
+    are under SLOWER, shares of a copy, and which peers were missing, and why."""
+    best = best_records(records)
+    ratios = list(best_ratios(r for group in best.values() for r in group).values())
+    lines = []
+    if ratios:
+        lines.append(
+            f"geometric mean of the best ratio of {len(ratios)} workloads: "
+            f"{geometric_mean(ratios):.2f}; least {min(ratios):.2f}, "
+            f"{sum(r < SLOWER for r in ratios)} under {SLOWER}"
+        )
+    names = dict.fromkeys(n for group in best.values() for r in group for n in r.peers)
+    libraries = {name: list(_beside(best.values(), name)) for name in names if name != COPY}
+    if len(libraries) > 1:
+        each = (f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in libraries.items())
+        lines.append(f"beside each library (workloads): {', '.join(each)}")
+    shares = list(_beside(best.values(), COPY))
+    if shares:
+        lines.append(
+            f"bytes/s as a share of a copy's: geometric mean {geometric_mean(shares):.0%}, "
+            f"least {min(shares):.0%}"
+        )
+    absent = Counter(
+        (name, why)
+        for group in best.values()
+        for name, why in group[0].timing.get("absent", {}).items()
+    )
+    return lines + [f"without {n} in {k} workloads: {why}" for (n, why), k in absent.items()]
+
+
+def _beside(groups: Iterable[Sequence[Record]], peer: str) -> Iterable[float]:
+    """The best kernel's ratio to one peer, of each workload that was timed beside it."""
+    for group in groups:
+        ratios = [r.peers[peer] / r.latency_us["median"] for r in group
+                  if r.latency_us and peer in r.peers]  # fmt: skip
+        if ratios:
+            yield max(ratios)
 
 
 def totals(records: Sequence[Record]) -> str:
@@ -149,7 +252,7 @@ def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agr
 
 
 class _Campaign:
-    """Times over the peer's in the same rounds, by pass and strategy, of one workload."""
+    """Times over the yardstick's in the same rounds, by pass and strategy, of one workload."""
 
     def __init__(self, measured: Iterable[Measured]):
         self.times: dict[str, dict[Any, float]] = {SCREEN: {}, REFINE: {}}
@@ -188,8 +291,8 @@ def agreement_table(rows: Sequence[Agreement], within: float = 0.01) -> str:
     return "\n".join(lines)
 
 
-def summary(records: Sequence[Record], matrix: bool = False) -> str:
-    """Where the records come from, their table, and the geometric mean of the best ratios."""
+def summary(records: Sequence[Record], table: bool = False) -> str:
+    """Where the records come from, a line for each workload or a table, and means over all."""
     records = settled(records)
     machines = {
         f"{r.gpu.get('name')}, driver {r.gpu.get('driver')}, ptxas {r.ptxas}"
@@ -197,16 +300,16 @@ def summary(records: Sequence[Record], matrix: bool = False) -> str:
         if r.gpu
     }
     clocks = [c for r in records for c in r.timing.get("sm_clock_mhz", []) if c]
-    best = best_ratios(records)
     lines = [*sorted(machines)]
     if clocks:
         lines.append(f"SM clock {min(clocks)}..{max(clocks)} MHz")
-    lines.append(best_matrix(records) if matrix else bench_table(records))
-    if best:
-        mean = geometric_mean(best.values())
-        lines.append(f"geometric mean of the best ratio of {len(best)} workloads: {mean:.2f}")
-    lines.append(totals(records))
-    return "\n".join(lines)
+    if table:
+        lines.append(matrix(best_ratios(records), ".2f"))
+        if shares := shares_of_copy(records):
+            lines += ["bytes/s over a copy's", matrix(shares, ".0%")]
+    else:
+        lines.append(bench_table(records))
+    return "\n".join([*lines, *means(records), totals(records)])
 
 
 def _some(path: Path) -> list[Record]:
@@ -225,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
     parser.add_argument(
-        "--matrix", action="store_true", help="only the best ratio, a column for each axis value"
+        "--matrix", action="store_true", help="only the best ratios, a column for each axis value"
     )
     parser.add_argument(
         "--agree", nargs=2, type=Path, metavar=("A", "B"), help="compare two campaigns' choices"

@@ -29,7 +29,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.candidates import Candidate, Settings, Workload, run_one
-from ptxflow.eval.records import Record, peer_time
+from ptxflow.eval.records import Record, yardstick_time
 from ptxflow.eval.worker import Worker, WorkerError, refine_job
 
 Json = dict[str, Any]
@@ -141,14 +141,14 @@ def make_task(workload: Workload, measured: Iterable[Record], again: bool = Fals
     return Task(
         workload,
         deque(c for c in workload.candidates if c.strategy.key not in screens),
-        {k: _score(r.latency_us, r.peers) for k, r in screens.items()
+        {k: _score(r.latency_us, r.peers, r.timing) for k, r in screens.items()
          if r.status == "ok" and r.latency_us},
         {r.key for r in held.values() if r.timing_pass == REFINE},
     )  # fmt: skip
 
 
-def _score(latency: dict[str, float], peers: dict[str, float]) -> float:
-    return (peer_time(peers) or 1.0) / latency["median"]
+def _score(latency: Json, peers: Json, timing: Json) -> float:
+    return (yardstick_time(peers, timing) or 1.0) / float(latency["median"])
 
 
 class Schedule:
@@ -357,7 +357,8 @@ class Schedule:
                     continue
                 result = {"status": "fault", "detail": f"the worker failed twice: {error}"}
             if result["status"] == "ok" and self.settings.refine:
-                score = _score(result["latency_us"], result.get("peers", {}))
+                peers, timing = result.get("peers", {}), result.get("timing", {})
+                score = _score(result["latency_us"], peers, timing)
                 task.note(key, score, kernel, self.settings.refine)
             self._events.put(Measured(candidate, result, worker.gpu, kernel))
 

@@ -21,7 +21,7 @@ FLUSH_READ = 128 << 20
 FLUSH = "write 256 MiB, read 128 MiB before every sample"
 QUEUED = 64  # samples in flight, each some six launches: well under what the driver queues
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,23 @@ def settle(calls: Mapping[str, Call], seconds: float) -> None:
 
 
 def time_interleaved(
-    calls: Mapping[str, Call], rounds: int, flush: Call, under_way: Call | None = None
+    calls: Mapping[str, Call],
+    rounds: Mapping[str, int],
+    flush: Call,
+    under_way: Call | None = None,
 ) -> dict[str, list[float]]:
-    """Microseconds of `rounds` samples of every call: one each per round, in a shuffled order.
+    """Microseconds of `rounds` samples of every call, one in a round, in a shuffled order.
 
-    Rounds are queued many at a time, so that the GPU never waits for the next launch: the flush
-    hides it. `under_way` is called while queued samples run (to read a clock under load).
+    Who has fewer samples than others skips rounds, evenly. Rounds are queued many at a time, so
+    that the GPU never waits for the next launch: the flush hides it. `under_way` is called while
+    queued samples run (to read a clock under load).
     """
-    names = list(calls)
     order = random.Random(0)
-    samples: dict[str, list[float]] = {name: [] for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     events: list[tuple[str, Any, Any]] = []
-    for i in range(rounds):
+    last = max(rounds.values())
+    for i in range(last):
+        names = [n for n in calls if (i + 1) * rounds[n] // last > i * rounds[n] // last]
         order.shuffle(names)
         for name in names:
             start, end = _event(), _event()
@@ -114,7 +119,7 @@ def time_interleaved(
             calls[name]()
             end.record()
             events.append((name, start, end))
-        if len(events) + len(names) > QUEUED or i == rounds - 1:
+        if len(events) + len(calls) > QUEUED or i == last - 1:
             if under_way is not None:
                 under_way()
             torch.cuda.synchronize()

@@ -262,8 +262,12 @@ def job(
     seeds: Sequence[int],
     rounds: int,
     settle: float,
+    every_peer: bool = True,
 ) -> Json:
-    """A job for the child: check the kernel in the file `image`, then time it if it is right."""
+    """A job for the child: check the kernel in the file `image`, then time it if it is right.
+
+    It is timed beside every peer, or the yardstick alone.
+    """
     return {
         "definition": definition,
         "axes": dict(axes),
@@ -272,6 +276,7 @@ def job(
         "seeds": list(seeds),
         "rounds": rounds,
         "settle": settle,
+        "every_peer": every_peer,
     }
 
 
@@ -292,6 +297,7 @@ def refine_job(
         "seeds": list(seeds),
         "rounds": rounds,
         "settle": settle,
+        "every_peer": True,
     }
 
 

@@ -152,3 +152,20 @@ def test_the_definition_s_own_case_accepts_a_plain_product() -> None:
     case = case_of(load("gemm_n128_k2048"), {"M": 5}, CPU)
     assert checked(honest, Bench(case, CPU, (1,))).correct
     assert not checked(one_step_of_k_missing, Bench(case, CPU, (1,))).correct
+
+
+def test_a_sample_must_be_drawable() -> None:
+    definition = load("top_k_sampling_from_probs_v128256").resized(vocab_size=1000)
+    bench = Bench(case_of(definition, {"batch_size": 3}, CPU), CPU, (1,))
+
+    def draws(which: Callable[[Tensor], Tensor]) -> Verdict:
+        def kernel(t: Mapping[str, Tensor]) -> None:
+            t["samples"].copy_(which(t["probs"]))
+
+        return checked(kernel, bench)
+
+    assert draws(lambda probs: probs.argmax(-1)).correct
+    said = draws(lambda probs: probs.argmin(-1)).reason
+    assert re.match(r"seed 1: samples: 3 of 3 draws are of probability 0, the first at \[0\]", said)
+    assert not draws(lambda probs: probs.argmax(-1) + 1000).correct  # no such token
+    assert not draws(lambda probs: torch.full((3,), -1)).correct

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.launch import Arguments, Launch, PointerParam
 from ptxflow.compiler.runtime import LaunchError
 from ptxflow.eval import measure, timing
 from ptxflow.eval.definition import load
@@ -37,7 +37,10 @@ class FakeKernel:
     def __init__(self, launch: Launch, image: bytes, driver: Any):
         assert image == b"cubin" and launch == LAUNCH
 
-    def bind(self, addresses: dict[str, int], axes: dict[str, int]) -> Callable[[int], None]:
+    def bind(
+        self, addresses: dict[str, int | None], axes: dict[str, int], arguments: Arguments
+    ) -> Callable[[int], None]:
+        assert arguments == Arguments({}, measure.SEED)
         assert axes == {"M": 5, "N": 128, "K": 2048}
         assert addresses == {n: t.data_ptr() for n, t in FakeKernel.tensors.items()}
         return lambda stream: FakeKernel.body(FakeKernel.tensors)
@@ -71,13 +74,19 @@ def session(monkeypatch: pytest.MonkeyPatch) -> measure.Session:
     return made
 
 
-def run(session: measure.Session, folder: Path, body: Callable[[Tensors], None]) -> dict[str, Any]:
+def run(
+    session: measure.Session,
+    folder: Path,
+    body: Callable[[Tensors], None],
+    every_peer: bool = True,
+) -> dict[str, Any]:
     FakeKernel.body = staticmethod(body)  # type: ignore[assignment]
     image = folder / "k.cubin"
     image.write_bytes(b"cubin")
     todo = job(
-        DEFINITION.to_json(), {"M": 5}, LAUNCH.to_json(), image, seeds=(1, 2), rounds=4, settle=0
-    )
+        DEFINITION.to_json(), {"M": 5}, LAUNCH.to_json(), image, seeds=(1, 2), rounds=4, settle=0,
+        every_peer=every_peer,
+    )  # fmt: skip
     stages: list[str] = []
     outcome = session.measure(todo, stages.append)
     assert stages[:3] == ["inputs", "load", "check"]
@@ -92,8 +101,11 @@ def test_a_right_kernel_is_timed_beside_its_peer(session: measure.Session, tmp_p
     outcome = run(session, tmp_path, honest)
     assert outcome["status"] == "ok" and outcome["check"]["correct"]
     assert outcome["latency_us"] == {"median": 12.0, "q1": 12.0, "q3": 12.0, "samples": 4}
-    assert outcome["peers"] == {"torch.mm": 12.0}
+    assert outcome["peers"] == {"torch.mm": 12.0, "copy": 12.0}
     assert outcome["timing"]["sm_clock_mhz"] == [1700]
+    assert outcome["timing"]["yardstick"] == "torch.mm" and "absent" not in outcome["timing"]
+    outcome = run(session, tmp_path, honest, every_peer=False)
+    assert outcome["peers"] == {"torch.mm": 12.0}
     before = FakeKernel.unloaded
     run(session, tmp_path, honest)
     assert FakeKernel.unloaded == before + 1  # one kernel is loaded at a time

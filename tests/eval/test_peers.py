@@ -1,29 +1,198 @@
-"""Peers run on the tensors of a problem, and records compare with whichever they have."""
+"""Peers compute what we compute before their times count; who cannot is absent, with the reason."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from ptxflow.eval.peers import PEERS
-from ptxflow.eval.records import peer_time
+from ptxflow.env.measurements import COPY
+from ptxflow.eval import peers
+from ptxflow.eval.checking import Bench
+from ptxflow.eval.definition import Definition, load
+from ptxflow.eval.measure import FEW_ROUNDS, case_of, shares
+from ptxflow.eval.peers import Beside
+from ptxflow.eval.records import best_peer
+from ptxflow.eval.timing import time_interleaved
 
-
-@pytest.mark.parametrize("names", [("hidden_states",), ("hidden_states", "residual")])
-def test_rms_norm_takes_both_forms(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {name: torch.ones(3, 64, dtype=torch.bfloat16) for name in names}
-    given: list[tuple[torch.Tensor, tuple[int, ...]]] = []
-
-    def watched(x: torch.Tensor, shape: tuple[int, ...], *rest: object) -> None:
-        given.append((x, shape))
-
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", watched)
-    call = PEERS["rmsnorm"]["torch.rms_norm"](tensors | {"weight": torch.ones(64).bfloat16()})
-    call()
-    ((x, shape),) = given
-    assert shape == (64,) and (x == len(names)).all()
+CPU = torch.device("cpu")
+NORMS = ("rmsnorm_h128", "fused_add_rmsnorm_h2048")
+VOCABULARY = 1000
+FILTERS = ("top_k", "top_p", "top_k_top_p")
 
 
-def test_the_first_peer_is_the_one_compared_with() -> None:
-    assert peer_time({"torch.rms_norm": 3.0, "other": 1.0}) == 3.0
-    assert peer_time({}) is None
+def beside(name: str, **axes: int) -> Beside:
+    return beside_definition(load(name), **axes)
+
+
+def beside_definition(definition: Definition, **axes: int) -> Beside:
+    return Beside(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1,)))
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * scale * weight.float()).bfloat16()
+
+
+class FlashInfer(SimpleNamespace):
+    """The library's two norms, computed on the CPU; `times` makes them wrong."""
+
+    times = 1.0
+
+    def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norm(x, weight, eps) * self.times
+
+    def fused_add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+        total = x.float() + residual.float()
+        x.copy_(norm(total, weight, eps) * self.times)
+        residual.copy_(total)
+
+
+@pytest.fixture
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> FlashInfer:
+    fake = FlashInfer()
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "compile", lambda formula, **options: formula)
+    return fake
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.usefixtures("flashinfer")
+def test_every_peer_of_a_norm_computes_it(name: str) -> None:
+    found = beside(name, batch_size=5)
+    calls = found.calls(every=True)
+    assert found.absent == {}
+    assert list(calls) == [COPY, "torch.rms_norm", "torch.compile", "flashinfer"]
+    before = {n: t.clone() for n, t in found.bench.tensors.items() if n in load(name).inputs}
+    for call in calls.values():
+        call()
+    for tensor, value in before.items():  # also after what works in place
+        assert torch.equal(found.bench.tensors[tensor], value)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_library_that_computes_something_else_is_absent(
+    name: str, flashinfer: FlashInfer
+) -> None:
+    flashinfer.times = 1.1
+    found = beside(name, batch_size=5)
+    assert "flashinfer" not in found.calls(every=True)
+    assert found.absent["flashinfer"].startswith("wrong: output: ")
+
+
+def test_what_is_not_installed_or_breaks_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(formula: Any, **options: Any) -> Any:
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch, "compile", broken)
+    found = beside("rmsnorm_h128", batch_size=5)
+    assert list(found.calls(every=True)) == [COPY, "torch.rms_norm"]
+    assert found.absent["torch.compile"] == "RuntimeError: no compiler here"
+    assert found.absent["flashinfer"].startswith("ModuleNotFoundError: ")
+
+
+def test_a_corrupt_context_is_no_absence(flashinfer: FlashInfer) -> None:
+    def fault(*args: Any, **options: Any) -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    flashinfer.rmsnorm = fault  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        beside("rmsnorm_h128", batch_size=5).calls(every=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "yardstick"),
+    [("gemm_n128_k2048", {"M": 6}, "torch.mm"), ("rmsnorm_h128", {"batch_size": 6}, COPY)],
+)
+def test_the_yardstick_is_made_alone(
+    name: str, axes: dict[str, int], yardstick: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def watched(peer: str, maker: Callable[..., Any]) -> Callable[..., Any]:
+        def make(given: Any) -> Any:
+            made.append(peer)
+            return maker(given)
+
+        return make
+
+    for op_type, makers in peers.PEERS.items():
+        held = {peer: watched(peer, maker) for peer, maker in makers.items()}
+        monkeypatch.setitem(peers.PEERS, op_type, held)
+    found = beside(name, **axes)
+    assert list(found.calls(every=False)) == [found.yardstick] == [yardstick] == made
+    found.calls(every=False)
+    assert made == [yardstick]  # once
+
+
+def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    ones = torch.ones
+
+    def watched(size: int, **options: Any) -> Tensor:
+        sizes.append(size)
+        return ones(size, **options)
+
+    monkeypatch.setattr(torch, "ones", watched)
+    beside("rmsnorm_h128", batch_size=5).calls(every=False)
+    assert sizes == [2 * (2 * 5 + 1) * 128 // 2]  # hidden states, output and the weight
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_flashinfer_samples_inside_its_own_ranges(
+    filters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = load(f"{filters}_sampling_from_probs_v128256").resized(vocab_size=VOCABULARY)
+    seen: list[Tensor] = []
+
+    def most_probable(probs: Tensor, *limits: Tensor, **options: Any) -> Tensor:
+        seen[:] = limits
+        return probs.argmax(-1).int()
+
+    library = SimpleNamespace(**{f"{filters}_sampling_from_probs": most_probable})
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flashinfer.sampling", library)  # type: ignore[arg-type]
+    found = beside_definition(definition, batch_size=10)
+    assert "flashinfer" in found.calls(every=True) and "torch" in found.calls(every=True)
+    bounds = {"top_k": (1, VOCABULARY - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
+    names = [n for n in bounds if n in found.definition.inputs]
+    for name, limit in zip(names, seen, strict=True):
+        low, high = bounds[name]
+        assert low <= limit.min() and limit.max() <= high
+        assert not torch.equal(limit, found.bench.tensors[name])  # there are rows outside
+    library.__dict__[f"{filters}_sampling_from_probs"] = lambda probs, *a, **o: probs.argmin(-1)
+    found = beside_definition(definition, batch_size=10)
+    assert "flashinfer" not in found.calls(every=True)
+    assert found.absent["flashinfer"].startswith("wrong: samples: ")
+
+
+def test_ratios_are_to_the_best_library() -> None:
+    assert best_peer({"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
+    assert best_peer({COPY: 1.0}) is None and best_peer({}) is None
+
+
+def test_who_is_far_slower_takes_part_in_few_rounds() -> None:
+    times = {"ours": 20.0, COPY: 10.0, "flashinfer": 150.0, "torch": 900.0}
+    assert shares(times, 40) == {"ours": 40, COPY: 40, "flashinfer": 40, "torch": 10}
+    assert shares(times, 7)["torch"] == FEW_ROUNDS
+    assert shares({"torch": 900.0, "ours": 300.0}, 7) == {"torch": 7, "ours": 7}
+
+
+def test_samples_of_few_rounds_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 0.01)
+    monkeypatch.setattr("ptxflow.eval.timing._event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = {name: lambda name=name: order.append(name) for name in ("often", "rarely")}
+    samples = time_interleaved(calls, {"often": 12, "rarely": 3}, lambda: None)
+    assert {name: len(s) for name, s in samples.items()} == {"often": 12, "rarely": 3}
+    gaps = [i for i, name in enumerate(order) if name == "rarely"]
+    assert all(4 <= b - a <= 6 for a, b in pairwise(gaps))

@@ -38,6 +38,9 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         read_records(broken)
 
 
+PLACE = "gemm_n128_k2048", (("M", 6),)
+
+
 def record(key: str, us: float, timing_pass: str, status: str = "ok") -> Record:
     return Record(
         "gemm_n128_k2048", {"M": 6}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
@@ -48,11 +51,40 @@ def record(key: str, us: float, timing_pass: str, status: str = "ok") -> Record:
 
 def test_refined_times_speak_where_there_are_any():
     screens = [record("lucky", 4.0, SCREEN), record("fast", 5.0, SCREEN), record("x", 3.0, SCREEN)]
-    assert best_ratios(screens) == {("gemm_n128_k2048", (6,)): 8 / 3}
+    assert best_ratios(screens) == {PLACE: 8 / 3}
     refined = [record("lucky", 6.4, REFINE), record("fast", 5.0, REFINE, "wrong")]
-    assert best_ratios(settled([*screens, *refined])) == {("gemm_n128_k2048", (6,)): 8 / 6.4}
+    assert best_ratios(settled([*screens, *refined])) == {PLACE: 8 / 6.4}
     text = summary([*screens, *refined])
     assert "2 of 3 right, 0 hangs, 1 wrong" in text and "2/3" in text and "1.25" in text
+
+
+def norm(batch: int, us: float, timing_pass: str = REFINE, **peers: float) -> Record:
+    return Record(
+        "rmsnorm_h4096", {"batch_size": batch}, {"family": "rmsnorm", "choices": {"a": us}},
+        str(us), "h200", "ok", correct=True, peers={"copy": 8.0, **peers},
+        latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
+        ratio=min(peers.values()) / us if peers else None, timing_pass=timing_pass,
+        timing={"yardstick": "copy", "absent": {"flashinfer": "not there"}},
+    )  # fmt: skip
+
+
+def test_libraries_copies_and_several_families():
+    libraries = {"torch.rms_norm": 12.0, "torch.compile": 10.5}
+    records = [
+        norm(1, 10.0, **libraries), norm(1, 12.0, **libraries), norm(1, 20.0, SCREEN),
+        norm(7, 12.0, **libraries), record("fast", 5.0, REFINE),
+    ]  # fmt: skip
+    text = summary(records, table=True).splitlines()
+    assert "rmsnorm_h4096  1.05          0.88" in text and "gemm_n128_k2048  1.60" in text
+    assert "rmsnorm_h4096  80%           67%" in text
+    assert "geometric mean of the best ratio of 3 workloads: 1.14; least 0.88, 1 under 0.97" in text
+    each = "torch.rms_norm 1.10 (2), torch.compile 0.96 (2), torch.mm 1.60 (1)"
+    assert f"beside each library (workloads): {each}" in text
+    assert "bytes/s as a share of a copy's: geometric mean 73%, least 67%" in text
+    assert "without flashinfer in 2 workloads: not there" in text
+    row = next(line for line in summary(records).splitlines() if "batch_size=1 " in line)
+    # of three kernels the median takes 12 us; the best library 10.5 in the refined rounds
+    assert row.split()[2:] == ["3/3", "10.0", "10.5", "1.05", "0.88", "80%", "1.05", "0.88"]
 
 
 def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
