@@ -9,6 +9,7 @@ that runs by itself.
 examples:
   python sample.py --definition gemm_n4096_k4096 --axes M=4096
   python sample.py --definition gemm_n128_k2048 --device h200 -k 16 --out out/small
+  python sample.py --definition rmsnorm_h4096 --axes batch_size=700
   python sample.py --definition my_gemm.json --axes M=77 --measure no
 """
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 POLICY_OF = {"h100": "h200"}  # one policy per architecture; device features tell the rest
-DEFAULT_AXES = {"M": 1024}
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +52,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="M=1024",
-        help="values of the variable axes (default: M=1024 where M is the only one)",
+        help="values of the variable axes (default: a typical workload of the definition's family)",
     )
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
@@ -120,8 +120,9 @@ def run(args: argparse.Namespace) -> int:
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     with OutputFolder(out, marker="summary.json") as folder:
+        reward = choose_reward(policy.about, device.name, space.family.name)
         result = compile_and_rank(
-            definition, axes, space, codes, scores, gpu, choose_reward(policy.about, device.name),
+            definition, axes, space, codes, scores, gpu, reward,
             seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
             emulate=not args.no_emulate,
         )  # fmt: skip
@@ -130,14 +131,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.refused or any(s.wrong for s in result.samples) else 0
 
 
-def choose_reward(about: dict[str, Any], device: str) -> Reward:
-    """The reward that the policy was trained on; the model, with a word, where it cannot be had."""
+def choose_reward(about: dict[str, Any], device: str, family: str) -> Reward:
+    """What rewarded the family's strategies when the policy was trained; the model, with a word,
+    where it cannot be had."""
     from ptxflow.env.reward import ModelReward
-    from ptxflow.eval.reward_source import RewardError, build
+    from ptxflow.eval.reward_source import RewardError, build, of_family
 
     description = about.get("settings", {}).get("reward", {"source": "model"})
     try:
-        return build(description, device)[0]
+        return of_family(build(description, device)[0], family)
     except RewardError as error:
         print(f"ranking by the model: {error}", file=sys.stderr)
         return ModelReward()
@@ -146,6 +148,7 @@ def choose_reward(about: dict[str, Any], device: str) -> Reward:
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     """The variable axes, as given or by default; says so where it is the default."""
     from ptxflow.eval.arguments import UsageError, parse_axes
+    from ptxflow.eval.training_set import row_of
 
     given = {}
     for name, values in parse_axes(texts).items():
@@ -153,15 +156,15 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"axis {name!r} has {len(values)} values; sample one workload a run")
         given[name] = values[0]
     needed = definition.var_axes
-    if not given and set(needed) <= set(DEFAULT_AXES):
-        given = {name: DEFAULT_AXES[name] for name in needed}
+    if not given and (row := row_of(definition)):
+        given = {name: row.typical[name] for name in needed}
         print(f"--axes not given: taking {_text(given, ' ', '=')}", file=sys.stderr)
     bound = definition.bind(given)
     return {name: bound[name] for name in needed}
 
 
 def default_checkpoint(device: str) -> Path:
-    return CHECKPOINTS / f"gemm-{POLICY_OF.get(device, device)}.safetensors"
+    return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:

@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from ptxflow.env.reward import Reward
     from ptxflow.env.space import Space
     from ptxflow.eval.live import Live
+    from ptxflow.eval.training_set import Member
     from ptxflow.gfn.checkpoint import Checkpoint
     from ptxflow.gfn.run import Run
 
-GEMMS = (
-    "gemm_n128_k2048", "gemm_n256_k7168", "gemm_n2048_k4096", "gemm_n4096_k4096",
-    "gemm_n4096_k14336", "gemm_n5120_k2048", "gemm_n6144_k4096", "gemm_n28672_k4096",
-)  # fmt: skip
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
 MEASUREMENTS = "measurements.jsonl"
 
 HELP = """\
-Train one policy on GEMM workloads with conditional trajectory balance (a GFlowNet).
+Train one policy for every kernel family with conditional trajectory balance (a GFlowNet).
 
-A workload is a definition with M bound, on a device. The policy builds a strategy decision by
-decision under the device's masks and learns to sample it with probability exp(TFLOPS / T) / Z,
-where the reward says the TFLOP/s and T = tau x what the device can attain. The reward is the
-analytic model, a surrogate (the model corrected by measurements), or replay (what was measured, and
-the surrogate or the model elsewhere). Training starts on small, regular workloads and adds larger,
-irregular ones as the measured distance to the target falls. Held-out values of M are never trained;
-their distance is measured too.
+A workload is a definition with its variable axes bound, on a device. The policy builds a strategy
+decision by decision under the device's masks and learns to sample it with probability
+exp(TFLOPS / T) / Z, where the reward says the TFLOP/s and T = tau x what the device can attain. The
+reward is the analytic model, a surrogate of a family (the model corrected by measurements), or
+replay (what was measured, and the surrogate or the model elsewhere). Training starts on each
+family's small, regular workloads and adds larger, irregular ones as the measured distance to the
+target falls. Held-out values of the variable axes are never trained; their distance is measured
+too. The preset says which values those are (eval/training_set.py); definitions that it does not
+name take those of their family.
 """
 EPILOG = """\
 examples:
-  python train.py                                 12 minutes for B200, into runs/b200
-  python train.py --device h200 --minutes 5 --export checkpoints/gemm-h200.safetensors
+  python train.py                                 24 minutes for B200, into runs/b200
+  python train.py --device h200 --minutes 5 --export checkpoints/h200.safetensors
+  python train.py --definitions rmsnorm,gemm_n4096_k4096 --minutes 3 --out runs/norms
   python train.py --device h200 --reward replay --measurements more.jsonl
   python train.py --definitions gemm_n4096_k4096,gemm_n2048_k4096 --steps 500 --out runs/two
   python train.py --preset demo                   about a minute, three definitions
@@ -62,48 +62,12 @@ class BadInput(ValueError):
 
 
 @dataclass(frozen=True)
-class Preset:
-    """Defaults of a run; `train` are fields of `TrainConfig`."""
-
-    definitions: tuple[str, ...]
-    trained: tuple[int, ...]  # values of M
-    held_out: tuple[int, ...]
-    unseen: tuple[tuple[str, dict[str, int]], ...]  # other shapes, measured for information
-    minutes: float
-    measurements: int  # of exact distances during a run
-    train: dict[str, Any] = field(default_factory=dict)
-
-
-PRESETS = {
-    "full": Preset(
-        GEMMS,
-        trained=(1, 8, 16, 32, 64, 128, 192, 256, 512, 768, 1024, 1536, 2048, 4096, 8192),
-        held_out=(17, 112, 1000, 3072),
-        unseen=(("gemm_n4096_k4096", {"N": 3072}), ("gemm_n5120_k2048", {"K": 3072})),
-        minutes=12.0,
-        measurements=24,
-    ),
-    "demo": Preset(
-        ("gemm_n2048_k4096", "gemm_n4096_k4096", "gemm_n6144_k4096"),
-        trained=(64, 1024),
-        held_out=(1000,),
-        unseen=(),
-        minutes=1.2,
-        measurements=8,
-        train={"stages": 2, "batch": 256},
-    ),
-}
-
-
-@dataclass(frozen=True)
 class Settings:
     """What a run is about; kept in its checkpoints, and all that resuming it needs."""
 
     device: str
+    preset: str
     definitions: tuple[str, ...]
-    trained: tuple[int, ...]
-    held_out: tuple[int, ...]
-    unseen: tuple[tuple[str, dict[str, int]], ...]
     steps: int | None
     minutes: float | None
     measurements: int
@@ -114,8 +78,7 @@ class Settings:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
-        tuples = {k: tuple(data[k]) for k in ("definitions", "trained", "held_out", "unseen")}
-        return Settings(**{**data, **tuples})
+        return Settings(**{**data, "definitions": tuple(data["definitions"])})
 
 
 class Parser(argparse.ArgumentParser):
@@ -147,10 +110,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--device", help="b200 (default), h200 or h100: whose limits and rates")
-    add("--definitions", help="names or JSON files, comma-separated (default: the preset's)")
-    add("--preset", choices=PRESETS, help="full (default): all 8 GEMMs; demo: a short run")
+    add(
+        "--definitions",
+        metavar="NAME,...",
+        help="definitions, JSON files and families, comma-separated (default: the preset's, of "
+        "every family)",
+    )
+    add("--preset", choices=("full", "demo"), help="full (default): all families; demo: short")
     add("--steps", type=positive(int), help="train this many steps; repeatable bit for bit")
-    add("--minutes", type=positive(float), help="or this long (default: 12; demo 1.2)")
+    add("--minutes", type=positive(float), help="or this long (default: 24; demo 1.2)")
     add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add(
@@ -158,7 +126,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=("model", "surrogate", "replay"),
         help="default: surrogate where checkpoints/ has one for the device, else model",
     )
-    add("--surrogate", type=Path, metavar="FILE", help="another surrogate than that")
+    add("--surrogate", type=Path, nargs="+", metavar="FILE", help="other surrogates than those")
     add("--measurements", type=Path, nargs="+", metavar="FILE", help="what --reward replay replays")
     add("--measure", type=positive(int), metavar="N",
         help="now and then measure N of the policy's samples on this GPU, for 8 workloads in turn, "
@@ -187,26 +155,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def new_settings(args: argparse.Namespace) -> Settings:
+    from ptxflow.eval.definition import DefinitionError
     from ptxflow.eval.reward_source import RewardError, describe
+    from ptxflow.eval.training_set import PRESETS, chosen
 
-    preset = PRESETS[args.preset or "full"]
-    definitions = preset.definitions
-    if args.definitions and args.definitions != "all":
-        named = [d.strip() for d in args.definitions.split(",")]
-        files = {d: str(Path(d).resolve()) for d in named if d.endswith(".json")}
-        definitions = tuple(dict.fromkeys(files.get(d, d) for d in named))
+    name = args.preset or "full"
+    preset = PRESETS[name]
     options = {"batch": args.batch, "tau": args.tau, "seed": args.seed}
     device = (args.device or "b200").lower()
     try:
-        reward = describe(args.reward, device, args.surrogate, args.measurements or ())
-    except RewardError as error:
+        definitions = chosen(args.definitions, preset)
+        reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
+    except (RewardError, DefinitionError) as error:
         raise BadInput(str(error)) from None
+    files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(
         device=device,
-        definitions=definitions,
-        trained=preset.trained,
-        held_out=preset.held_out,
-        unseen=preset.unseen,
+        preset=name,
+        definitions=tuple(files.get(d, d) for d in definitions),
         steps=args.steps,
         minutes=args.minutes or (None if args.steps else preset.minutes),
         measurements=preset.measurements,
@@ -227,76 +193,69 @@ def require_writable(path: Path) -> None:
         raise BadInput(f"cannot write {path}: {place} {reason}")
 
 
-def workloads(settings: Settings) -> tuple[list[Space], list[Space], list[Space]]:
-    """The spaces that are trained, that are held out, and those of unseen shapes."""
-    from ptxflow.compiler.device import device
-    from ptxflow.compiler.families import family_for
-    from ptxflow.env.space import enumerate_space
-    from ptxflow.eval.definition import Definition, DefinitionError, load
+@dataclass(frozen=True)
+class Workloads:
+    """The workloads of a run and their spaces, one for one."""
 
-    def space(definition: Definition, m: int) -> Space:
-        family = family_for(definition.op_type)
-        problem = family.problem(definition.to_json(), {"M": m})
-        return enumerate_space(family, problem, target)
+    members: list[Member]
+    spaces: list[Space]
+
+    def of(self, *kinds: str) -> list[Space]:
+        """The spaces of these kinds."""
+        return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
+
+
+def workloads(settings: Settings) -> Workloads:
+    """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
+    from tqdm import tqdm
+
+    from ptxflow.compiler.device import device
+    from ptxflow.env.space import enumerate_space
+    from ptxflow.eval.training_set import PRESETS, members
 
     try:
         target = device(settings.device)
-        definitions = [load(name) for name in settings.definitions]
-        for d in definitions:
-            if d.var_axes != ("M",):
-                raise BadInput(f"{d.name}: train.py binds the axis M; it has {d.var_axes}")
-        shapes = [load(name).resized(**axes) for name, axes in settings.unseen]
-        return (
-            [space(d, m) for d in definitions for m in settings.trained],
-            [space(d, m) for d in definitions for m in settings.held_out],
-            [space(d, m) for d in shapes for m in settings.held_out],
-        )
+        chosen = members(settings.definitions, PRESETS[settings.preset])
+        bar = tqdm(chosen, desc="spaces", unit="workload", leave=False, disable=None)
+        return Workloads(chosen, [enumerate_space(m.family, m.problem, target) for m in bar])
     except KeyError as error:
         raise BadInput(error.args[0]) from None
-    except (DefinitionError, ValueError) as error:
+    except ValueError as error:
         raise BadInput(str(error)) from None
 
 
-def result_rows(
-    run: Run, trained: Sequence[Space], held_out: Sequence[Space], unseen: Sequence[Space]
-) -> list[dict[str, Any]]:
-    """Exact distance of every workload, by kind."""
-    distances = {
-        "trained": run.trainer.distances(range(len(trained))),
-        "held_out": list(run.trainer.held_out_distances(held_out)),
-        "unseen": list(run.trainer.held_out_distances(unseen)),
-    }
-    rows = []
-    for (kind, values), spaces in zip(distances.items(), (trained, held_out, unseen), strict=True):
-        for space, distance in zip(spaces, values, strict=True):
-            axes = dict(space.problem.axes)
-            name = space.problem.definition if kind != "unseen" else f"n{axes['N']}_k{axes['K']}"
-            row = {"definition": name, "M": axes["M"], "kind": kind}
-            rows.append(
-                row | {"trained": kind == "trained", "distance": distance, "leaves": len(space)}
-            )
-    return rows
+def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
+    """Exact distance of every workload."""
+    from tqdm import tqdm
+
+    never = iter(run.trainer.held_out_distances(held.of("held_out", "unseen")))
+    ours = (d for i in range(len(held.of("trained"))) for d in run.trainer.distances([i]))
+    pairs = list(zip(held.members, held.spaces, strict=True))
+    return [
+        {
+            "family": member.family.name,
+            "definition": member.label,
+            "axes": dict(member.axes),
+            "kind": member.kind,
+            "distance": next(ours if member.kind == "trained" else never),
+            "leaves": len(space),
+        }
+        for member, space in tqdm(pairs, desc="distances", unit="workload", disable=None)
+    ]
 
 
-def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> None:
-    """Measure every workload, print the table, write the result, the plots and the export."""
+def finish(run: Run, held: Workloads, export: Path | None) -> None:
+    """Measure every workload, print the tables, write the result, the plots and the export."""
     from ptxflow.compiler.files import write_whole
-    from ptxflow.eval.plots import distance_table, training_plots
+    from ptxflow.eval.plots import distance_table, summary_of, summary_table, training_plots
     from ptxflow.eval.reward_source import title
     from ptxflow.gfn.checkpoint import write
 
-    rows = result_rows(run, *spaces)
-    summary: dict[str, Any] = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
-    for kind in ("trained", "held_out", "unseen"):
-        values = [r["distance"] for r in rows if r["kind"] == kind]
-        if values:
-            summary[kind] = {
-                "workloads": len(values),
-                "mean": sum(values) / len(values),
-                "max": max(values),
-            }
-    reward = run.settings["reward"]
-    result = {"device": run.settings["device"], "tau": run.trainer.config.tau, "reward": reward}
+    rows = result_rows(run, held)
+    summary = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
+    summary |= summary_of(rows)
+    reward, config = run.settings["reward"], run.trainer.config
+    result = {"device": run.settings["device"], "tau": config.tau, "reward": reward}
     result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
     write_whole(run.folder / RESULT, json.dumps(result, indent=1) + "\n")
     run.log("result", **summary)
@@ -304,19 +263,11 @@ def finish(run: Run, spaces: Sequence[Sequence[Space]], export: Path | None) -> 
     training_plots([json.loads(line) for line in metrics], run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
-        about = {"settings": run.settings, "train": run.trainer.config.to_json()}
+        about = {"settings": run.settings, "train": config.to_json()}
         write(export, run.trainer.policy_checkpoint({**about, "result": summary}))
     print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
-          f"{run.trainer.config.tau}, TFLOPS by {title(reward)} (* never trained)\n"
-          f"{distance_table(rows)}")  # fmt: skip
-    for kind, label in (
-        ("trained", "trained"), ("held_out", "held-out M"), ("unseen", "unseen N, K"),
-    ):  # fmt: skip
-        if kind in summary:
-            s = summary[kind]
-            print(
-                f"{label:12} mean {s['mean']:.4f}, max {s['max']:.4f}, {s['workloads']} workloads"
-            )
+          f"{config.tau}, TFLOPS by {title(reward)} (* never trained)\n{distance_table(rows)}\n\n"
+          f"{summary_table(summary)}")  # fmt: skip
     speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
     print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
@@ -357,33 +308,33 @@ def source(settings: Settings) -> tuple[Reward, Settings]:
     return reward, replace(settings, reward=description)
 
 
-def live_measuring(folder: Path, settings: Settings, spaces: list[Space], reward: Reward) -> Live:
+def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Reward) -> Live:
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
-    from ptxflow.compiler import runtime
     from ptxflow.compiler.device import device
+    from ptxflow.compiler.runtime import RuntimeUnavailable
     from ptxflow.env.replay import ReplayReward
-    from ptxflow.env.reward import ModelReward
-    from ptxflow.eval.definition import load
-    from ptxflow.eval.live import Live
+    from ptxflow.env.reward import ModelReward, Remembered
+    from ptxflow.eval import live
     from ptxflow.eval.reward_source import ROOT
 
     if any(name.endswith(".json") for name in settings.definitions):
         raise BadInput("--measure records by name: it takes definitions of eval/definitions only")
     try:
-        runtime.require_gpu(device(settings.device))
-    except runtime.RuntimeUnavailable as error:
+        gpus = live.count_gpus(device(settings.device))
+    except RuntimeUnavailable as error:
         raise BadInput(f"--measure: {error}") from None
-    definitions = [load(name) for name in settings.definitions for _ in settings.trained]
+    definitions = [m.definition for m in held.members if m.kind == "trained"]
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
-    return Live(definitions, spaces, folder / MEASUREMENTS, fallback, files)
+    path = folder / MEASUREMENTS
+    return live.Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
 
 
 def measure_round(run: Run, live: Live) -> None:
-    """Measure what the policy samples for the next workloads, and train on what came of it."""
+    """Measure what the policy samples for some workloads, and train on what came of it."""
     count = run.settings["live"]
-    chosen = live.next()
-    reward = live.measure({w: run.trainer.propose(w, count) for w in chosen})
+    chosen = live.next(run.trainer.curriculum.active)
+    reward = live.measure({w: run.trainer.propose(w, count, live.known(w)) for w in chosen})
     run.trainer.reward_anew(reward, chosen)
 
 
@@ -392,9 +343,11 @@ def start(args: argparse.Namespace) -> int:
     for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
         require_writable(path.parent)
     reward, settings = source(settings)
-    spaces = workloads(settings)
+    held = workloads(settings)
+    trained, never = held.of("trained"), held.of("held_out", "unseen")
 
     import torch
+    from tqdm import tqdm
 
     from ptxflow.env.reward import TAU, Remembered
     from ptxflow.gfn.checkpoint import CheckpointError
@@ -403,17 +356,19 @@ def start(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(settings.threads)
     config = TrainConfig(**{"tau": TAU, **settings.train})
-    held_out = spaces[1] + spaces[2]
     kept: Reward = Remembered(reward)
-    live = live_measuring(folder, settings, spaces[0], reward) if settings.live else None
+    live = live_measuring(folder, settings, held, reward) if settings.live else None
     if live:
-        live.fallback = Remembered(live.fallback)
         if not state:
             live.path.unlink(missing_ok=True)
         kept = live.reward()
-    trainer = Trainer(spaces[0], config, settings.steps or 10**6, kept, held_out)
+    print(f"{len(trained)} workloads trained, {len(held.of('held_out'))} held out, on "
+          f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
+          f"{settings.reward['source']}; {settings.threads} threads", flush=True)  # fmt: skip
+    bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
+    trainer = Trainer(trained, config, settings.steps or 10**6, kept, never, bar)
     length = settings.steps, settings.minutes, settings.measurements
-    run = Run(folder, trainer, spaces[1], *length, settings=asdict(settings))
+    run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
     if live:
         run.between = partial(measure_round, run, live)
     if state:
@@ -424,16 +379,13 @@ def start(args: argparse.Namespace) -> int:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)
-    print(f"{len(spaces[0])} workloads trained, {len(spaces[1])} held out, on {settings.device}; "
-          f"{sum(map(len, spaces[0]))} strategies; rewarded by {settings.reward['source']}; "
-          f"{settings.threads} threads")  # fmt: skip
     if stopped := train(run):
         print(f"train.py: stopped at step {trainer.step}; go on with: python train.py --resume "
               f"{folder}", file=sys.stderr)  # fmt: skip
         return 128 + stopped
     if live:
         run.settings["reward"] = {**settings.reward, **live.describe()}
-    finish(run, spaces, args.export)
+    finish(run, held, args.export)
     return 0
 
 

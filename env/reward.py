@@ -7,6 +7,7 @@ near, their target would be flat whatever their strategies are worth.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,25 @@ class ModelReward:
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
         return model_tflops(space.family, space.fields(codes), space.problem, space.device)
+
+
+class FamilyRewards:
+    """A reward of its own for some families, by name, and `rest` for the others."""
+
+    def __init__(self, own: Mapping[str, Reward], rest: Reward) -> None:
+        self.own = dict(own)
+        self.rest = rest
+
+    @property
+    def name(self) -> str:
+        return " or ".join(dict.fromkeys(r.name for r in (*self.own.values(), self.rest)))
+
+    def of(self, family: str) -> Reward:
+        """The reward of one family."""
+        return self.own.get(family, self.rest)
+
+    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        return self.of(space.family.name).tflops(space, codes)
 
 
 class Remembered:

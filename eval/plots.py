@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+KINDS = {"trained": "trained", "held_out": "held-out axes", "unseen": "unseen shapes"}
 SIZE = (6.4, 3.8)  # inches
 DOTS = 150  # per inch
 
@@ -60,19 +61,58 @@ def training_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def distance_table(rows: Sequence[Row]) -> str:
-    """Distances by definition and M; a star marks what was never trained."""
-    names = list(dict.fromkeys(r["definition"] for r in rows))
-    columns = sorted({r["M"] for r in rows})
-    cells = {(r["definition"], r["M"]): r for r in rows}
-    width = max(map(len, names), default=0)
-    lines = [" " * width + "".join(f"{f'M={m}':>8}" for m in columns)]
-    for name in names:
-        line = f"{name:{width}}"
-        for m in columns:
-            row = cells.get((name, m))
-            star = "*" if row and not row["trained"] else " "
-            line += f"{row['distance']:.3f}{star}".rjust(8) if row else " " * 8
-        lines.append(line.rstrip())
+    """A table a family: of each definition the mean and the largest distance of what was trained,
+    and a column for each held-out workload; a star marks what was never trained."""
+    tables = []
+    for family in dict.fromkeys(r["family"] for r in rows):
+        own = [r for r in rows if r["family"] == family]
+        names = list(dict.fromkeys(r["definition"] for r in own))
+        columns = list(dict.fromkeys(_axes(r) for r in own if r["kind"] != "trained"))
+        width = max(len(family), *map(len, names))
+        widths = [max(len(c), 6) + 3 for c in columns]
+        head = "".join(c.rjust(w) for c, w in zip(columns, widths, strict=True))
+        lines = [f"{family:{width}} trained    max{head}"]
+        for name in names:
+            held = [r for r in own if r["definition"] == name]
+            trained = [r["distance"] for r in held if r["kind"] == "trained"]
+            line = f"{name:{width}} "
+            line += f"{np.mean(trained):7.3f}{max(trained):7.3f}" if trained else " " * 14
+            cells = {_axes(r): f"{r['distance']:.3f}*" for r in held if r["kind"] != "trained"}
+            line += "".join(cells.get(c, "").rjust(w) for c, w in zip(columns, widths, strict=True))
+            lines.append(line.rstrip())
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _axes(row: Row) -> str:
+    return " ".join(f"{name}={value}" for name, value in row["axes"].items())
+
+
+def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Number, mean and largest distance of the workloads by kind, of all and of each family."""
+
+    def of(part: Sequence[Row]) -> dict[str, Any]:
+        out = {}
+        for kind in KINDS:
+            if values := [r["distance"] for r in part if r["kind"] == kind]:
+                mean = sum(values) / len(values)
+                out[kind] = {"workloads": len(values), "mean": mean, "max": max(values)}
+        return out
+
+    families = dict.fromkeys(r["family"] for r in rows)
+    each = {family: of([r for r in rows if r["family"] == family]) for family in families}
+    return of(rows) | {"families": each}
+
+
+def summary_table(summary: Row) -> str:
+    """The lines of `summary_of`: a family and kind each, then all families."""
+    lines = [f"{'family':12} {'workloads':18} {'n':>4} {'mean':>8} {'max':>8}"]
+    for family, kinds in {**summary["families"], "all": summary}.items():
+        for kind, label in KINDS.items():
+            if s := kinds.get(kind):
+                lines.append(
+                    f"{family:12} {label:18} {s['workloads']:4} {s['mean']:8.4f} {s['max']:8.4f}"
+                )
     return "\n".join(lines)
 
 
@@ -118,17 +158,19 @@ def _line(key: str, colour: int) -> Any:
 
 
 def _distance(axes: Axes, rows: Sequence[Row]) -> None:
+    """A colour a family; solid with circles is trained, dashed with squares held out."""
+    names = list(dict.fromkeys(f for r in rows for f in r["families"]["trained"]))
     x = [r["step"] for r in rows]
-    for key, name, colour, marker in (
-        ("trained", "trained workloads, a sample", 0, "o"),
-        ("held_out", "held-out workloads, a sample", 1, "s"),
-    ):
-        y = [r[key] for r in rows]
-        if any(v is not None for v in y):
-            y = [np.nan if v is None else v for v in y]
-            axes.plot(x, y, color=_colour(colour), marker=marker, markersize=4, label=name)
+    for colour, family in enumerate(names):
+        for kind, label, marker, style in (
+            ("trained", "trained", "o", "-"), ("held_out", "held out", "s", "--"),
+        ):  # fmt: skip
+            y = [r["families"][kind].get(family, np.nan) for r in rows]
+            if not np.isnan(y).all():
+                axes.plot(x, y, color=_colour(colour), marker=marker, markersize=3, linestyle=style,
+                          label=f"{family}, {label}")  # fmt: skip
     _log_scale(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small")
 
 
 def _log_scale(axes: Axes) -> None:
@@ -147,4 +189,4 @@ def _mark(axes: Axes, promotions: Sequence[int]) -> None:
         label = "curriculum stage added" if i == 0 else None
         axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2, label=label)
     if promotions:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize="small")

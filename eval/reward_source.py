@@ -1,8 +1,9 @@
 """Rewards as commands name them: model, surrogate or replay, from files, with the files' digests.
 
-A description is JSON data: `source`, `surrogate` and `measurements` (paths), and `digests` of what
+A description is JSON data: `source`, `surrogates` and `measurements` (paths), and `digests` of what
 was read. It travels in checkpoints and results, and the same reward can be built from it again; a
-file that has changed since is refused.
+file that has changed since is refused. A surrogate is of one family on one device: families
+without one are rewarded by the model.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ptxflow.compiler.device import Device
 from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import digest
 from ptxflow.env.replay import ReplayReward
-from ptxflow.env.reward import ModelReward, Reward
-from ptxflow.env.surrogate import SurrogateError, SurrogateReward
+from ptxflow.env.reward import FamilyRewards, ModelReward, Reward
+from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward
 from ptxflow.env.surrogate_file import read
 from ptxflow.eval.arguments import UsageError, find_device
 from ptxflow.eval.observing import read_observed
@@ -29,22 +31,24 @@ class RewardError(ValueError):
     """A reward that cannot be had as it was asked for; the message is one line."""
 
 
-def committed_surrogate(device: str) -> str | None:
-    """The surrogate in checkpoints/ for a device, relative to the repository, if there is one."""
-    name = f"{FOLDER}/surrogate-gemm-{device}.safetensors"
-    return name if (ROOT / name).is_file() else None
+def committed_surrogates(device: str) -> list[str]:
+    """The surrogates in checkpoints/ for a device, relative to the repository, one a family."""
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / FOLDER).glob(f"surrogate-*-{device}.safetensors"))
+    ]
 
 
 def describe(
     source: str | None,
     device: str,
-    surrogate: Path | None = None,
+    surrogates: Sequence[Path] = (),
     measurements: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """The description of a reward; `source` None is the surrogate where one is at hand, else the
+    """The description of a reward; `source` None is the surrogates where some are at hand, else the
     model. RewardError where a file is missing in the request, or given to a source that reads none.
     """
-    chosen = _stored(surrogate) if surrogate else committed_surrogate(device)
+    chosen = [_stored(path) for path in surrogates] or committed_surrogates(device)
     if source is None:
         source = "replay" if measurements else "surrogate" if chosen else "model"
     if source == "surrogate" and not chosen:
@@ -54,11 +58,11 @@ def describe(
         )
     if (source == "replay") != bool(measurements):
         raise RewardError("--reward replay and --measurements FILE... need each other")
-    if source == "model" and surrogate:
+    if source == "model" and surrogates:
         raise RewardError("--reward model reads no --surrogate")
     out: dict[str, Any] = {"source": source}
     if source != "model" and chosen:
-        out["surrogate"] = chosen
+        out["surrogates"] = chosen
     if measurements:
         out["measurements"] = [_stored(path) for path in measurements]
     return out
@@ -81,37 +85,50 @@ def build(description: Mapping[str, Any], device: str) -> tuple[Reward, dict[str
         target = find_device(device)
     except UsageError as error:
         raise RewardError(str(error)) from None
-    if path := description.get("surrogate"):
-        try:
-            surrogate = read(ROOT / path)
-        except SurrogateError as error:
-            raise RewardError(f"{error}, or take --reward model") from None
-        digests["surrogate"] = surrogate.digest
-        reward = SurrogateReward(surrogate)
-        if surrogate.device != target:
-            raise RewardError(
-                f"{path}: a surrogate of {surrogate.device.name}, not of {target.name}"
-            )
+    if paths := description.get("surrogates"):
+        fitted = _surrogates(paths, target)
+        digests |= {path: s.digest for path, s in zip(paths, fitted, strict=True)}
+        reward = FamilyRewards({s.family.name: SurrogateReward(s) for s in fitted}, reward)
     if description["source"] == "replay":
         try:
-            paths = [ROOT / path for path in description["measurements"]]
-            observed, _ = read_observed(paths, target)
+            files = [ROOT / path for path in description["measurements"]]
+            observed, _ = read_observed(files, target)
         except MeasurementError as error:
             raise RewardError(str(error)) from None
         digests["measurements"] = digest(observed)
         reward = ReplayReward(observed, reward)
     known = description.get("digests", digests)
-    for name in digests:
-        if known.get(name) != digests[name]:
-            raise RewardError(
-                f"{description[name]}: not the {name} of this run ({digests[name]}, was "
-                f"{known.get(name)})"
-            )
+    for name, found in digests.items():
+        if known.get(name) != found:
+            raise RewardError(f"{name}: not what this run read ({found}, was {known.get(name)})")
     return reward, {**description, "digests": digests}
+
+
+def _surrogates(paths: Sequence[str], device: Device) -> list[Surrogate]:
+    """The files' surrogates, which must be of the device and of different families."""
+    fitted: list[Surrogate] = []
+    for path in paths:
+        try:
+            surrogate = read(ROOT / path)
+        except SurrogateError as error:
+            raise RewardError(f"{error}, or take --reward model") from None
+        if surrogate.device != device:
+            raise RewardError(
+                f"{path}: a surrogate of {surrogate.device.name}, not of {device.name}"
+            )
+        if any(surrogate.family == other.family for other in fitted):
+            raise RewardError(f"{path}: a second surrogate of {surrogate.family.name}")
+        fitted.append(surrogate)
+    return fitted
+
+
+def of_family(reward: Reward, family: str) -> Reward:
+    """What rewards one family's strategies, where families are rewarded apart."""
+    return reward.of(family) if isinstance(reward, FamilyRewards) else reward
 
 
 def title(description: Mapping[str, Any]) -> str:
     """A few words for a report: the source, and the digests it rests on."""
     digests = description.get("digests", {})
-    parts = ", ".join(f"{name} {value}" for name, value in sorted(digests.items()))
+    parts = ", ".join(f"{Path(name).stem} {value}" for name, value in sorted(digests.items()))
     return f"{description['source']} ({parts})" if parts else str(description["source"])

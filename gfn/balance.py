@@ -144,13 +144,14 @@ class WorkloadLogZ(nn.Module):
 
     input_dim = 1
 
-    def __init__(self, network: LogZNetwork, forest: Forest) -> None:
+    def __init__(self, network: LogZNetwork, forest: Forest, family: int) -> None:
         super().__init__()
         self.network = network
         self.forest = forest
+        self.family = family
 
     def forward(self, conditions: Tensor) -> Tensor:
-        table: Tensor = self.network(self.forest.features, self.forest.log_leaves)
+        table: Tensor = self.network(self.forest.features, self.forest.log_leaves, self.family)
         return table.index_select(0, workloads(conditions)).unsqueeze(-1)
 
 
@@ -160,11 +161,12 @@ class KernelTB(TBGFlowNet):
     def __init__(
         self, policy: PolicyNetwork, log_z: LogZNetwork, env: KernelEnv, **options: Any
     ) -> None:
+        family = policy.config.family(env.forest.family)
         super().__init__(
             pf=KernelPolicy(policy, env),
             pb=None,
             constant_pb=True,
-            logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env.forest)),
+            logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env.forest, family)),
             **options,
         )
         self.env = env

@@ -1,8 +1,9 @@
 """The curriculum: small and regular workloads first, then larger and irregular ones, then all.
 
-A stage adds workloads to those already trained. It is promoted once the measured total variation
-distance on its own workloads falls below a threshold, or when its share of the run is used up, so
-that every run ends on all of them; which of the two happened is recorded.
+Every family begins with the easiest of its own. A stage adds workloads to those already trained. It
+is promoted once the measured total variation distance on its own workloads falls below a threshold,
+or when its share of the run is used up, so that every run ends on all of them; which of the two
+happened is recorded.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ class Curriculum:
         """`share` of the whole run is the most that one stage before the last may take."""
         order = sorted(range(len(problems)), key=lambda i: (difficulty(problems[i]), i))
         stages = max(1, min(stages, len(order)))
-        edges = [round(i * len(order) / stages) for i in range(stages + 1)]
-        self.stages = [sorted(order[a:b]) for a, b in pairwise(edges)]
+        cut: list[list[int]] = [[] for _ in range(stages)]
+        for family in dict.fromkeys(p.family for p in problems):
+            own = [i for i in order if problems[i].family == family]
+            edges = [-(-i * len(own) // stages) for i in range(stages + 1)]
+            for stage, (a, b) in zip(cut, pairwise(edges), strict=True):
+                stage += own[a:b]
+        self.stages = [sorted(stage) for stage in cut if stage]
         self.threshold = threshold
         self.share = share
         self.stage = 0

@@ -124,7 +124,10 @@ class PolicyNetwork(nn.Module):
 
 
 class LogZNetwork(nn.Module):
-    """log Z of each workload: log(valid strategies) plus a learned mean log-reward excess."""
+    """log Z of each workload: log(valid strategies) plus a learned mean log-reward excess.
+
+    Each family has a level of its own, for families' rewards lie nats apart.
+    """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -134,8 +137,9 @@ class LogZNetwork(nn.Module):
             nn.Linear(self.input_dim, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(),
             nn.Linear(128, 1),
         )  # fmt: skip
+        self.level = nn.Parameter(torch.zeros(len(config.families)))
 
-    def forward(self, features: Tensor, log_leaves: Tensor) -> Tensor:
-        """[W, features], [W] -> [W]"""
+    def forward(self, features: Tensor, log_leaves: Tensor, family: int) -> Tensor:
+        """[W, features] and [W] of one family -> [W]"""
         excess: Tensor = self.net(self.standardise(features))
-        return log_leaves + excess.squeeze(-1)
+        return log_leaves + excess.squeeze(-1) + self.level[family]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from tqdm import tqdm
 
 from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.training import StepReport, Trainer
+from ptxflow.gfn.training import StepReport, Trainer, spread
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 LOG_EVERY = 10  # steps a metrics row
-WATCHED = 6  # workloads whose distance is measured on the way, trained and held out each
+WATCHED = 6  # workloads of a family whose distance is measured on the way, trained and held out
 
 
 @dataclass
@@ -66,6 +66,15 @@ class Run:
     def save(self) -> None:
         write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
 
+    def held_out_distances(self) -> dict[str, float]:
+        """Mean distance by family of up to WATCHED held-out workloads each."""
+        out = {}
+        for family in dict.fromkeys(space.family.name for space in self.held_out):
+            watched = spread([s for s in self.held_out if s.family.name == family], WATCHED)
+            values = list(self.trainer.held_out_distances(watched))
+            out[family] = sum(values) / len(values)
+        return out
+
     @property
     def rate(self) -> float:
         """Trajectories a second, of this session's steps."""
@@ -87,15 +96,12 @@ class Run:
     def measure(self) -> dict[str, float | None]:
         """Log exact distances of the watched workloads; promote the stage if it is time."""
         start = time.monotonic()
-        stage, last = self.trainer.curriculum.stage, self.trainer.curriculum.last
-        if last:
-            trained = mean(self.trainer.distances(spread(range(len(self.trainer.spaces)))))
-            promotion = None
-        else:
-            trained, promotion = self.trainer.measure_stage(WATCHED)
-        held_out = list(self.trainer.held_out_distances(spread(self.held_out)))
-        distances = {"trained": trained, "held_out": mean(held_out) if held_out else None}
-        self.log("measure", stage=stage, **distances)
+        stage = self.trainer.curriculum.stage
+        trained, promotion = self.trainer.measure_stage(WATCHED)
+        held_out = self.held_out_distances()
+        distances = {"trained": mean(trained), "held_out": mean(held_out)}
+        families = {"trained": trained, "held_out": held_out}
+        self.log("measure", stage=stage, **distances, families=families)
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
         self.between()
@@ -105,14 +111,9 @@ class Run:
         return distances
 
 
-def spread(items: Sequence[Any]) -> Sequence[Any]:
-    """Up to WATCHED items, evenly over the sequence."""
-    n = min(WATCHED, len(items))
-    return [items[i * len(items) // n] for i in range(n)]
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def mean(values: Mapping[str, float]) -> float | None:
+    """Over the families; None where there is none."""
+    return sum(values.values()) / len(values) if values else None
 
 
 def train(run: Run) -> int | None:
@@ -155,7 +156,7 @@ def train(run: Run) -> int | None:
 def log_steps(run: Run) -> dict[str, str]:
     """One metrics row for the steps since the last; what the progress bar shows of it."""
     values = {
-        k: mean([getattr(r, k) for r in run.pending])
+        k: sum(getattr(r, k) for r in run.pending) / len(run.pending)
         for k in ("loss", "reward", "entropy", "masked")
     }
     run.pending.clear()

@@ -65,7 +65,8 @@ def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float)
         log_pf = log_pf + table.gather(1, chosen[:, None]).squeeze(1)
         state = state + network.tokens.index_select(0, offsets[depth] + chosen)
         node = forest.child[depth][node, chosen].long()
-    log_z: Tensor = trainer.log_z(forest.features, forest.log_leaves).index_select(0, workload)
+    levels: Tensor = trainer.log_z(forest.features, forest.log_leaves, number)
+    log_z = levels.index_select(0, workload)
     return (log_z + log_pf - group.env.log_rewards[node]).square().mean()
 
 

@@ -7,7 +7,7 @@ run computes the same numbers as one that was never stopped. It prints nothing a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.replay import LeafReplay
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
+RECENT = 0.05  # weight of a step's loss in its family's recent loss
+EVEN = 0.1  # of the steps, shared evenly among families
 ADAM = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -65,32 +67,34 @@ class StepReport:
 
 
 class Group:
-    """The training workloads of one family: their forest, environment, loss and replay."""
+    """The training workloads of one family: their forest, environment, loss and replay.
 
-    def __init__(
-        self, spaces: list[Space], ids: list[int], trainer: Trainer, reward: Reward
-    ) -> None:
+    A workload's targets are worked out when it is first needed: before, its rewards are all 0.
+    """
+
+    def __init__(self, spaces: list[Space], ids: list[int], trainer: Trainer) -> None:
         config, names = trainer.config, trainer.network.config.features
         self.ids = ids  # of the trainer's workloads, by workload id of the forest
         self.forest = Forest(SpaceSet(spaces), names)
-        targets = [target(space, reward, config.tau) for space in spaces]
-        self.log_probs = [torch.from_numpy(log_probs) for log_probs, _ in targets]
-        log_rewards = torch.cat(
-            [p + z for p, (_, z) in zip(self.log_probs, targets, strict=True)]
-        ).to(torch.float32)
-        self.env = KernelEnv(self.forest, log_rewards)
+        self.number = trainer.network.config.family(self.forest.family)
+        self.log_z: dict[int, float] = {}  # exact, of the workloads whose rewards are known
+        self.env = KernelEnv(self.forest, torch.zeros(int(self.forest.leaf_offsets[-1])))
         self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
         self.replay = LeafReplay(len(spaces), config.replay_capacity)
+        self.loss: float | None = None  # of its recent steps
 
-    def reward_anew(self, workload: int, reward: Reward, tau: float) -> None:
+    def reward(self, workload: int, reward: Reward, tau: float) -> None:
         """Another target for a workload of the forest; what was replayed of it is forgotten."""
-        exact, log_z = target(self.forest.spaces.spaces[workload], reward, tau)
-        offsets = self.forest.spaces.leaf_offsets
-        self.log_probs[workload] = torch.from_numpy(exact)
-        self.env.log_rewards[offsets[workload] : offsets[workload + 1]] = torch.from_numpy(
-            (exact + log_z).astype(np.float32)
+        exact, self.log_z[workload] = target(self.forest.spaces.spaces[workload], reward, tau)
+        self.env.log_rewards[self.forest.leaves(workload)] = torch.from_numpy(
+            (exact + self.log_z[workload]).astype(np.float32)
         )
         self.replay.forget(workload)
+
+    def target(self, workload: int) -> Tensor:
+        """float64 [leaves] exact log-probabilities of a workload whose rewards are known."""
+        rewards = self.env.log_rewards[self.forest.leaves(workload)]
+        return rewards.double() - self.log_z[workload]
 
 
 class Trainer:
@@ -103,7 +107,9 @@ class Trainer:
         total: int,
         reward: Reward | None = None,
         held_out: Sequence[Space] = (),
+        bar: Callable[[Sequence[int]], Iterable[int]] = iter,
     ) -> None:
+        """`bar` is given the workloads whose targets are worked out next, and yields them."""
         refuse_overlap(spaces, held_out)
         self.config = config
         self.total = total
@@ -116,9 +122,9 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.network, self.log_z = PolicyNetwork(shape), LogZNetwork(shape)
+        self.bar = bar
         self.groups = [
-            Group([self.spaces[i] for i in ids], ids, self, self.reward)
-            for ids in _by_family(spaces)
+            Group([self.spaces[i] for i in ids], ids, self) for ids in _by_family(spaces)
         ]
         self.curriculum = Curriculum(
             [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
@@ -130,6 +136,7 @@ class Trainer:
             ],
             betas=(0.9, 0.99),
         )
+        self._need(self.curriculum.active)
 
     @property
     def progress(self) -> float:
@@ -149,7 +156,7 @@ class Trainer:
     def advance(self) -> StepReport:
         """One batch of one family's active workloads, and one optimiser step."""
         group, workload = self._batch()
-        if self.step == 0:
+        if group.loss is None:
             self._level_log_z(group, workload)
         given = self._replayed(group, workload)
         walk = group.forest.walk(
@@ -167,30 +174,52 @@ class Trainer:
         self.optimiser.step()
         rewards = group.env.log_rewards[walk.leaf]
         group.replay.add(workload, walk.leaf, rewards)
+        before = loss.item() if group.loss is None else group.loss
+        group.loss = before + RECENT * (loss.item() - before)
         self.step += 1
         fresh = rewards if given is None else rewards[given[:, 0] < 0]
         reached = self.config.tau * fresh.mean().item()
         return StepReport(loss.item(), reached, walk.entropy, walk.masked)
 
     def _level_log_z(self, group: Group, workload: Tensor) -> None:
-        """Start log Z where the first batch balances on average, not nats away from it."""
+        """Start log Z where a family's first batch balances on average, not nats away from it."""
         with torch.no_grad():
             walk = group.forest.walk(self.network, workload, generator=self.generator)
             trajectories = group.env.trajectories(walk, workload)
             scores = group.balance.get_scores(trajectories, recalculate_all_logprobs=False)
-            log_z = self.log_z(group.forest.features, group.forest.log_leaves)[workload]
-            self.log_z.net[-1].bias -= (scores + log_z).mean()
+            forest = group.forest
+            log_z = self.log_z(forest.features, forest.log_leaves, group.number)[workload]
+            self.log_z.level[group.number] -= (scores + log_z).mean()
 
     def _batch(self) -> tuple[Group, Tensor]:
-        """A family, drawn by its number of active workloads, and workload ids [batch] in turn."""
+        """A family, drawn by its share, and workload ids [batch] of its active ones in turn."""
         active = set(self.curriculum.active)
         held = [[w for w, i in enumerate(g.ids) if i in active] for g in self.groups]
-        weights = np.array([len(h) for h in held]) / len(active)
-        chosen = self.rng.choice(len(self.groups), p=weights) if len(self.groups) > 1 else 0
+        chosen = 0
+        if len(held) > 1:
+            chosen = int(self.rng.choice(len(held), p=self._shares([len(h) for h in held])))
         ids = np.array(held[chosen])
         rounds = -(-self.config.batch // len(ids))
         turns = np.concatenate([self.rng.permutation(ids) for _ in range(rounds)])
         return self.groups[chosen], torch.from_numpy(turns[: self.config.batch])
+
+    def _shares(self, workloads: Sequence[int]) -> NDArray[np.float64]:
+        """Of the steps, by family: by how many workloads it has, and by how far off it still is.
+
+        The loss is a mean square, so that its root goes with the distance.
+        """
+        known = [g.loss for g in self.groups if g.loss is not None]
+        losses = [max(known, default=1.0) if g.loss is None else g.loss for g in self.groups]
+        weights = np.sqrt(np.array(workloads) * np.array(losses))
+        return EVEN / len(weights) + (1 - EVEN) * weights / weights.sum()
+
+    def _need(self, workloads: Iterable[int]) -> None:
+        """Work out the targets of workloads that have none yet."""
+        places = {i: self._place(i) for i in workloads}
+        missing = [i for i, (group, w) in places.items() if w not in group.log_z]
+        for i in self.bar(missing) if missing else ():
+            group, w = places[i]
+            group.reward(w, self.reward, self.config.tau)
 
     def _replayed(self, group: Group, workload: Tensor) -> Tensor | None:
         """Choices [batch, F] of replayed leaves in the first rows, -1 (to sample) elsewhere."""
@@ -203,20 +232,25 @@ class Trainer:
         given[found] = group.forest.choices(leaf[found])
         return given
 
-    def propose(self, workload: int, count: int) -> NDArray[np.int64]:
-        """Codes of distinct strategies of a workload, drawn one after the other by the policy."""
+    def propose(
+        self, workload: int, count: int, known: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Codes of distinct strategies of a workload, none of `known`, drawn one after the other
+        with the policy's probabilities."""
         group, number = self._place(workload)
-        space = self.spaces[workload]
+        codes = self.spaces[workload].codes
         scores = group.forest.leaf_log_probs(self.network, number).double().numpy()
-        order = np.argsort(-(scores + self.rng.gumbel(size=len(scores))))
-        return space.codes[order[:count]]
+        keys = scores + self.rng.gumbel(size=len(scores))
+        if known is not None:
+            codes, keys = (a[~np.isin(self.spaces[workload].codes, known)] for a in (codes, keys))
+        return codes[np.argsort(-keys)[:count]]
 
     def reward_anew(self, reward: Reward, workloads: Sequence[int]) -> None:
         """Train on another reward from here on; its targets differ for these workloads only."""
         self.reward = reward
         for workload in workloads:
             group, number = self._place(workload)
-            group.reward_anew(number, reward, self.config.tau)
+            group.reward(number, reward, self.config.tau)
 
     def _place(self, workload: int) -> tuple[Group, int]:
         """The group that holds a workload, and its number in there."""
@@ -225,11 +259,9 @@ class Trainer:
 
     def distances(self, workloads: Sequence[int]) -> list[float]:
         """Exact total variation distance to the target, of workload ids."""
-        out = []
-        for i in workloads:
-            group, w = self._place(i)
-            out.append(_distance(group.forest, self.network, w, group.log_probs[w]))
-        return out
+        self._need(workloads)
+        places = map(self._place, workloads)
+        return [_distance(g.forest, self.network, w, g.target(w)) for g, w in places]
 
     def held_out_distances(self, spaces: Sequence[Space]) -> Iterator[float]:
         """The same of spaces that are not trained, one after the other."""
@@ -238,12 +270,20 @@ class Trainer:
             exact, _ = target(space, self.reward, self.config.tau)
             yield _distance(forest, self.network, 0, torch.from_numpy(exact))
 
-    def measure_stage(self, most: int = 8) -> tuple[float, Promotion | None]:
-        """Mean distance on up to `most` workloads of the current stage, spread evenly over it."""
-        stage = self.curriculum.stages[self.curriculum.stage]
-        watched = stage[:: -(-len(stage) // most)]
-        distance = float(np.mean(self.distances(watched)))
-        return distance, self.curriculum.measured(distance, self.step, self.progress)
+    def measure_stage(self, most: int = 8) -> tuple[dict[str, float], Promotion | None]:
+        """Mean distance by family on up to `most` workloads each, spread evenly: of the current
+        stage, or of all in the last one. Adds a stage if their mean says so."""
+        course = self.curriculum
+        stage = set(range(len(self.spaces)) if course.last else course.stages[course.stage])
+        distances = {}
+        for group in self.groups:
+            if own := [i for i in group.ids if i in stage]:
+                distances[group.forest.family] = float(np.mean(self.distances(spread(own, most))))
+        mean = sum(distances.values()) / len(distances)
+        promotion = course.measured(mean, self.step, self.progress)
+        if promotion:
+            self._need(course.active)
+        return distances, promotion
 
     def policy_checkpoint(self, about: Mapping[str, Any]) -> Checkpoint:
         """What sampling needs and no more; `about` is JSON data kept in the header."""
@@ -270,6 +310,7 @@ class Trainer:
             "stage": curriculum.stage,
             "since": curriculum.since,
             "promotions": [asdict(p) for p in curriculum.promotions],
+            "losses": [group.loss for group in self.groups],
         }
         return Checkpoint(self.network.config, {**about, **progress}, tensors)
 
@@ -294,13 +335,21 @@ class Trainer:
         state = self.optimiser.state_dict()
         state["state"] = {i: {key: adam[f"{i}.{key}"] for key in ADAM} for i in slots}
         self.optimiser.load_state_dict(state)
-        for group in self.groups:
+        self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
+        self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
+        self._need(self.curriculum.active)
+        for group, loss in zip(self.groups, config["losses"], strict=True):
             group.replay.restore(checkpoint.group(f"replay.{group.forest.family}"))
+            group.loss = loss
         self.generator.set_state(checkpoint.tensors["generator"])
         self.rng.bit_generator.state = config["rng"]
         self.step, self.total = config["step"], config["total"]
-        self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
-        self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """Up to `most` items, evenly over the sequence."""
+    n = min(most, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:

@@ -244,7 +244,7 @@ def test_truncated_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Any) -> 
 
 def test_every_device_has_a_default_checkpoint_by_name() -> None:
     assert {sample.default_checkpoint(d).name for d in DEVICES} == {
-        "gemm-b200.safetensors", "gemm-h200.safetensors",
+        "b200.safetensors", "h200.safetensors",
     }  # fmt: skip
 
 

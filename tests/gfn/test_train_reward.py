@@ -14,7 +14,7 @@ from ptxflow.compiler import runtime
 from ptxflow.compiler.device import H200
 from ptxflow.env.observed import Observed
 from ptxflow.env.replay import ReplayReward
-from ptxflow.env.reward import ModelReward, target
+from ptxflow.env.reward import FamilyRewards, ModelReward, target
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.surrogate_file import read, write
@@ -71,14 +71,14 @@ def test_the_default_is_the_surrogate_where_one_is_at_hand(
     (tmp_path / "checkpoints").mkdir()
     name = "checkpoints/surrogate-gemm-h200.safetensors"
     (tmp_path / name).write_bytes(surrogate.read_bytes())
-    assert describe(None, "h200") == {"source": "surrogate", "surrogate": name}
+    assert describe(None, "h200") == {"source": "surrogate", "surrogates": [name]}
     assert describe(None, "b200") == describe("model", "h200") == {"source": "model"}
     replay = describe(None, "h200", measurements=[records])
-    assert replay["source"] == "replay" and replay["surrogate"] == name
+    assert replay["source"] == "replay" and replay["surrogates"] == [name]
     with pytest.raises(RewardError, match="need each other"):
         describe("replay", "h200")
     with pytest.raises(RewardError, match="reads no --surrogate"):
-        describe("model", "h200", surrogate)
+        describe("model", "h200", [surrogate])
 
 
 def test_a_description_builds_the_reward_that_it_names(
@@ -86,21 +86,23 @@ def test_a_description_builds_the_reward_that_it_names(
 ) -> None:
     model, about = build({"source": "model"}, "h200")
     assert isinstance(model, ModelReward) and about["digests"] == {}
-    fitted, about = build(describe("surrogate", "h200", surrogate), "h200")
-    assert isinstance(fitted, SurrogateReward)
-    assert about["digests"] == {"surrogate": read(surrogate).digest}
-    replay, about = build(describe("replay", "h200", surrogate, [records]), "h200")
-    assert isinstance(replay, ReplayReward) and set(about["digests"]) == {
-        "surrogate",
-        "measurements",
-    }
+    fitted, about = build(describe("surrogate", "h200", [surrogate]), "h200")
+    assert isinstance(fitted, FamilyRewards)
+    assert isinstance(fitted.of("gemm"), SurrogateReward)
+    assert isinstance(fitted.of("rmsnorm"), ModelReward), "what no surrogate is of has the model"
+    assert about["digests"] == {str(surrogate): read(surrogate).digest}
+    replay, about = build(describe("replay", "h200", [surrogate], [records]), "h200")
+    assert isinstance(replay, ReplayReward)
+    assert set(about["digests"]) == {str(surrogate), "measurements"}
     values = replay.tflops(space, space.codes[:5])
     assert values[:3] == pytest.approx(space.problem.flops / 6.5e-6 / 1e12)
     assert values[3:] == pytest.approx(fitted.tflops(space, space.codes[3:5]), rel=1e-5)
     with pytest.raises(RewardError, match="a surrogate of h200, not of h100"):
-        build(describe("surrogate", "h100", surrogate), "h100")
+        build(describe("surrogate", "h100", [surrogate]), "h100")
+    with pytest.raises(RewardError, match="a second surrogate of gemm"):
+        build(describe("surrogate", "h200", [surrogate, surrogate]), "h200")
     changed = {**about, "digests": {**about["digests"], "measurements": "another"}}
-    with pytest.raises(RewardError, match="not the measurements of this run"):
+    with pytest.raises(RewardError, match="measurements: not what this run read"):
         build(changed, "h200")
 
 
@@ -113,9 +115,10 @@ def test_a_run_says_what_rewarded_it_and_goes_on_with_the_same_alone(
     sources = ["--surrogate", str(own), "--measurements", str(records)]
     assert train.main([*RUN, *sources, "--out", str(out), "--export", str(export)]) == 0
     digest = read(own).digest
-    assert "TFLOPS by replay (measurements" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "TFLOPS by replay (" in said and "measurements " in said
     said = json.loads((out / "result.json").read_text())["reward"]
-    assert said["source"] == "replay" and said["digests"]["surrogate"] == digest
+    assert said["source"] == "replay" and said["digests"][str(own)] == digest
     assert checkpoint.read(export).config["settings"]["reward"] == said
     own.write_bytes(b"")
     assert train.main(["--resume", str(out), "--steps", "6"]) == 2
@@ -126,11 +129,13 @@ def test_a_run_says_what_rewarded_it_and_goes_on_with_the_same_alone(
 def test_samples_are_ranked_by_the_reward_that_trained_the_policy(
     surrogate: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, reward = build(describe("surrogate", "h200", surrogate), "h200")
-    assert sample.choose_reward({"settings": {"reward": reward}}, "h200").name == "surrogate"
-    assert sample.choose_reward({}, "h200").name == "model"
+    _, reward = build(describe("surrogate", "h200", [surrogate]), "h200")
+    about = {"settings": {"reward": reward}}
+    assert sample.choose_reward(about, "h200", "gemm").name == "surrogate"
+    assert sample.choose_reward(about, "h200", "rmsnorm").name == "model"
+    assert sample.choose_reward({}, "h200", "gemm").name == "model"
     assert not capsys.readouterr().err
-    assert sample.choose_reward({"settings": {"reward": reward}}, "h100").name == "model"
+    assert sample.choose_reward(about, "h100", "gemm").name == "model"
     error = capsys.readouterr().err
     assert error.startswith("ranking by the model: ") and error.count("\n") == 1
 
@@ -152,7 +157,7 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
     out = tmp_path / "run"
     argv = [*RUN[:-1], "16", "--measure", "3", "--reward", "model", "--out", str(out)]
     monkeypatch.setattr(live, "on_gpus", played)
-    monkeypatch.setattr(runtime, "require_gpu", lambda device: None)
+    monkeypatch.setattr(live, "count_gpus", lambda device: 2)
     assert train.main(argv) == 0
     assert len(rounds) >= 4
     assert all([len(w.candidates) for w in r] == [3, 3] for r in rounds)  # both trained values of M
@@ -164,7 +169,7 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
     def absent(device: object) -> None:
         raise runtime.RuntimeUnavailable("no GPU here")
 
-    monkeypatch.setattr(runtime, "require_gpu", absent)
+    monkeypatch.setattr(live, "count_gpus", absent)
     capsys.readouterr()
     assert train.main([*argv[:-1], str(tmp_path / "other")]) == 2
     assert "no GPU here" in capsys.readouterr().err
@@ -175,17 +180,19 @@ def test_measured_strategies_change_the_target_of_their_workload_alone(space: Sp
     trainer = Trainer([space, other], TrainConfig(tau=0.03, batch=16, stages=1), 10)
     codes = trainer.propose(0, 5)
     assert len(set(codes)) == 5 and np.isin(codes, space.codes).all()
+    rest = trainer.propose(0, len(space), known=codes)
+    assert sorted([*codes, *rest]) == list(space.codes), "what is known is not proposed again"
     codes = np.sort(codes)
     seconds = space.problem.flops / np.array([1.0, 2, 3, 4, 5]) / 1e12
     trainer.advance()
-    before = [p.clone() for p in trainer.groups[0].log_probs]
+    before = [trainer.groups[0].target(w) for w in (0, 1)]
     reward = ReplayReward([Observed(space.family, space.problem, H200, codes, seconds)],
                           ModelReward())  # fmt: skip
     trainer.reward_anew(reward, [0])
     group = trainer.groups[0]
     exact, log_z = target(space, reward, 0.03)
-    assert group.log_probs[0].numpy() == pytest.approx(exact)
-    assert not np.allclose(before[0], exact) and (group.log_probs[1] == before[1]).all()
+    assert group.target(0).numpy() == pytest.approx(exact, abs=1e-5)
+    assert not np.allclose(before[0], exact) and (group.target(1) == before[1]).all()
     logs = group.env.log_rewards.numpy()
     assert logs[: len(space)] == pytest.approx(exact + log_z, abs=1e-4)
     assert (group.replay.leaf[0] < 0).all() and (group.replay.leaf[1] >= 0).any()

@@ -20,7 +20,7 @@ from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CHECKPOINTS = sorted((ROOT / "checkpoints").glob("gemm-*.safetensors"))
+CHECKPOINTS = sorted((ROOT / "checkpoints").glob("[bh]*.safetensors"))
 KINDS = {"trained": "trained", "held_out": "held-out M", "unseen": "unseen N or K"}
 WORST = re.compile(r"(\w+)'s worst is `(\w+)` at M=(\d+), (0\.\d+)")
 SAMPLE = re.compile(
@@ -42,7 +42,7 @@ def reward_of(config: dict[str, Any], name: str) -> Reward:
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda p: p.stem)
 def test_distances_are_those_in_the_header(path: Path) -> None:
     result = read(path).config["result"]
-    policy = path.stem.removeprefix("gemm-").upper()
+    policy = path.stem.upper()
     for kind, label in KINDS.items():
         r = result[kind]
         row = f"| {policy} | {label} | {r['workloads']} | {r['mean']:.4f} | {r['max']:.4f} |"
@@ -53,7 +53,7 @@ def test_distances_are_those_in_the_header(path: Path) -> None:
 def test_the_worst_distance_is_what_the_policy_gives(
     name: str, definition: str, m: str, distance: str
 ) -> None:
-    path = ROOT / "checkpoints" / f"gemm-{name.lower()}.safetensors"
+    path = ROOT / "checkpoints" / f"{name.lower()}.safetensors"
     where = space(definition, int(m), name.lower())
     config = read(path).config
     exact, _ = target(where, reward_of(config, name.lower()), config["train"]["tau"])
@@ -72,7 +72,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
     assert len(rows) == 8
     where = space(definition, int(m), name)
-    policy = load_policy(ROOT / "checkpoints" / f"gemm-{name}.safetensors")
+    policy = load_policy(ROOT / "checkpoints" / f"{name}.safetensors")
     scores = log_probs(policy, where)
     modelled = reward_of(policy.about, name).tflops(where, where.codes)
     drawn = {

@@ -1,0 +1,225 @@
+"""The workloads that a policy is trained on, and those that are held out: presets by definition.
+
+A `Row` names definitions and the values of their variable axes. Rows whose family is not
+registered are passed over. A definition that no row names takes the row of its family.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ptxflow.compiler.families import family_for
+from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.eval.arguments import product
+from ptxflow.eval.definition import Definition, DefinitionError, load, names
+
+Values = Mapping[str, tuple[int, ...]]
+KINDS = ("trained", "held_out", "unseen")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Definitions, values of their variable axes, and a typical workload.
+
+    unseen: definitions with other constants, at the held-out values; they are never trained.
+    """
+
+    definitions: tuple[str, ...]
+    trained: Values
+    held_out: Values
+    typical: Mapping[str, int]
+    unseen: tuple[tuple[str, Mapping[str, int]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Defaults of a run; `train` are fields of `TrainConfig`."""
+
+    rows: tuple[Row, ...]
+    minutes: float
+    measurements: int  # of exact distances during a run
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+GEMM = Row(
+    (
+        "gemm_n128_k2048", "gemm_n256_k7168", "gemm_n2048_k4096", "gemm_n4096_k4096",
+        "gemm_n4096_k14336", "gemm_n5120_k2048", "gemm_n6144_k4096", "gemm_n28672_k4096",
+    ),
+    trained={
+        "M": (
+            1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448,
+            512, 640, 768, 896, 1024, 1280, 1536, 2048, 2560, 4096, 6144, 8192,
+        ),
+    },
+    held_out={"M": (17, 112, 1000, 3072)},
+    typical={"M": 1024},
+    unseen=(("gemm_n4096_k4096", {"N": 3072}), ("gemm_n5120_k2048", {"K": 3072})),
+)  # fmt: skip
+RMSNORM = Row(
+    (
+        "rmsnorm_h512", "rmsnorm_h1536", "rmsnorm_h2048", "rmsnorm_h4096", "rmsnorm_h7168",
+        "fused_add_rmsnorm_h2048", "fused_add_rmsnorm_h4096", "fused_add_rmsnorm_h7168",
+    ),
+    trained={
+        "batch_size": (
+            1, 4, 8, 16, 24, 32, 64, 128, 192, 256, 320, 512, 640, 1024, 1536, 2048, 2560, 4096,
+            8192, 12288, 16384,
+        ),
+    },
+    held_out={"batch_size": (7, 100, 700, 3000)},
+    typical={"batch_size": 1024},
+    unseen=(
+        ("rmsnorm_h4096", {"hidden_size": 5120}),
+        ("fused_add_rmsnorm_h4096", {"hidden_size": 3072}),
+    ),
+)  # fmt: skip
+HEADS = Row(  # norms of attention heads: short rows, many of them
+    ("rmsnorm_h128",),
+    trained={
+        "batch_size": (
+            1, 4, 16, 32, 64, 128, 192, 256, 320, 512, 1024, 2048, 2560, 4096, 8192, 16384, 49152,
+            65536, 131072, 524288,
+        ),
+    },
+    held_out={"batch_size": (7, 100, 700, 3000, 400000)},
+    typical={"batch_size": 16384},
+)  # fmt: skip
+SAMPLING = Row(
+    tuple(
+        f"{kind}_sampling_from_probs_v{size}"
+        for kind in ("top_k", "top_p", "top_k_top_p")
+        for size in (128256, 129280, 151936)
+    ),
+    trained={"batch_size": (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)},
+    held_out={"batch_size": (7, 20, 100, 300)},
+    typical={"batch_size": 64},
+    unseen=(("top_p_sampling_from_probs_v128256", {"vocab_size": 32000}),),
+)
+GDN_DECODE = Row(
+    ("gdn_decode_qk16_v32_d128_k_last",),
+    trained={"batch_size": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)},
+    held_out={"batch_size": (7, 20, 100, 300)},
+    typical={"batch_size": 64},
+)
+PRESETS = {
+    "full": Preset((GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE), minutes=24.0, measurements=24),
+    "demo": Preset(
+        (
+            Row(
+                ("gemm_n2048_k4096", "gemm_n4096_k4096", "gemm_n6144_k4096"),
+                trained={"M": (64, 1024)},
+                held_out={"M": (1000,)},
+                typical=GEMM.typical,
+            ),
+        ),
+        minutes=1.2,
+        measurements=8,
+        train={"stages": 2, "batch": 256},
+    ),
+}
+
+
+def registered(definition: Definition) -> Family | None:
+    """The family that builds kernels for a definition, if there is one."""
+    try:
+        return family_for(definition.op_type)
+    except KeyError:
+        return None
+
+
+def row_of(definition: Definition, rows: Sequence[Row] = PRESETS["full"].rows) -> Row | None:
+    """The row that names the definition, else the first of its family and variable axes."""
+    family = registered(definition)
+    alike = []
+    for row in rows:
+        if definition.name in row.definitions:
+            return row
+        first = load(row.definitions[0])
+        if registered(first) is family and set(first.var_axes) == set(definition.var_axes):
+            alike.append(row)
+    return alike[0] if alike else None
+
+
+def chosen(text: str | None, preset: Preset) -> tuple[str, ...]:
+    """The definitions of a run: names, JSON files and families, comma-separated; by default every
+    one of the preset whose family is registered. DefinitionError for what is unknown."""
+    families = _families(PRESETS["full"])
+    if text is None or text == "all":
+        return tuple(_families(preset))
+    out: list[str] = []
+    for item in filter(None, map(str.strip, text.split(","))):
+        if item in families.values():
+            out += [name for name, family in families.items() if family == item]
+        elif item in names() or item.endswith(".json"):
+            load(item)
+            out.append(item)
+        else:
+            offered = [*dict.fromkeys(families.values()), *names()]
+            near = difflib.get_close_matches(item, offered, n=4, cutoff=0.4)
+            hint = f"near: {', '.join(near)}" if near else f"families: {', '.join(offered[:4])}"
+            raise DefinitionError(f"unknown definition or family {item!r}; {hint}")
+    if not out:
+        raise DefinitionError("no definition is given")
+    return tuple(dict.fromkeys(out))
+
+
+def _families(preset: Preset) -> dict[str, str]:
+    """The preset's definitions whose family is registered, and its name."""
+    known = [name for row in preset.rows for name in row.definitions]
+    return {name: family.name for name in known if (family := registered(load(name)))}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One workload of a run: a problem, the values of its variable axes, and its kind.
+
+    `label` names the definition, and the constants that are not its own.
+    """
+
+    label: str
+    definition: Definition
+    family: Family
+    axes: Mapping[str, int]
+    problem: Problem
+    kind: str
+
+
+def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
+    """The workloads of the definitions, by kind; DefinitionError or ValueError, one line each."""
+    out: list[Member] = []
+    for name in chosen:
+        definition = load(name)
+        family_of(definition)
+        row = row_of(definition, preset.rows) or row_of(definition)
+        if row is None:
+            axes = ", ".join(definition.var_axes)
+            raise DefinitionError(
+                f"{definition.name}: no preset says which values of {axes} to train"
+            )
+        for kind, values in (("trained", row.trained), ("held_out", row.held_out)):
+            label = definition.name
+            out += [_member(label, definition, axes, kind) for axes in product(values)]
+        for other, constants in row.unseen:
+            if other == definition.name:
+                label = " ".join([other, *(f"{a}={v}" for a, v in constants.items())])
+                resized = definition.resized(**constants)
+                out += [_member(label, resized, axes, "unseen") for axes in product(row.held_out)]
+    return sorted(out, key=lambda m: KINDS.index(m.kind))
+
+
+def family_of(definition: Definition) -> Family:
+    """The definition's family; DefinitionError where none is registered."""
+    try:
+        return family_for(definition.op_type)
+    except KeyError as error:
+        raise DefinitionError(f"{definition.name}: {error.args[0]}") from None
+
+
+def _member(label: str, definition: Definition, axes: Mapping[str, int], kind: str) -> Member:
+    family = family_of(definition)
+    problem = family.problem(definition.to_json(), definition.bind(axes))
+    return Member(label, definition, family, axes, problem, kind)
