@@ -1,10 +1,11 @@
 """Fit the analytic model's constants to measurements, within what is plausible; print the table.
 
-The constants are a device's rates (`env/cost.py`) and what a family's kernels cost there
-(`Family.costs`). Robust least squares on log time: fast strategies weigh more, each workload about
-the same, the order within a workload more than its level, and a constant that the data do not
-determine stays where it is. Nothing is written: the table is to be read, doubted and pasted. How
-well it carries over is judged on workloads that the fit has not seen.
+The constants are a device's rates (`env/cost.py`) and what each family's kernels cost there
+(`Family.costs`); --keep-rates fits the costs alone, as suits a family that joins others. Robust
+least squares on log time: fast strategies weigh more, each workload about the same, the order
+within a workload more than its level, and a constant that the data do not determine stays where it
+is. Nothing is written: the table is to be read, doubted and pasted. How well it carries over is
+judged on workloads that the fit has not seen.
 
     python -m ptxflow.eval.calibrate --device h200 --measurements FILE... [--folds 4]
 """
@@ -33,11 +34,11 @@ from ptxflow.env.observed import Observed
 from ptxflow.eval.arguments import UsageError, find_device
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
-from ptxflow.eval.ranking import Quality, choose_folds, quality, successes
+from ptxflow.eval.ranking import Quality, by_family, choose_folds, quality, successes
 
 Array = NDArray[np.float64]
 
-RATES, COSTS = "rates.", "costs."  # prefixes of the names of a device's rates, a family's costs
+RATES = "rates."  # prefix of the names of a device's rates
 FRACTIONS = ("mma_efficiency", "hbm_efficiency", "l2_share")  # at most 1
 PENALTIES = ("half_line",)  # factors, at least 1
 WITHIN = {  # factors either way
@@ -63,11 +64,18 @@ class Constant:
     high: float
 
 
-def constants(family: Family, device: Device) -> list[Constant]:
-    """The rates of the device, and what the family's kernels cost there."""
-    tables = {RATES: cost.rates(device), COSTS: family.costs.get(device.name)}
+def tables(family: Family) -> dict[str, dict[str, Any]]:
+    """What holds constants, by device: rates and a family's costs, by the prefix of their names."""
+    return {RATES: cost.RATES, f"{family.name}.": family.costs}
+
+
+def constants(families: Sequence[Family], device: Device, keep_rates: bool) -> list[Constant]:
+    """The rates of the device, unless they are kept, and what the families' kernels cost there."""
+    held = {prefix: t.get(device.name) for f in families for prefix, t in tables(f).items()}
+    if keep_rates:
+        del held[RATES]
     out = []
-    for prefix, table in tables.items():
+    for prefix, table in held.items():
         for short, value in (asdict(table) if table else {}).items():
             if value <= 0:
                 continue
@@ -81,17 +89,16 @@ def constants(family: Family, device: Device) -> list[Constant]:
 @contextmanager
 def changed(family: Family, device: Device, values: Mapping[str, float]) -> Iterator[None]:
     """The model with other constants, for the length of a block; one thread at a time."""
-    name = device.name
-    tables: dict[str, dict[str, Any]] = {RATES: cost.RATES, COSTS: family.costs}
-    before = {prefix: table.get(name) for prefix, table in tables.items()}
+    name, held = device.name, tables(family)
+    before = {prefix: table.get(name) for prefix, table in held.items()}
     try:
-        for prefix, table in tables.items():
+        for prefix, table in held.items():
             new = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
             if new:
                 table[name] = replace(table[name], **new)
         yield
     finally:
-        for prefix, table in tables.items():
+        for prefix, table in held.items():
             if before[prefix] is not None:
                 table[name] = before[prefix]
 
@@ -214,7 +221,8 @@ def table(free: Sequence[Constant], values: Mapping[str, float]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
-    held, foreign = read_observed(args.measurements, device)
+    found, foreign = read_observed(args.measurements, device)
+    held = [o for own in by_family(found, args.family).values() for o in own]
     if foreign:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
     observed = successes(held, args.least)
@@ -223,7 +231,10 @@ def run(args: argparse.Namespace) -> int:
             f"calibrating needs two workloads with {args.least} strategies; see --least"
         )
     few = [thinned(o, args.most) for o in observed]
-    free = felt(few, constants(observed[0].family, device))
+    families = list({o.family.name: o.family for o in few}.values())
+    free = felt(few, constants(families, device, args.keep_rates))
+    if not free:
+        raise UsageError("nothing to fit: no constant moves what was measured")
     folds = choose_folds(observed, args.hold_out, args.folds)
     judged = cross_fit(observed, free, folds, args.most)
     print(f"by constants fitted without the workload, now and then\n{text(observed, judged)}\n")
@@ -242,6 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--device", default="h200", help="whose measurements and rates (default: h200)")
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
+    add("--family", metavar="NAME", help="its measurements alone (default: all, fitted jointly)")
+    add("--keep-rates", action="store_true", help="fit costs alone, not the device's rates")
     add("--folds", type=int, default=4, help="fits, each without its workloads (default: 4)")
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
     add("--least", type=int, default=16, metavar="N",

@@ -2,7 +2,8 @@
 
 First the surrogate is fitted without a part of the workloads, in turn, and judged on these:
 Spearman and regret beside the model's, and for several kappas (the standard deviations by which the
-reward is pessimistic). Then it is fitted to everything and written. It takes no GPU.
+reward is pessimistic). Then it is fitted to everything and written. It takes no GPU. A surrogate is
+of one family on one device; --family chooses where the files hold several.
 
     python -m ptxflow.eval.fit_surrogate --device h200 --measurements FILE... \\
         --out checkpoints/surrogate-gemm-h200.safetensors
@@ -33,6 +34,7 @@ from ptxflow.eval.ranking import (
     cross_fit,
     kappa_table,
     means,
+    one_family,
     rows_of,
     successes,
     text,
@@ -59,9 +61,11 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
 
 def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
-    observed, foreign = read_observed(args.measurements, device)
+    held, foreign = read_observed(args.measurements, device)
+    observed = one_family(held, args.family)
+    name = observed[0].family.name
     total = sum(map(len, observed))
-    print(f"{total} strategies of {len(observed)} workloads measured on {device.name}"
+    print(f"{total} strategies of {len(observed)} workloads of {name} measured on {device.name}"
           f"{f'; {foreign} of other decisions left out' if foreign else ''}")  # fmt: skip
     config = FitConfig(kappa=args.kappa, steps=args.steps, seed=args.seed)
     judged = {} if args.no_judge else {"held_out": judge(observed, args, config)}

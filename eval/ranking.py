@@ -4,7 +4,8 @@ For each workload, over the strategies that were measured and succeeded: Spearma
 predicted and measured times, and the regret of a predictor's best 1 and 8, the fastest of these
 over the fastest measured, less 1. Beside it, what 8 drawn at random cost: where few strategies
 were measured, any 8 hold a good one. The surrogate is fitted anew without the workloads it is
-judged on; with --surrogate a file is judged as it is, be they in its data or not.
+judged on; with --surrogate a file is judged as it is, be they in its data or not. Each family that
+the files hold is judged by itself.
 
     python -m ptxflow.eval.ranking --device h200 --measurements FILE... [--folds 8]
     python -m ptxflow.eval.ranking --device h200 --measurements FILE... --hold-out M=17,128,1000
@@ -32,7 +33,7 @@ from tqdm import tqdm
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import Observed
-from ptxflow.env.surrogate import Ensemble, SurrogateError
+from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
@@ -199,6 +200,24 @@ def successes(observed: Sequence[Observed], least: int) -> list[Observed]:
     return [o for o in sound if len(o) >= least]
 
 
+def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, list[Observed]]:
+    """The workloads of each family, or of the one that is wanted; UsageError where none is."""
+    held: dict[str, list[Observed]] = {}
+    for o in sorted(observed, key=lambda o: o.family.name):
+        held.setdefault(o.family.name, []).append(o)
+    if wanted is not None and wanted not in held:
+        raise UsageError(f"--family {wanted}: the measurements are of {', '.join(held)}")
+    return held if wanted is None else {wanted: held[wanted]}
+
+
+def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observed]:
+    """The workloads of the one family that is wanted, or that there is."""
+    held = by_family(observed, wanted)
+    if len(held) > 1:
+        raise UsageError(f"the measurements are of {', '.join(held)}: choose one with --family")
+    return next(iter(held.values()))
+
+
 def choose_folds(observed: Sequence[Observed], hold_out: str | None, folds: int) -> list[list[int]]:
     """`M=17,128`: one fold of all workloads with these values; else `folds` random ones."""
     if hold_out is None:
@@ -216,6 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="h200", help="whose measurements (default: h200)")
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
+    add("--family", metavar="NAME", help="its measurements alone")
     add("--folds", type=int, default=8, help="fits, each without its workloads (default: 8)")
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
     add("--least", type=int, default=16, metavar="N",
@@ -228,13 +248,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
     held, foreign = read_observed(args.measurements, device)
-    observed = successes(held, args.least)
     if foreign:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
-    if not observed:
-        raise UsageError(f"no workload has {args.least} strategies that succeeded; see --least")
-    if args.surrogate:
-        surrogate = read(args.surrogate)
+    surrogate = read(args.surrogate) if args.surrogate else None
+    wanted = args.family or (surrogate.family.name if surrogate else None)
+    rows: list[dict[str, Any]] = []
+    for name, of_family in by_family(held, wanted).items():
+        observed = successes(of_family, args.least)
+        if not observed:
+            raise UsageError(
+                f"no workload of {name} has {args.least} strategies that succeeded; see --least"
+            )
+        rows += judge(observed, surrogate, args)
+    if args.json:
+        args.json.write_text(json.dumps({"mean": means(rows), "workloads": rows}, indent=1) + "\n")
+    return 0
+
+
+def judge(
+    observed: Sequence[Observed], surrogate: Surrogate | None, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Print the table of one family; its rows."""
+    family, device = observed[0].family.name, observed[0].device.name
+    if surrogate:
         pairs = [surrogate.predict(o.fields(), o.problem) for o in observed]
         predictions: list[Prediction | None] = [Prediction(*p) for p in pairs]
         kappa, who = surrogate.kappa, f"{args.surrogate} as it is"
@@ -243,10 +279,8 @@ def run(args: argparse.Namespace) -> int:
         predictions = cross_fit(observed, folds, FitConfig(), args.jobs)
         kappa, who = args.kappa, f"surrogates fitted without the workload ({len(folds)} fits)"
     rows = rows_of(observed, predictions, kappa)
-    print(f"{len(observed)} workloads on {device.name}; {who}, kappa {kappa}\n{text(rows)}")
-    if args.json:
-        args.json.write_text(json.dumps({"mean": means(rows), "workloads": rows}, indent=1) + "\n")
-    return 0
+    print(f"{len(observed)} workloads of {family} on {device}; {who}, kappa {kappa}\n{text(rows)}")
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:

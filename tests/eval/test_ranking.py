@@ -21,26 +21,37 @@ from ptxflow.eval.observing import read_observed, timings
 from ptxflow.eval.ranking import chance_regret, choose_folds, deal, quality
 from ptxflow.eval.records import Record, RecordFile
 
-DEFINITIONS, ROWS = ("gemm_n128_k2048", "gemm_n256_k7168"), (64, 128, 512)
+WORKLOADS = {  # by family
+    "gemm": (("gemm_n128_k2048", "gemm_n256_k7168"), "M", (64, 128, 512)),
+    "rmsnorm": (("rmsnorm_h2048", "fused_add_rmsnorm_h4096"), "batch_size", (256, 1024, 8192)),
+}
 PER_WORKLOAD = 90
 
 
 def planted_records() -> list[Record]:
     """Times that are the model's, times an effect of each choice of the first decisions."""
     out = []
-    for name, m in itertools.product(DEFINITIONS, ROWS):
-        family, problem = find_problem(load(name), {"M": m})
-        space = enumerate_space(family, problem, H200)
-        codes = np.random.default_rng(m).choice(space.codes, PER_WORKLOAD, replace=False)
-        tflops = model_tflops(family, space.fields(codes), problem, H200)
-        effect = 0.3 * np.sin(3 * space.indices(codes)).sum(1)
-        us = problem.flops / tflops / 1e6 * np.exp(effect)
-        for code, latency in zip(codes, us, strict=True):
-            strategy = space.strategy(int(code))
-            out.append(
-                Record(name, {"M": m}, strategy.to_json(), strategy.key, "h200", "ok",
-                       latency_us={"median": float(latency)})
-            )  # fmt: skip
+    for names, axis, sizes in WORKLOADS.values():
+        out += [r for name, size in itertools.product(names, sizes)
+                for r in planted_workload(name, {axis: size})]  # fmt: skip
+    return out
+
+
+def planted_workload(name: str, axes: dict[str, int]) -> list[Record]:
+    family, problem = find_problem(load(name), axes)
+    space = enumerate_space(family, problem, H200)
+    rng = np.random.default_rng(sum(axes.values()))
+    codes = rng.choice(space.codes, PER_WORKLOAD, replace=False)
+    tflops = model_tflops(family, space.fields(codes), problem, H200)
+    effect = 0.3 * np.sin(3 * space.indices(codes)).sum(1)
+    us = problem.flops / tflops / 1e6 * np.exp(effect)
+    out = []
+    for code, latency in zip(codes, us, strict=True):
+        strategy = space.strategy(int(code))
+        out.append(
+            Record(name, axes, strategy.to_json(), strategy.key, "h200", "ok",
+                   latency_us={"median": float(latency)})
+        )  # fmt: skip
     return out
 
 
@@ -76,7 +87,7 @@ def test_folds_hold_every_workload_once(records: Path) -> None:
     observed, _ = read_observed([records], H200)
     (held,) = choose_folds(observed, "M=128", 8)
     assert [observed[i].problem["M"] for i in held] == [128, 128]
-    with pytest.raises(ValueError, match="0 of 6 workloads"):
+    with pytest.raises(ValueError, match="0 of 12 workloads"):
         choose_folds(observed, "M=3", 8)
 
 
@@ -108,11 +119,15 @@ def test_sessions_are_compared_by_what_the_library_took_in_each() -> None:
     assert seconds == pytest.approx([15e-6, 30e-6, 15e-6, 7e-6, 9e-6, float("inf")])
 
 
+@pytest.mark.parametrize("family", WORKLOADS)
 def test_surrogates_rank_the_workloads_that_they_have_not_seen(
-    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, table = tmp_path / "s.safetensors", tmp_path / "r.json"
     common = ["--measurements", str(records), "--jobs", "1"]
+    assert fit_surrogate.main([*common, "--out", str(out)]) == 2
+    assert "are of gemm, rmsnorm: choose one with --family" in capsys.readouterr().err
+    common += ["--family", family]
     fit = [*common, "--folds", "3", "--steps", "200", "--out", str(out)]
     assert fit_surrogate.main(fit) == 0
     about = read(out).about
@@ -125,7 +140,8 @@ def test_surrogates_rank_the_workloads_that_they_have_not_seen(
     judged = [*common, "--surrogate", str(out), "--json", str(table)]
     assert ranking.main(judged) == 0
     text = capsys.readouterr().out
-    assert "gemm_n256_k7168 M=512" in text and "as it is" in text
+    names, axis, sizes = WORKLOADS[family]
+    assert f"{names[1]} {axis}={sizes[-1]}" in text and "as it is" in text
     written = json.loads(table.read_text())
     assert len(written["workloads"]) == 6 and written["mean"]["surrogate"]["spearman"] > 0.9
 
@@ -136,7 +152,8 @@ def test_surrogates_rank_the_workloads_that_they_have_not_seen(
         (["--measurements", "absent.jsonl"], "no such file"),
         (["--device", "b200"], "no measurement of b200"),
         (["--hold-out", "M=3"], "0 of 6 workloads"),
-        (["--least", "9999"], "no workload has 9999"),
+        (["--least", "9999"], "no workload of gemm has 9999"),
+        (["--family", "gqa"], "are of gemm, rmsnorm"),
         (["--surrogate", "absent"], "cannot read the surrogate"),
     ],
 )
