@@ -410,7 +410,12 @@ def _how(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each workload, time the best N again, all in the same rounds (default: 32)",
     )
-    add("--refine-rounds", type=int, default=40, help="samples of each of those (default: 40)")
+    add(
+        "--refine-rounds",
+        type=int,
+        default=40,
+        help="samples of each of those, or as many as take 2 s (default: 40)",
+    )
     add("--check-seeds", type=int, default=2, help="fresh inputs per kernel (default: 2)")
     add(
         "--settle",

@@ -27,6 +27,7 @@ from ptxflow.eval.references import sampling
 from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import (
     FLUSH,
+    FLUSH_US,
     Call,
     ClockReader,
     L2Flush,
@@ -41,6 +42,8 @@ OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
 WARM_ROUNDS = 2  # samples of each call that are thrown away
 HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and as many us ...
+REFINE_SECONDS = 2.0  # of the GPU, that timing the best anew may take beyond the rounds asked for
+MOST_ROUNDS = 400
 FEW_ROUNDS = 3  # ... gets a quarter of the rounds, and at least these
 SEED = 20_261_121  # of the generator that kernels which draw are given; its offset is 0
 EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
@@ -205,7 +208,8 @@ class Session:
         bound = definition.bind(job["axes"])
         calls = {str(i): self._kernel_calls(k, bound, bench) for i, k in enumerate(job["kernels"])}
         stage("time")
-        samples, timing = self._time(job, {name: c.timed for name, c in calls.items()})
+        timed = {name: c.timed for name, c in calls.items()}
+        samples, timing = self._time(job, timed, REFINE_SECONDS)
         peers = {name: Timing.of(samples[name]).median for name in self._peers}
         outcomes = []
         for name, call in calls.items():
@@ -221,10 +225,13 @@ class Session:
         torch.cuda.synchronize()
         return {"status": "ok", "outcomes": outcomes}
 
-    def _time(self, job: Json, ours: dict[str, Call]) -> tuple[dict[str, list[float]], Json]:
+    def _time(
+        self, job: Json, ours: dict[str, Call], seconds: float = 0.0
+    ) -> tuple[dict[str, list[float]], Json]:
         """Microseconds of our calls and of the peers, in the same rounds, and how they were timed.
 
-        Who is far slower than the fastest gets few rounds: nobody will choose it.
+        As many rounds as the job asks for, or as fit into `seconds`. Who is far slower than the
+        fastest gets few: nobody will choose it.
         """
         assert self._beside is not None
         calls = ours | self._peers
@@ -233,8 +240,10 @@ class Session:
         warm = time_interleaved(calls, dict.fromkeys(calls, WARM_ROUNDS), self._flush)
         last = {name: samples[-1] for name, samples in warm.items()}
         clocks: list[int | None] = []
+        fit = int(1e6 * seconds / sum(us + FLUSH_US for us in last.values()))
+        rounds = max(job["rounds"], min(fit, MOST_ROUNDS))
         samples = time_interleaved(
-            calls, shares(last, job["rounds"]), self._flush, lambda: clocks.append(self._clock())
+            calls, shares(last, rounds), self._flush, lambda: clocks.append(self._clock())
         )
         self._busy_until = time.monotonic()
         seen = sorted({c for c in clocks if c is not None})

@@ -19,6 +19,7 @@ import torch
 FLUSH_WRITE = 256 << 20
 FLUSH_READ = 128 << 20
 FLUSH = "write 256 MiB, read 128 MiB before every sample"
+FLUSH_US = 150.0  # about
 QUEUED = 64  # samples in flight, each some six launches: well under what the driver queues
 
 Call = Callable[[], object]

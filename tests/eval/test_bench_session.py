@@ -125,7 +125,7 @@ def test_several_kernels_are_timed_in_the_same_rounds(
         nonlocal calls
         calls += 1
         honest(t)
-        if calls > 3 * 6 + 2 * 4:  # of three kernels: 2 warm-ups and 4 rounds, then 2 x 2 checks
+        if calls > 3 * (2 + 400) + 2 * 4:  # of three kernels: warm-ups, rounds, then 2 x 2 checks
             t["C"][0, 0] += 9
 
     FakeKernel.body = staticmethod(wrong_at_last)  # type: ignore[assignment]
@@ -141,7 +141,9 @@ def test_several_kernels_are_timed_in_the_same_rounds(
     outcomes = result["outcomes"]
     assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
     assert outcomes[2]["detail"].startswith("after timing, seed 1: C:")
-    assert all(o["latency_us"]["samples"] == 4 and o["peers"] for o in outcomes)
+    assert all(o["peers"] for o in outcomes)
+    samples = {o["latency_us"]["samples"] for o in outcomes}
+    assert samples == {measure.MOST_ROUNDS}  # 4 were asked for, and more take no time here
     before = FakeKernel.unloaded
     run(session, tmp_path, honest)
     assert FakeKernel.unloaded == before + 3
