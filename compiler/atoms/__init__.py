@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxflow.compiler.atoms import blackwell, common, hopper, registers, threads
+from ptxflow.compiler.atoms import blackwell, common, hopper, registers, streaming, threads
 from ptxflow.compiler.atoms.table import (
     CONSTRUCTORS,
     Access,
@@ -18,7 +18,7 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import UOp
 
 __all__ = ["Access", "Atom", "Lanes", "Rule", "Scope", "all_atoms", "at", "atom"]
-_ROWS = (common, registers, threads, hopper, blackwell)  # importing them fills the table
+_ROWS = (common, registers, threads, streaming, hopper, blackwell)  # importing them fills the table
 
 
 class _Constructors:

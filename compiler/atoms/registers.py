@@ -162,9 +162,10 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
     registers = text["src"] if count == 1 else f"{{{text['src']}}}"
     offset, cache = use.arg.attr("offset"), use.arg.attr("cache")
     place = f"%rda+{offset}" if offset else "%rda"
+    guard = "" if text["inside"] == "1" else f"@{text['inside']} "
     return (
         f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('element')}, {text['base']};\n"
-        f"@{text['inside']} st.global{cache and '.' + cache}.{kind} [{place}], {registers};"
+        f"{guard}st.global{cache and '.' + cache}.{kind} [{place}], {registers};"
     )
 
 

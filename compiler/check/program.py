@@ -87,7 +87,8 @@ class Program:
         return _list(
             node
             for node in self.users.get(bar, [])
-            if atom(node.arg.atom).effect in ("mbar_arrive", "tma_load", "tcgen05_commit")
+            if atom(node.arg.atom).effect
+            in ("mbar_arrive", "tma_load", "bulk_load", "tcgen05_commit")
         )
 
     def _source(self, node: UOp) -> str:

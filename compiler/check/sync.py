@@ -128,6 +128,15 @@ class Synchronisation(Accesses):
             message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
 
+    def _do_bulk_load(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """A run of bytes into this CTA, counted on its barrier when it has landed."""
+        bits = agent.open.pop(f"tma {agent.cta}").local
+        operand = atom(node.arg.atom).operand(node, "bar")
+        bar = self._barrier(agent, node, operand, agent.cta, fenced=True)
+        seen = agent.known() & self.observations
+        message = Message(bits | seen, bits | seen, bits | seen)
+        self._later(partial(self._complete, bar, node.arg.attr("bytes"), message))
+
     def _do_st_async(self, agent: Agent, node: UOp, lanes: int) -> None:
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
         sees them (PTX ISA 9.7.9.12: complete_tx releases at cluster scope)."""

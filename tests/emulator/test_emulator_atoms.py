@@ -30,12 +30,13 @@ ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
-    "summand": 0x358637BD,
+    "summand": 0x358637BD, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
     ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
+    ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
 }  # fmt: skip
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}

@@ -1,0 +1,119 @@
+"""A decoding step of the gated delta rule, from a definition: one token, one state per value head.
+
+A state is [value, key] in float32, both of `head_size`; value head n reads query and key head
+n // (num_v_heads / num_q_heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ptxflow.compiler.strategy import Problem
+
+_HEADS = ("batch_size", "seq_len")
+KEYS = [*_HEADS, "num_q_heads", "head_size"]
+VALUES = [*_HEADS, "num_v_heads", "head_size"]
+STATE = ["batch_size", "num_v_heads", "head_size", "head_size"]
+GATE = [*_HEADS, "num_v_heads"]
+INPUTS: dict[str, list[str] | None] = {
+    "q": KEYS,
+    "k": [*_HEADS, "num_k_heads", "head_size"],
+    "v": VALUES,
+    "state": STATE,
+    "A_log": ["num_v_heads"],
+    "a": GATE,
+    "dt_bias": ["num_v_heads"],
+    "b": GATE,
+    "scale": None,
+}
+OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
+WIDE = ("state", "A_log", "dt_bias", "scale", "new_state")  # float32; the others have 16 bits
+DTYPES = ("float16", "bfloat16")
+UNIT, MAX_SIZE = 8, 512  # of a head: what its size is a multiple of, and the largest
+STATE_BYTES = 4  # of an element
+MAX_VECTORS = 2**32 - 1  # of four elements, which kernels count in 32 bits
+
+
+def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
+    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
+
+    Raises ValueError, one line each, for prefill, other tensors and dtypes, head counts that do not
+    divide, and sizes that no kernel takes. FLOPs are 7 for an element of the state: its decay, two
+    products of two sums, and the update.
+    """
+    name = str(definition.get("name", "gdn_decode"))
+    if "cu_seqlens" in (definition.get("inputs") or {}):
+        raise ValueError(f"{name}: kernels exist for decoding, one token each, not for prefill")
+    dtype = _dtype(name, definition)
+    bound = {axis: _axis(name, axis, definition["axes"], axes) for axis in _axes()}
+    batch, heads, size = (bound[axis] for axis in ("batch_size", "num_v_heads", "head_size"))
+    _refuse(name, bound)
+    elements = batch * heads * size * size
+    tokens = 2 * batch * (2 * bound["num_q_heads"] * size + 2 * heads * size + 2 * heads)
+    kept = ("batch_size", "num_q_heads", "num_v_heads", "head_size")
+    return Problem(
+        family="gdn_decode",
+        definition=name,
+        axes=tuple((axis, bound[axis]) for axis in kept),
+        dtype=dtype,
+        flops=float(7 * elements),
+        bytes=float(2 * STATE_BYTES * elements + tokens + 8 * heads),
+    )
+
+
+def _axes() -> list[str]:
+    return list(dict.fromkeys(axis for shape in INPUTS.values() for axis in shape or ()))
+
+
+def _refuse(name: str, bound: Mapping[str, int]) -> None:
+    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+    q, k, v = (bound[f"num_{x}_heads"] for x in "qkv")
+    size, elements = bound["head_size"], bound["batch_size"] * v * bound["head_size"] ** 2
+    if bound["seq_len"] != 1:
+        raise ValueError(f"{name}: a decoding step has seq_len = 1, not {bound['seq_len']}")
+    if k != q or v % q:
+        raise ValueError(
+            f"{name}: {q} query, {k} key and {v} value heads; as many query as key heads must "
+            "divide the value heads"
+        )
+    if size % UNIT or size > MAX_SIZE:
+        raise ValueError(
+            f"{name}: head_size = {size} must be a multiple of {UNIT}, at most {MAX_SIZE}"
+        )
+    if elements > 4 * MAX_VECTORS:
+        raise ValueError(f"{name}: the states have {elements} elements, of at most 2^34 - 4")
+
+
+def _dtype(name: str, definition: Mapping[str, Any]) -> str:
+    """The one 16-bit dtype of what is not float32."""
+    narrow = set()
+    for part, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
+        tensors: Mapping[str, Any] = definition.get(part) or {}
+        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
+        if shapes != expected:
+            raise ValueError(f"{name}: a gdn decode has the {part} {expected}, not {shapes}")
+        for tensor, spec in tensors.items():
+            if tensor not in WIDE:
+                narrow.add(str(spec["dtype"]))
+            elif spec["dtype"] != "float32":
+                raise ValueError(f"{name}: {tensor} must be float32, not {spec['dtype']}")
+    if len(narrow) != 1 or not narrow <= set(DTYPES):
+        raise ValueError(
+            f"{name}: q, k, v, a, b and output must share one dtype of {', '.join(DTYPES)}, not "
+            f"{', '.join(sorted(narrow))}"
+        )
+    return narrow.pop()
+
+
+def _axis(
+    name: str, axis: str, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, int]
+) -> int:
+    """An axis, a positive integer: from the definition if it is constant there, else as given."""
+    spec = declared.get(axis, {})
+    value = given.get(axis, spec.get("value"))
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
+    if spec.get("type") == "const" and value != spec.get("value"):
+        raise ValueError(f"{name}: axis {axis} is {spec.get('value')} by definition, not {value}")
+    return value
