@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,48 @@ def test_the_curriculum_ranks_small_and_regular_first() -> None:
     irregular = gemm_like(1000, 4096)
     assert difficulty(small) < difficulty(large) < difficulty(irregular)
     assert difficulty(gemm_like(192, 4096)) < difficulty(gemm_like(100, 4096))
+
+
+def test_every_family_begins_with_the_easiest_of_its_own() -> None:
+    norms = [Problem("norm", "n", (("M", m),), "float16", 4.0 * m, 1.0) for m in (2, 1, 100)]
+    problems = [gemm_like(m, 4096) for m in (1024, 64, 512, 1)] + norms
+    course = Curriculum(problems, stages=2, threshold=0.1, share=0.2)
+    assert course.stages == [[1, 3, 4, 5], [0, 2, 6]]
+    assert Curriculum(problems[-1:], stages=4, threshold=0.1, share=0.2).stages == [[0]]
+
+
+def test_the_family_that_is_further_off_gets_more_of_the_steps(
+    toy: SpaceOf, other: SpaceOf, toy_reward: Any
+) -> None:
+    trainer = Trainer([toy(4), toy(8), other(4)], replace(SMALL, stages=1), 400, toy_reward)
+    far, near = trainer.groups
+    assert trainer._shares([1, 1]).tolist() == [0.5, 0.5], "nothing is known yet"
+    far.loss, near.loss = 4.0, 0.01
+    shares = trainer._shares([2, 1])
+    assert shares.sum() == pytest.approx(1) and shares[0] > 0.9 and shares[1] >= 0.05
+    drawn = [trainer._batch()[0] is far for _ in range(400)]
+    assert np.mean(drawn) == pytest.approx(shares[0], abs=0.06)
+    assert trainer._shares([8, 1])[0] > shares[0]
+
+
+def test_targets_are_worked_out_when_a_workload_is_first_needed(
+    toy: SpaceOf, toy_reward: Any
+) -> None:
+    asked: list[list[int]] = []
+
+    def bar(workloads: Any) -> Any:
+        asked.append(list(workloads))
+        return workloads
+
+    trainer = Trainer([toy(64), toy(1), toy(17), toy(2)], SMALL, 10, toy_reward, bar=bar)
+    assert asked == [[1, 3]], "those of the first stage"
+    trainer.distances([0])
+    trainer.distances([0, 1])
+    assert asked == [[1, 3], [0]]
+    trainer.curriculum.threshold = 1.0
+    distances, promotion = trainer.measure_stage()
+    assert promotion is not None and 0 < distances["toy"] == promotion.distance
+    assert asked == [[1, 3], [0], [2]]
 
 
 def test_stages_end_by_measured_progress_or_by_their_share() -> None:

@@ -1,0 +1,84 @@
+"""The workloads of a run: what presets name exists, held-out ones are apart, families are known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from ptxflow.eval.definition import DefinitionError, load, names
+from ptxflow.eval.training_set import (
+    KINDS,
+    PRESETS,
+    Preset,
+    chosen,
+    members,
+    registered,
+    row_of,
+)
+
+FULL, DEMO = PRESETS["full"], PRESETS["demo"]
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_rows_bind_the_variable_axes_of_their_definitions_and_nothing_else(preset: Preset) -> None:
+    for row in preset.rows:
+        for name in row.definitions:
+            definition = load(name)
+            for values in (row.trained, row.held_out, row.typical):
+                assert set(values) == set(definition.var_axes), name
+            for axis in row.trained:
+                assert not set(row.trained[axis]) & set(row.held_out[axis]), (name, axis)
+            definition.bind(row.typical)
+        assert {name for name, _ in row.unseen} <= set(row.definitions)
+
+
+def test_no_definition_is_named_twice() -> None:
+    named = [name for row in FULL.rows for name in row.definitions]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(names())
+
+
+def test_workloads_of_families_are_trained_held_out_or_of_shapes_that_no_definition_has() -> None:
+    every = members(chosen("rmsnorm_h4096,gemm_n4096_k4096", FULL), FULL)
+    assert [m.kind for m in every] == sorted((m.kind for m in every), key=KINDS.index)
+    assert {m.family.name for m in every} == {"gemm", "rmsnorm"}
+    problems = [(m.problem.definition, m.problem.axes, m.kind) for m in every]
+    assert len(problems) == len(set(problems))
+    shapes = {k: {m.problem.axes for m in every if m.kind == k} for k in KINDS}
+    assert all(shapes[a].isdisjoint(shapes[b]) for a, b in itertools.combinations(KINDS, 2))
+    (label,) = {m.label for m in every if m.kind == "unseen" and m.family.name == "rmsnorm"}
+    assert label == "rmsnorm_h4096 hidden_size=5120"
+    assert {dict(m.problem.axes)["hidden_size"] for m in every if m.label == label} == {5120}
+
+
+def test_families_and_names_choose_definitions() -> None:
+    assert chosen(None, FULL) == chosen("all", FULL)
+    assert all(registered(load(name)) for name in chosen(None, FULL))
+    assert chosen("gemm", DEMO) == FULL.rows[0].definitions
+    both = chosen("rmsnorm, gemm_n128_k2048, rmsnorm_h128", FULL)
+    assert both[-1] == "gemm_n128_k2048" and len(both) == len(set(both)) == 10
+    for wrong in ("rmsnrom", "gemm_n4096_k409", " , "):
+        with pytest.raises(DefinitionError):
+            chosen(wrong, FULL)
+
+
+def test_a_definition_that_no_row_names_takes_the_row_of_its_family(tmp_path: Path) -> None:
+    own = load("rmsnorm_h4096").resized(hidden_size=3072).to_json() | {"name": "mine"}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(own))
+    row = row_of(load(path))
+    assert row is not None and "rmsnorm_h4096" in row.definitions
+    held = members(chosen(str(path), FULL), FULL)
+    assert {m.kind for m in held} == {"trained", "held_out"}
+    assert len(held) == sum(len(v["batch_size"]) for v in (row.trained, row.held_out))
+    in_demo = members(chosen("gemm_n128_k2048,rmsnorm_h512", DEMO), DEMO)
+    sizes = [m.axes for m in in_demo if m.family.name == "gemm" and m.kind == "trained"]
+    assert sizes == [{"M": 64}, {"M": 1024}], "the demo's own values for the family that it has"
+
+
+def test_a_definition_without_kernels_or_row_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="no kernel family"):
+        members(["gqa_ragged_prefill_causal_h32_kv4_d128"], FULL)
