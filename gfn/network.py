@@ -95,6 +95,11 @@ class PolicyNetwork(nn.Module):
         self.head_bias = nn.Parameter(torch.zeros(sum(slots)))
         self._positions = sum(slots)
 
+    def matrices(self) -> list[Tensor]:
+        """The weights between layers, which mix everything; the rest are rows of tables."""
+        layers = [*self.encoder, *self.trunk]
+        return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
+
     def conditions(self, features: Tensor, family: int) -> Tensor:
         """[W, features] -> [W, hidden]: the workload's part of the state, computed once."""
         encoded: Tensor = self.encoder(self.standardise(features))

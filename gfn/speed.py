@@ -107,9 +107,7 @@ def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(STEPS):
                 workload = torch.randint(len(group.forest), (batch,), generator=trainer.generator)
-                trainer.optimiser.zero_grad()
-                torch.autograd.backward(loss_of(workload))
-                trainer.optimiser.step()
+                trainer.update(loss_of(workload))
             if round_:  # the first warms up
                 rates[name].append(STEPS * batch / (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in rates.items()}

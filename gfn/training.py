@@ -28,7 +28,6 @@ from ptxflow.gfn.replay import LeafReplay
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 EVEN = 0.1  # of the steps, shared evenly among families
-ADAM = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,10 @@ class TrainConfig:
     tau: float
     seed: int = 0
     batch: int = 1024
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # of what is no matrix
+    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised
     log_z_rate: float = 1e-2
+    workloads: int = 64  # of a batch, at most: few have many prefixes in common
     hidden: int = 256
     layers: int = 2
     clip: float = 1.0  # of the gradient's norm
@@ -129,13 +130,24 @@ class Trainer:
         self.curriculum = Curriculum(
             [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
         )
-        self.optimiser = torch.optim.Adam(
-            [
-                {"params": list(self.network.parameters()), "lr": config.learning_rate},
-                {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
-            ],
-            betas=(0.9, 0.99),
-        )
+        matrices = self.network.matrices()
+        held = {id(p) for p in matrices}
+        rest = [p for p in self.network.parameters() if id(p) not in held]
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(
+                matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
+            ),
+            "adam": torch.optim.Adam(
+                [
+                    {"params": rest, "lr": config.learning_rate},
+                    {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
+                ],
+                betas=(0.9, 0.99),
+            ),
+        }
+        for optimiser in self.optimisers.values():
+            for part in optimiser.param_groups:
+                part["full"] = part["lr"]  # what `rate` is a share of
         self._need(self.curriculum.active)
 
     @property
@@ -164,14 +176,7 @@ class Trainer:
         )
         trajectories = group.env.trajectories(walk, workload)
         loss = group.balance.loss(group.env, trajectories, recalculate_all_logprobs=False)
-        rates = self.config.learning_rate, self.config.log_z_rate
-        for part, rate in zip(self.optimiser.param_groups, rates, strict=True):
-            part["lr"] = rate * self.rate
-        self.optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        parameters = [*self.network.parameters(), *self.log_z.parameters()]
-        torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
-        self.optimiser.step()
+        self.update(loss)
         rewards = group.env.log_rewards[walk.leaf]
         group.replay.add(workload, walk.leaf, rewards)
         before = loss.item() if group.loss is None else group.loss
@@ -180,6 +185,18 @@ class Trainer:
         fresh = rewards if given is None else rewards[given[:, 0] < 0]
         reached = self.config.tau * fresh.mean().item()
         return StepReport(loss.item(), reached, walk.entropy, walk.masked)
+
+    def update(self, loss: Tensor) -> None:
+        """One step of the optimisers down the gradient of a loss."""
+        for optimiser in self.optimisers.values():
+            optimiser.zero_grad()
+            for part in optimiser.param_groups:
+                part["lr"] = part["full"] * self.rate
+        torch.autograd.backward(loss)
+        parameters = [*self.network.parameters(), *self.log_z.parameters()]
+        torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        for optimiser in self.optimisers.values():
+            optimiser.step()
 
     def _level_log_z(self, group: Group, workload: Tensor) -> None:
         """Start log Z where a family's first batch balances on average, not nats away from it."""
@@ -198,10 +215,9 @@ class Trainer:
         chosen = 0
         if len(held) > 1:
             chosen = int(self.rng.choice(len(held), p=self._shares([len(h) for h in held])))
-        ids = np.array(held[chosen])
-        rounds = -(-self.config.batch // len(ids))
-        turns = np.concatenate([self.rng.permutation(ids) for _ in range(rounds)])
-        return self.groups[chosen], torch.from_numpy(turns[: self.config.batch])
+        ids = self.rng.permutation(held[chosen])[: self.config.workloads]
+        turns = np.resize(ids, self.config.batch)
+        return self.groups[chosen], torch.from_numpy(turns)
 
     def _shares(self, workloads: Sequence[int]) -> NDArray[np.float64]:
         """Of the steps, by family: by how many workloads it has, and by how far off it still is.
@@ -294,8 +310,9 @@ class Trainer:
         """Everything a later `restore` needs to continue exactly."""
         tensors = self.policy_checkpoint({}).tensors
         tensors |= {f"log_z.{k}": v for k, v in self.log_z.state_dict().items()}
-        for i, slots in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam.{i}.{key}": slots[key] for key in ADAM}
+        for name, optimiser in self.optimisers.items():
+            for i, slots in optimiser.state_dict()["state"].items():
+                tensors |= {f"{name}.{i}.{key}": value for key, value in slots.items()}
         for group in self.groups:
             name = group.forest.family
             tensors |= {f"replay.{name}.{k}": v for k, v in group.replay.tensors().items()}
@@ -330,11 +347,12 @@ class Trainer:
             )
         self.network.load_state_dict(checkpoint.group("policy"))
         self.log_z.load_state_dict(checkpoint.group("log_z"))
-        adam = checkpoint.group("adam")
-        slots = sorted({int(k.split(".")[0]) for k in adam})
-        state = self.optimiser.state_dict()
-        state["state"] = {i: {key: adam[f"{i}.{key}"] for key in ADAM} for i in slots}
-        self.optimiser.load_state_dict(state)
+        for name, optimiser in self.optimisers.items():
+            slots: dict[int, dict[str, Tensor]] = {}
+            for place, value in checkpoint.group(name).items():
+                number, key = place.split(".")
+                slots.setdefault(int(number), {})[key] = value
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": slots})
         self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
         self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
         self._need(self.curriculum.active)

@@ -28,7 +28,8 @@ def trainer(toy: SpaceOf, other: SpaceOf, toy_reward: Any) -> Trainer:
 
 
 def gradients(loss: torch.Tensor, trainer: Trainer) -> dict[str, torch.Tensor]:
-    trainer.optimiser.zero_grad()
+    for optimiser in trainer.optimisers.values():
+        optimiser.zero_grad()
     loss.backward()
     modules = {"policy": trainer.network, "log_z": trainer.log_z}
     return {

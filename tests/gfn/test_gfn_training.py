@@ -22,7 +22,7 @@ from ptxflow.gfn.training import TrainConfig, Trainer
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(
     tau=0.15, batch=256, hidden=64, stages=2, stage_threshold=0.2, replay_capacity=8, warmup=5,
-    learning_rate=1e-2, log_z_rate=1e-2,
+    learning_rate=1e-2, matrix_rate=1e-2, log_z_rate=1e-2,
 )  # fmt: skip
 
 
