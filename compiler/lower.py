@@ -93,8 +93,8 @@ def _cluster_sync(release: bool = False) -> list[UOp]:
 
 def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
     bars = [slot(b, i) for b in info.storage if b.op is Op.MBAR for i in range(b.arg.stages)]
-    if not bars and not allocate and info.cluster == 1:
-        return []
+    if not bars and not allocate:
+        return []  # CTAs of a cluster meet before they access each other: the validator proves it
     init = elect(WARP.eq(0), [at.mbar_init(b) for b in bars], at.fence_mbar_init())
     if info.cluster == 1:
         return [init, *allocate, at.cta_sync()]

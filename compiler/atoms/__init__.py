@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxflow.compiler.atoms import blackwell, common, hopper, registers, streaming, threads
+from ptxflow.compiler.atoms import (
+    blackwell,
+    common,
+    draws,
+    hopper,
+    reductions,
+    registers,
+    streaming,
+    threads,
+)  # fmt: skip
 from ptxflow.compiler.atoms.table import (
     CONSTRUCTORS,
     Access,
@@ -18,7 +27,16 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import UOp
 
 __all__ = ["Access", "Atom", "Lanes", "Rule", "Scope", "all_atoms", "at", "atom"]
-_ROWS = (common, registers, threads, streaming, hopper, blackwell)  # importing them fills the table
+_ROWS = (
+    common,
+    registers,
+    threads,
+    reductions,
+    draws,
+    streaming,
+    hopper,
+    blackwell,
+)  # importing them fills the table
 
 
 class _Constructors:

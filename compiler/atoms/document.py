@@ -28,9 +28,9 @@ made by `python -m ptxflow.compiler.atoms.document > docs/atoms.md`.
   `tmem`, `frag` (registers) and `global` name storage; `value` is a number, `map` a tensor map.
 - **scope**: who must execute it together. **lanes**: `all` of the warp issue it, `one` does, or
   `any` number may (an arrive counts them).
-- **accesses**: operand, r(ead) or w(rite), the proxy, and what completes it where it is
-  asynchronous: `mbar` (bytes counted by the mbarrier), `bulk`, `wgmma` (their groups), `tcgen05`
-  (a commit) or `ld` (tcgen05.wait::ld).
+- **accesses**: operand, r(ead), w(rite) or a(tomic update), the proxy, and what completes it where
+  it is asynchronous: `mbar` (bytes counted by the mbarrier), `bulk`, `wgmma` (their groups),
+  `tcgen05` (a commit) or `ld` (tcgen05.wait::ld).
 - **sync**: its transition in the abstract machine; a star marks atoms that exist only to order
   others, each of which a test deletes from every kernel and expects the validator to refuse.
 - **machine code**: the techniques of `compiler/data/sass_signatures.json` that must show up in the

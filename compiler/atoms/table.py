@@ -46,7 +46,7 @@ class Access:
     """
 
     operand: str
-    mode: str  # r, w, rw
+    mode: str  # r, w, rw, a (an atomic update: in any order with others, but with nothing else)
     proxy: str
     done: str = "now"
 

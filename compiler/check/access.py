@@ -291,7 +291,9 @@ class Accesses:
                 )
                 if node.arg.attr("last") == access.operand:
                     history.forget(region)
-                if access.done == "mbar" or (access.mode != "r" and self._must_be_used(kind)):
+                initial = node.arg.attr("initial")  # what later ones build on, if any come
+                used = access.mode != "r" and self._must_be_used(kind) and not initial
+                if access.done == "mbar" or used:
                     history.read(region)
                     history.unread.append(Unread(event, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
@@ -326,7 +328,7 @@ class Accesses:
     def _check_data(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region
     ) -> None:
-        if access.mode == "r" or (access.mode == "rw" and self._accumulates(agent, node)):
+        if access.mode in "ra" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
         if access.mode != "r" and history.unread:
             for event, waiting, loaded in history.unread:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ptxflow.compiler.ir import Op, UOp, show
 
+COMMUTING = ("r", "a")  # accesses that need no order among their own kind
 Region = tuple[int, int, int, int]  # [lo, hi) in the storage's unit, [lo, hi) across it
 
 
@@ -168,7 +169,7 @@ class History:
         Hardware orders operations of one pipe on the same accumulator, so on the same region.
         """
         for past in self.past:
-            if past.bit & known or (mode == "r" and past.mode == "r"):
+            if past.bit & known or (mode == past.mode and mode in COMMUTING):
                 continue
             if pipe and past.pipe == pipe and past.region == region:
                 continue
@@ -178,12 +179,12 @@ class History:
 
     def record(self, new: Past) -> None:
         """Add an access, dropping those it supersedes: later accesses that know it know them."""
-        if new.mode == "r":
+        if new.mode in COMMUTING:  # what these do not know, later ones must know still
             self.past = [
                 p
                 for p in self.past
                 if not (
-                    p.mode == "r"
+                    p.mode == new.mode
                     and p.agent == new.agent
                     and p.proxy == new.proxy
                     and inside(p.region, new.region)

@@ -25,11 +25,15 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "cache": ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last"),
     "offset": (0, 128),
     "prefetch": (0, 256),
+    "group": (0, 4),
+    "copies": (1, 8),
+    "weight": ("count", "mass"),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
+    "shift": 15, "bits": 8, "last": 7, "size": 100, "vector": 4, "step": 128,
     "summand": 0x358637BD, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
@@ -38,6 +42,21 @@ COUNTS = {
     ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
     ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
+}  # fmt: skip
+#: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
+SINGLE = {
+    "histogram_lump", "add_peer", "ld_peer", "ld_shared_chunk", "total_u32", "largest", "pick",
+    "narrow", "goal_of_k", "goal_of_p", "floor_above", "floor_of_digit", "whole_or",
+    "ties_of_count", "ties_of_mass", "tie_weight", "join_ties", "join_keys", "histogram", "masses",
+    "warp_masses", "cta_target", "warp_target", "search", "philox",
+}  # fmt: skip
+COUNTS |= {
+    ("histogram", "src"): 8, ("add_peer", "src"): 2, ("total_u32", "src"): 4, ("pick", "dst"): 2,
+    ("largest", "src"): 4, ("masses", "dst"): 3, ("masses", "src"): 8, ("warp_masses", "dst"): 4,
+    ("warp_masses", "src"): 3, ("cta_target", "dst"): 4, ("cta_target", "shares"): 8,
+    ("cta_target", "uniform"): 2, ("warp_target", "dst"): 4, ("warp_target", "src"): 4,
+    ("warp_target", "share"): 4, ("search", "dst"): 6, ("search", "state"): 4,
+    ("search", "src"): 8, ("philox", "dst"): 4,
 }  # fmt: skip
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
@@ -48,7 +67,7 @@ MODULE = """
 {{
     .reg .pred %p<2>, %pw;
     .reg .b16 %rh;
-    .reg .b32 %r<9>, %f<256>, %ra, %rb, %tmem;
+    .reg .b32 %r<9>, %f<256>, %ra, %rb, %tmem, %lane;
     .reg .b64 %rd<9>, %rda;
     {text}
     ret;
@@ -75,7 +94,8 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
     sources = []
     for name, kind in row.operands:
         wide = {("wgmma", "acc"): attributes["n"] // 2}
-        registers = (COUNTS | wide).get((row.name, name), count)
+        told = 1 if row.name in SINGLE else count
+        registers = (COUNTS | wide).get((row.name, name), told)
         if kind == "frag":
             held = ", ".join(f"%f{i}" for i in range(registers))
         else:

@@ -1,0 +1,554 @@
+"""Atoms of both targets that count, weigh and choose: shared atomics, votes, sums over lanes.
+
+The elements of a row are float32 bits, *keys*: without a sign they order as unsigned integers. A
+*weight* is rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.threads import _ALIKE, _BINARY, _OF_ONE, _OF_TWO, _each, pieces, vector
+from ptxflow.compiler.ir import UOp
+
+KEY_BITS = 30  # of a float below 2: the sign and the topmost bit of the exponent are 0
+LEAST_WEIGHT = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
+WEIGHT_SCALE = "0f4F000000"  # 2^31
+MANY = 0x7FFFFFFF  # a number of ties, or a goal, that nothing exceeds
+ALL_LANES = "0xFFFFFFFF"
+WEIGHTS = ("count", "mass")
+
+
+def scoped(registers: str, lines: Iterable[str]) -> str:
+    """Lines with labels and registers of their own: `b32 a b<4>, pred p` declares %_a, %_b0, ...
+
+    The underscore keeps them from hiding an operand.
+    """
+    declared = []
+    for group in registers.split(", "):
+        kind, *names = group.split()
+        declared.append(f".reg .{kind} {', '.join('%_' + name for name in names)};")
+    return "\n".join(["{", *declared, *lines, "}"])
+
+
+def voted(use: UOp, registers: list[str]) -> list[list[str]]:
+    """The elements that one vote decides on: all of them where there is no vote."""
+    size = use.arg.attr("group") or len(registers)
+    return [registers[i : i + size] for i in range(0, len(registers), size)]
+
+
+def skip_where_none(predicates: list[str], label: str) -> list[str]:
+    """Branch to a label where no lane has any of the predicates."""
+    out = [f"mov.pred %_some, {predicates[0]};"]
+    out += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
+    return [*out, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
+
+
+zero_shared = define(
+    Atom(
+        "zero_shared",
+        (("dst", "smem"),),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: scoped(
+            "b32 z",
+            [
+                "mov.b32 %_z, 0;",
+                f"mad.lo.u32 %ra, %lane, 16, {t['dst_reg']};",
+                "st.shared.v4.b32 [%ra], {%_z, %_z, %_z, %_z};",
+            ],
+        ),
+        "9.7.9.11 st of zeros: 16 bytes a lane",
+        accesses=(Access("dst", "w", GENERIC),),
+        defaults=(("initial", True),),
+        rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
+    )
+)
+
+
+def _histogram_text(use: UOp, text: dict[str, str]) -> str:
+    """One bin for each value of `bits` bits at `shift`; whoever differs above is left out, and so
+    is bin 0, which nobody asks for."""
+    attr = use.arg.attr
+    shift, bits, copies, mass = attr("shift"), attr("bits"), attr("copies"), attr("weight")
+    least = max(1 << shift, LEAST_WEIGHT if mass == "mass" else 0)
+    unit = 4 * copies
+    head = [
+        f"shl.b32 %_low, {text['prefix']}, {shift + bits};",
+        f"add.u32 %_end, %_low, {1 << (shift + bits)};",
+        f"add.u32 %_low, %_low, {1 << shift};",
+        f"max.u32 %_low, %_low, {least};",
+        f"max.u32 %_low, %_low, {text['floor']};",
+        "max.u32 %_end, %_end, %_low;",
+        "sub.u32 %_end, %_end, %_low;",
+        f"and.b32 %_base, %lane, {copies - 1};",
+        f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
+    ]
+    groups = voted(use, pieces(text["src"]))
+    for i, group in enumerate(groups):
+        inside = [f"%_p{j}" for j in range(len(group))]
+        for p, x in zip(inside, group, strict=True):
+            head += [f"sub.u32 %_d, {x}, %_low;", f"setp.lt.u32 {p}, %_d, %_end;"]
+        if attr("group"):
+            head += skip_where_none(inside, f"NONE{i}")
+        for p, x in zip(inside, group, strict=True):
+            head += [f"shr.u32 %_d, {x}, {shift};", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
+            head += [f"mad.lo.u32 %_d, %_d, {unit}, %_base;"]
+            held = "1"
+            if mass == "mass":
+                held = "%_w"
+                head += [f"mul.f32 %_w, {x}, {WEIGHT_SCALE};", "cvt.rni.u32.f32 %_w, %_w;"]
+            head += [f"@{p} red.shared.add.u32 [%_d], {held};"]
+        if attr("group"):
+            head += [f"NONE{i}:"]
+    return scoped(f"b32 low end base d w, pred some p<{len(groups[0])}>", head)
+
+
+histogram = define(
+    Atom(
+        "histogram",
+        (("bins", "smem"), ("src", "frag"), ("prefix", "frag"), ("floor", "frag")),
+        Scope.WARP,
+        Lanes.ALL,
+        _histogram_text,
+        "9.7.13.8 red.shared: counts or weights of elements by digit, of those that share the "
+        "prefix and reach the floor; a group in which no lane has one is skipped by a vote",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("prefix", "r", GENERIC),
+            Access("floor", "r", GENERIC),
+            Access("bins", "a", GENERIC),
+        ),
+        defaults=(("copies", 1), ("group", 0), ("weight", "count")),
+        rules=(
+            Rule("digits lie in the key", lambda u: (
+                u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
+            Rule("there is a bin for each digit and copy", lambda u: (
+                u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"))),
+            Rule("copies are a power of two up to 32", lambda u: (
+                u.arg.attr("copies") in (1, 2, 4, 8, 16, 32))),
+            Rule("a weight is one of " + ", ".join(WEIGHTS), lambda u: (
+                u.arg.attr("weight") in WEIGHTS)),
+        ),
+    )
+)  # fmt: skip
+
+
+def _lump_text(use: UOp, text: dict[str, str]) -> str:
+    attr = use.arg.attr
+    shift, bits, unit = attr("shift"), attr("bits"), 4 * attr("copies")
+    return scoped(
+        "b32 d, pred p",
+        [
+            f"shr.u32 %_d, {text['key']}, {shift + bits};",
+            f"setp.eq.u32 %_p, %_d, {text['prefix']};",
+            f"shr.u32 %_d, {text['key']}, {shift};",
+            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
+            f"mad.lo.u32 %_d, %_d, {unit}, {text['bins_reg']};",
+            f"@%_p red.shared.add.u32 [%_d], {text['weight']};",
+        ],
+    )
+
+
+histogram_lump = define(
+    Atom(
+        "histogram_lump",
+        (("bins", "smem"), ("key", "frag"), ("weight", "frag"), ("prefix", "frag")),
+        Scope.THREAD,
+        Lanes.ONE,
+        _lump_text,
+        "9.7.13.8 red.shared: a weight for one key, if it shares the prefix",
+        accesses=(
+            Access("key", "r", GENERIC),
+            Access("weight", "r", GENERIC),
+            Access("prefix", "r", GENERIC),
+            Access("bins", "a", GENERIC),
+        ),
+        defaults=(("copies", 1),),
+        label=True,
+    )
+)
+
+
+def _add_peer_text(use: UOp, text: dict[str, str]) -> str:
+    flag, number, *_ = pieces(text["src"])
+    return scoped(
+        "pred p",
+        [
+            f"setp.ne.u32 %_p, {flag}, 0;",
+            f"mapa.shared::cluster.u32 %ra, {text['dst_reg']}, {text['rank']};",
+            f"@%_p red.relaxed.cluster.shared::cluster.add.u32 [%ra], {number};",
+        ],
+    )
+
+
+add_peer = define(
+    Atom(
+        "add_peer",
+        (("dst", "smem"), ("src", "frag"), ("rank", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _add_peer_text,
+        "9.7.13.8 red.shared::cluster: the second register to a word of a CTA of the cluster, by "
+        "lanes whose first is not 0",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "a", GENERIC)),
+        rules=(
+            Rule("a word has four bytes", lambda u: u.src[0].arg == 4),
+            Rule("a flag and a number", lambda u: u.src[1].arg >= 2),
+        ),
+    )
+)
+ld_peer = define(
+    Atom(
+        "ld_peer",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value"), ("rank", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {src_reg}, {offset};\nmapa.shared::cluster.u32 %ra, %ra, {rank};\n"
+        "ld.shared::cluster.b32 {dst}, [%ra];",
+        "9.7.9.8 ld of one register from the shared memory of a CTA of the cluster",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
+    )
+)
+
+
+def _st_vector_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["src"])
+    return (
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\nst.shared.{kind} [%ra], {registers};"
+    )
+
+
+def _ld_vector_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["dst"])
+    return (
+        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
+    )
+
+
+st_shared_vector = define(
+    Atom(
+        "st_shared_vector",
+        (("dst", "smem"), ("offset", "value"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _st_vector_text,
+        "9.7.9.11 st of one, two or four registers by every lane",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
+    )
+)
+ld_shared_vector = define(
+    Atom(
+        "ld_shared_vector",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _ld_vector_text,
+        "9.7.9.8 ld of one, two or four registers by every lane",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
+    )
+)
+ld_shared_chunk = define(
+    Atom(
+        "ld_shared_chunk",
+        (("dst", "frag"), ("src", "smem"), ("chunk", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "shl.b32 %ra, {chunk}, 5;\nadd.u32 %ra, %ra, %lane;\n"
+        "mad.lo.u32 %ra, %ra, 4, {src_reg};\nld.shared.b32 {dst}, [%ra];",
+        "9.7.9.8 ld: each lane's word of a run of 32 that a register names",
+        accesses=(
+            Access("chunk", "r", GENERIC),
+            Access("src", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
+    )
+)
+sum_u32 = define(
+    Atom(
+        "sum_u32",
+        _BINARY,
+        Scope.THREAD,
+        Lanes.ALL,
+        _each("add.u32 {dst}, {a}, {b};"),
+        "9.7.1.1 add",
+        accesses=_OF_TWO,
+        rules=(_ALIKE,),
+    )
+)
+total_u32 = define(
+    Atom(
+        "total_u32",
+        (("dst", "frag"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: "\n".join([
+            f"mov.b32 {t['dst']}, {pieces(t['src'])[0]};",
+            *(f"add.u32 {t['dst']}, {t['dst']}, {s};" for s in pieces(t["src"])[1:]),
+        ]),
+        "9.7.1.1 add: all registers of the source",
+        accesses=_OF_ONE,
+        rules=(Rule("there is one total", lambda u: u.src[0].arg == 1),),
+    )
+)  # fmt: skip
+warp_sum = define(
+    Atom(
+        "warp_sum",
+        (("dst", "frag"), ("src", "frag")),
+        Scope.WARP,
+        Lanes.ALL,
+        _each(f"redux.sync.add.u32 {{dst}}, {{src}}, {ALL_LANES};"),
+        "9.7.13.11 redux.sync: the sum over the lanes, in each of them",
+        accesses=_OF_ONE,
+        sass=("redux.sync",),
+        rules=(_ALIKE,),
+    )
+)
+
+
+def _largest_text(use: UOp, text: dict[str, str]) -> str:
+    dst, (first, *rest) = text["dst"], pieces(text["src"])
+    begun = text["accumulate"]
+    guard = "" if begun == "0" else f"@!{begun} "
+    anew = [] if begun == "1" else [f"{guard}mov.b32 {dst}, 0;"]
+    return "\n".join([*anew, *(f"max.u32 {dst}, {dst}, {x};" for x in (first, *rest))])
+
+
+largest = define(
+    Atom(
+        "largest",
+        (("dst", "frag"), ("src", "frag"), ("accumulate", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _largest_text,
+        "9.7.1.12 max: the largest key of a thread, begun at 0 or gone on with",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
+        rules=(Rule("there is one largest", lambda u: u.src[0].arg == 1),),
+    )
+)
+
+
+def _pick_text(use: UOp, text: dict[str, str]) -> str:
+    """Inclusive sums by shuffles; the last lane that counts takes whatever is left."""
+    found, *rest = pieces(text["dst"])
+    last = use.arg.attr("last")
+    lines = [f"mov.b32 %_sum, {text['src']};"]
+    for step in (1, 2, 4, 8, 16):
+        lines += [
+            f"shfl.sync.up.b32 %_up|%_p, %_sum, {step}, 0, {ALL_LANES};",
+            "@%_p add.u32 %_sum, %_sum, %_up;",
+        ]
+    lines += [
+        f"sub.u32 %_up, %_sum, {text['src']};",
+        f"setp.lt.u32 %_p, {text['goal']}, %_sum;",
+        f"setp.eq.u32 %_q, %lane, {last};",
+        "or.pred %_p, %_p, %_q;",
+        f"setp.le.and.u32 %_p, %_up, {text['goal']}, %_p;",
+        f"sub.u32 %_up, {text['goal']}, %_up;",
+        f"vote.sync.ballot.b32 %_sum, %_p, {ALL_LANES};",
+        "brev.b32 %_sum, %_sum;",
+        f"clz.b32 {found}, %_sum;",
+        *(f"shfl.sync.idx.b32 {r}, %_up, {found}, 31, {ALL_LANES};" for r in rest),
+    ]
+    return scoped("b32 sum up, pred p q", lines)
+
+
+pick = define(
+    Atom(
+        "pick",
+        (("dst", "frag"), ("src", "frag"), ("goal", "frag")),
+        Scope.WARP,
+        Lanes.ALL,
+        _pick_text,
+        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the lane whose weight, in the order of lanes, "
+        "brings the sum above the goal (else lane `last`); the goal less what is before it",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("goal", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(
+            Rule("it gives a lane, or a lane and a rest", lambda u: u.src[0].arg in (1, 2)),
+            Rule("the last lane is one of 32", lambda u: 0 <= u.arg.attr("last") < 32),
+        ),
+    )
+)
+
+
+def _narrow_text(use: UOp, text: dict[str, str]) -> str:
+    bits = use.arg.attr("bits")
+    return "\n".join([
+        f"shl.b32 %ra, {text['chunk']}, 5;",
+        f"add.u32 %ra, %ra, {text['lane']};",
+        f"sub.u32 %ra, {(1 << bits) - 1}, %ra;",
+        f"shl.b32 %rb, {text['prefix']}, {bits};",
+        f"or.b32 {text['dst']}, %rb, %ra;",
+    ])  # fmt: skip
+
+
+narrow = define(
+    Atom(
+        "narrow",
+        (("dst", "frag"), ("prefix", "frag"), ("chunk", "frag"), ("lane", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _narrow_text,
+        "9.7.8 or, shl: the prefix with the digit that was picked, counted from the highest",
+        accesses=(
+            Access("prefix", "r", GENERIC),
+            Access("chunk", "r", GENERIC),
+            Access("lane", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+    )
+)
+
+
+def _formula(
+    name: str, operands: str, isa: str, lines: Callable[[dict[str, str]], list[str]], temps: str
+) -> Callable[..., UOp]:
+    """An atom that computes dst from single registers, the same in every lane."""
+    sources = operands.split()
+
+    def text(use: UOp, t: dict[str, str]) -> str:
+        return scoped(temps, lines(t))
+
+    return define(
+        Atom(
+            name,
+            (("dst", "frag"), *((s, "frag") for s in sources)),
+            Scope.THREAD,
+            Lanes.ALL,
+            text,
+            isa,
+            accesses=(
+                *(Access(s, "r", GENERIC) for s in sources),
+                Access("dst", "w", GENERIC),
+            ),
+        )
+    )
+
+
+goal_of_k = _formula(
+    "goal_of_k",
+    "k",
+    "9.7.1 add, min: k - 1, or MANY where k keeps everything",
+    lambda t: [f"add.u32 %_a, {t['k']}, -1;", f"min.u32 {t['dst']}, %_a, {MANY};"],
+    "b32 a",
+)
+goal_of_p = _formula(
+    "goal_of_p",
+    "p total",
+    "9.7.9.22 cvt, 9.7.1 mul: floor(p total) in steps of 2^-31 of p; 0 for p <= 0, MANY from 1 on",
+    lambda t: [
+        f"mul.f32 %_a, {t['p']}, {WEIGHT_SCALE};",
+        "cvt.rzi.u32.f32 %_a, %_a;",
+        f"setp.ge.f32 %_q, {t['p']}, 0f3F800000;",
+        f"mul.wide.u32 %_m, %_a, {t['total']};",
+        "shr.u64 %_m, %_m, 31;",
+        "cvt.u32.u64 %_a, %_m;",
+        f"min.u32 %_a, %_a, {MANY};",
+        f"selp.b32 {t['dst']}, {MANY}, %_a, %_q;",
+    ],
+    "b32 a, b64 m, pred q",
+)
+floor_above = _formula(
+    "floor_above",
+    "key",
+    "9.7.1.1 add: the next key",
+    lambda t: [f"add.u32 {t['dst']}, {t['key']}, 1;"],
+    "b32 a",
+)
+floor_of_digit = define(
+    Atom(
+        "floor_of_digit",
+        (("dst", "frag"), ("digit", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "shl.b32 {dst}, {digit}, {shift};",
+        "9.7.8 shl: the least key with that first digit",
+        accesses=(Access("digit", "r", GENERIC), Access("dst", "w", GENERIC)),
+    )
+)
+whole_or = define(
+    Atom(
+        "whole_or",
+        (("dst", "frag"), ("total", "frag"), ("k", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: scoped(
+            "b32 a, pred q",
+            [
+                f"add.u32 %_a, {t['k']}, -1;",
+                f"setp.lt.u32 %_q, %_a, {use.arg.attr('size') - 1};",
+                f"selp.b32 {t['dst']}, {t['total']}, {1 << 31}, %_q;",
+            ],
+        ),
+        "9.7.7 selp: what 1 means for p: the kept total where k filters (0 < k < size), else 2^31",
+        accesses=(
+            Access("total", "r", GENERIC),
+            Access("k", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+    )
+)
+ties_of_count = _formula(
+    "ties_of_count",
+    "rest",
+    "9.7.1.1 add: ties that are kept, one more than what the goal left",
+    lambda t: [f"add.u32 {t['dst']}, {t['rest']}, 1;"],
+    "b32 a",
+)
+
+
+def weigh(x: str, to: str) -> list[str]:
+    return [f"mul.f32 {to}, {x}, {WEIGHT_SCALE};", f"cvt.rni.u32.f32 {to}, {to};"]
+
+
+ties_of_mass = _formula(
+    "ties_of_mass",
+    "rest key",
+    "9.7.1 div: ties that are kept, until their weights pass what the goal left",
+    lambda t: [
+        *weigh(t["key"], "%_a"),
+        "max.u32 %_b, %_a, 1;",
+        f"div.u32 %_b, {t['rest']}, %_b;",
+        f"min.u32 %_b, %_b, {MANY - 1};",
+        "add.u32 %_b, %_b, 1;",
+        "setp.ne.u32 %_q, %_a, 0;",
+        f"selp.b32 {t['dst']}, %_b, {MANY}, %_q;",
+    ],
+    "b32 a b, pred q",
+)
+tie_weight = _formula(
+    "tie_weight",
+    "key ties",
+    "9.7.1 mul: the weight of so many ties; MANY of them weigh nothing",
+    lambda t: [*weigh(t["key"], "%_a"), f"mul.lo.u32 {t['dst']}, %_a, {t['ties']};"],
+    "b32 a",
+)
+join_ties = _formula(
+    "join_ties",
+    "key ties outer_key outer_ties",
+    "9.7.7 selp: the ties of the higher threshold; the fewer where both are the same",
+    lambda t: [
+        f"min.u32 %_a, {t['ties']}, {t['outer_ties']};",
+        f"setp.gt.u32 %_q, {t['key']}, {t['outer_key']};",
+        f"selp.b32 %_a, {t['ties']}, %_a, %_q;",
+        f"setp.lt.u32 %_q, {t['key']}, {t['outer_key']};",
+        f"selp.b32 {t['dst']}, {t['outer_ties']}, %_a, %_q;",
+    ],
+    "b32 a, pred q",
+)
+join_keys = _formula(
+    "join_keys",
+    "key outer_key",
+    "9.7.1.12 max: the higher threshold",
+    lambda t: [f"max.u32 {t['dst']}, {t['key']}, {t['outer_key']};"],
+    "b32 a",
+)

@@ -1,0 +1,74 @@
+"""Sampling from probabilities after top-k, top-p or both, on both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families import register
+from ptxflow.compiler.families.sampling.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.sampling.kernel import ENTRY, RANDOM, Kernel
+from ptxflow.compiler.families.sampling.load import COSTS, features, load
+from ptxflow.compiler.families.sampling.problem import problem
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.launch import Launch, PointerParam, RandomParam
+from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
+
+TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: a row; where it is not in registers, of one chunk and of two."""
+    k = Kernel(p, s, device)
+    out = []
+    for chunks in (1,) if k.kept else sorted({1, min(2, k.chunks)}):
+        values = (("ctaid", 0), ("chunks", chunks))
+        name = "a row" if k.kept else f"a row of {chunks} chunks"
+        out.append(Trip(name, values, (("samples", 1, 1),)))
+    return out
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over batch_size."""
+    k = Kernel(p, s, device)
+    tensors = [name for name, kind in k.params if kind == "ptr"]
+    return Launch(
+        entry=ENTRY,
+        grid=(f"batch_size * {k.ctas}", "1", "1"),
+        block=k.threads,
+        cluster=(k.ctas, 1, 1),
+        smem_bytes=k.smem_bytes,
+        params=(*map(PointerParam, tensors), *map(RandomParam, range(len(RANDOM)))),
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """A few rows of two vectors a lane, or two chunks, whose last part is missing."""
+    s_width, whole = int(s.vector), int(s.ctas) * int(s.threads) * int(s.vector)
+    vocab = whole * (int(s.unroll) + 1) - whole // 2 - s_width
+    batch = max(2, min(6, TRIAL_ELEMENTS // vocab))
+    return Trial(replace(p, axes=(("batch_size", batch), ("vocab_size", vocab))))
+
+
+SAMPLING = register(
+    Family(
+        name="sampling",
+        op_types=("sampling",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+    )
+)
