@@ -215,8 +215,8 @@ def matrix(columns: Mapping[str, Array]) -> Matrix:
 
 def standardise(x: Matrix, center: Matrix, gain: Matrix) -> Matrix:
     """Features [n, D] in standard deviations of what was measured, none beyond `CLIP`."""
-    inputs = np.ascontiguousarray(x)
-    return np.asarray(np.clip((inputs - center) * gain, -CLIP, CLIP), np.float32)
+    out = (x - center) * gain  # in the layout of x, which may have a column each in memory
+    return np.asarray(np.clip(out, -CLIP, CLIP, out=out), np.float32)
 
 
 def forward(layers: Sequence[tuple[Matrix, Matrix]], inputs: Matrix) -> list[Matrix]:
