@@ -2,7 +2,8 @@
 
 Bounds follow the rounding errors of float32 through the step. Sums of up to 64 products in a lane
 and 5 additions across lanes are off by 2^-18 of the sum of sizes; ex2, rcp and the series behind
-the decay, whose exponent is t, by 2^-20 (1 + t) of it; a sigmoid by 2^-20.
+the decay, whose exponent is t, by 2^-20 (1 + t) of it;
+sigmoid(b), where it is small, by 2^-20 (1 + |b|) of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ptxflow.compiler.strategy import Problem
 from ptxflow.eval.cases.case import Case, Tensors, Values, plain, poisoned, stored
 
 SUM_ERROR, GATE_ERROR, ROUNDING = 2.0**-18, 2.0**-20, 2.0**-22
+SMALLEST = 2.0**-120  # what is below may be zero: a shut gate in float32
 GATES = (30.0, -40.0, 19.5, -12.0, 21.0, 0.0)  # of some heads: softplus is x, e^x, or in between
 SHUT, OPEN = -90.0, 90.0  # of the first head's b and the last's: beta is 0 or 1
 SCALES = (None, 0.0, 0.25)
@@ -72,8 +74,10 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
     new = state + change * k
     size = np.abs(state)
     u_error = (off + SUM_ERROR) * total(size * np.abs(k))
-    change_error = beta * (u_error + GATE_ERROR * (np.abs(v) + np.abs(u)))
+    beta_error = GATE_ERROR * (1 + np.abs(b)[..., None, None] * (1 - beta))
+    change_error = beta * (u_error + beta_error * (np.abs(v) + np.abs(u)))
     error = off * size + np.abs(k) * change_error + ROUNDING * (size + np.abs(change * k))
+    error += SMALLEST
     sizes = total(size * np.abs(q)) + np.abs(change) * total(np.abs(k * q))
     out_error = scale * (total(np.abs(q) * error) + SUM_ERROR * sizes)
     out = scale * total(new * q)

@@ -97,6 +97,11 @@ def bulk(f: Fields) -> Any:
     return f.path != REGISTERS
 
 
+def direct(f: Fields) -> Any:
+    """Whether it comes by loads."""
+    return f.path == REGISTERS
+
+
 def buffer_bytes(f: Fields, problem: Problem) -> Any:
     """Of one stage of a warp's ring."""
     return warp_rows(f) * problem["head_size"] * STATE_BYTES
@@ -183,7 +188,7 @@ RULES = (
     _rule(
         "bulk copies leave 16 bytes to a lane",
         "vector path",
-        lambda f, p, d: (f.vector == WIDE) | ~bulk(f),
+        lambda f, p, d: (f.vector == WIDE) | direct(f),
     ),
     _rule(
         "a ring is for bulk copies, and has no more stages than its warp has steps",
@@ -193,7 +198,7 @@ RULES = (
     _rule(
         f"the rings of a CTA have at most {MAX_BARRIERS} stages",
         "warps heads path stages",
-        lambda f, p, d: ~bulk(f) | (f.stages * f.warps * f.heads <= MAX_BARRIERS),
+        lambda f, p, d: direct(f) | (f.stages * f.warps * f.heads <= MAX_BARRIERS),
     ),
     _rule(
         "the rings exceed the shared memory of a CTA",
@@ -203,20 +208,20 @@ RULES = (
     _rule(
         "rows are asked for ahead where they come by loads, and more than once",
         f"{_STEP} {_TILES} path load_ahead",
-        lambda f, p, d: (f.load_ahead == 0) | (~bulk(f) & (uses(f, p, d) > 1)),
+        lambda f, p, d: (f.load_ahead == 0) | (direct(f) & (uses(f, p, d) > 1)),
     ),
     _rule(
         "gates come around or after rows that are asked for just then",
         "path load_ahead gates",
         lambda f, p, d: (
-            (f.gates == BEFORE) | ((f.load_ahead == 0) & (~bulk(f) | (f.gates == AROUND)))
+            (f.gates == BEFORE) | ((f.load_ahead == 0) & (direct(f) | (f.gates == AROUND)))
         ),
     ),
     _rule(
         "hints are for loads and stores of a lane",
         "path load_cache load_prefetch store_cache",
         lambda f, p, d: (
-            (~bulk(f) | ((f.load_cache == DEFAULT) & (f.load_prefetch == 0)))
+            (direct(f) | ((f.load_cache == DEFAULT) & (f.load_prefetch == 0)))
             & ((f.path != BULK) | (f.store_cache == DEFAULT))
         ),
     ),

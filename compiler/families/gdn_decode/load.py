@@ -15,6 +15,7 @@ from ptxflow.compiler.families.gdn_decode.decisions import (
     BEFORE,
     BULK,
     bulk,
+    direct,
     elements,
     loops,
     passes,
@@ -105,7 +106,7 @@ def _latency(f: Fields, c: Costs) -> Any:
 def _gates(f: Fields, c: Costs) -> Any:
     """Cycles of a tile for what belongs to its head, beyond waiting for the state itself."""
     before, after = f.gates == BEFORE, f.gates == AFTER
-    waits = np.where(before & ~bulk(f) & (f.load_ahead == 0), c.token, 0)
+    waits = np.where(before & direct(f) & (f.load_ahead == 0), c.token, 0)
     return c.gates * np.where(before, 1.0, np.where(after, 0.6, 0.4)) + waits
 
 

@@ -6,6 +6,7 @@ n // (num_v_heads / num_q_heads).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
 WIDE = ("state", "A_log", "dt_bias", "scale", "new_state")  # float32; the others have 16 bits
 DTYPES = ("float16", "bfloat16")
 UNIT, MAX_SIZE = 8, 512  # of a head: what its size is a multiple of, and the largest
+MAX_HELD = 40  # elements of a row that a lane can hold beside those of q and k
 STATE_BYTES = 4  # of an element
 MAX_VECTORS = 2**32 - 1  # of four elements, which kernels count in 32 bits
 
@@ -77,9 +79,11 @@ def _refuse(name: str, bound: Mapping[str, int]) -> None:
             f"{name}: {q} query, {k} key and {v} value heads; as many query as key heads must "
             "divide the value heads"
         )
-    if size % UNIT or size > MAX_SIZE:
+    lanes = math.gcd(size, 64) // 2  # that can share a row in pairs of elements
+    if size % UNIT or size > min(MAX_SIZE, MAX_HELD * lanes):
         raise ValueError(
-            f"{name}: head_size = {size} must be a multiple of {UNIT}, at most {MAX_SIZE}"
+            f"{name}: head_size = {size} must be a multiple of {UNIT}, at most {MAX_SIZE}, and "
+            f"above {MAX_HELD * 4} of 16, above {MAX_HELD * 8} of 32"
         )
     if elements > 4 * MAX_VECTORS:
         raise ValueError(f"{name}: the states have {elements} elements, of at most 2^34 - 4")

@@ -114,7 +114,10 @@ class Ring(Places):
         more = self._asks(again)
         if self._pending:  # the first step leaves no place: the whole ring was filled before it
             more = more & (const(0) < use)
-        return [*out, at.warp_sync(), elect(more, self._ask(again))]
+        # the other lanes write the next stage unasked where there is no state; of more than two
+        # stages they hear in time, at the next step
+        told = at.warp_sync() if self.stages <= 2 else None
+        return [*out, told, elect(more, self._ask(again))]
 
     def _asks(self, use: UOp) -> UOp:
         """Whether there are rows to ask for at a step."""
