@@ -1,0 +1,148 @@
+"""Brute-forced sub-spaces found in measurement files: what a search is replayed on.
+
+A sub-space counts when the campaign that measured it left no hole: every strategy that is valid for
+the problem and has only choices that were measured, was measured. So a file says itself what its
+sub-spaces are, and no family or axis is named here. Samples of policies and other campaigns over
+the same workload are left out: they know something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.strategy import Choice
+from ptxflow.env.measurements import SCREEN, Measured, by_workload, load_measurements
+from ptxflow.env.observed import Observed, Timed, observe
+from ptxflow.env.space import Space, enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
+from ptxflow.eval.optimum import LEAST, relative_times
+from ptxflow.eval.training_set import registered, row_of
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A sub-space whose strategies were all measured.
+
+    space      its valid strategies and nothing else: what a method may know
+    times      float64 [len(space)] over the yardstick's time; infinite where the kernel failed
+    yardstick  microseconds that the yardstick took in that campaign
+    kind       `trained`, `held_out` or `unseen`: what the axes are to the presets of training
+    """
+
+    name: str
+    space: Space
+    times: Array
+    yardstick: float
+    kind: str = "trained"
+
+    @cached_property
+    def optimum(self) -> float:
+        return float(self.times.min())
+
+    @cached_property
+    def seconds(self) -> Array:
+        return self.times * self.yardstick * 1e-6
+
+    @cached_property
+    def slowest(self) -> float:
+        """Of what succeeded: what a search is left with that has found nothing yet."""
+        return float(self.times[np.isfinite(self.times)].max())
+
+    @cached_property
+    def top(self) -> NDArray[np.bool_]:
+        """[n] the fastest hundredth: the modes that a sampler should cover."""
+        best = np.argsort(self.times, kind="stable")[: max(1, round(len(self.times) / 100))]
+        return np.isin(np.arange(len(self.times)), best)
+
+    def tflops(self) -> Array:
+        """[n] as measured; 0 where the kernel failed."""
+        result: Array = self.space.problem.flops / self.seconds / 1e12
+        return result
+
+    def choices(self) -> dict[str, tuple[Choice, ...]]:
+        """The sub-space as its campaign could have been told it: choices by decision, where fewer
+        than the decision has."""
+        rows, out = self.space.indices(), {}
+        for i, decision in enumerate(self.space.decisions):
+            held = np.unique(rows[:, i])
+            if len(held) < len(decision.choices):
+                out[decision.name] = tuple(decision.choices[k] for k in held)
+        return out
+
+
+def read_replays(paths: Iterable[Path], least: int = LEAST) -> list[Replay]:
+    """Every brute-forced sub-space of at least `least` strategies in the files, by name.
+
+    MeasurementError where a file cannot be read.
+    """
+    found = []
+    for group in by_workload(load_measurements(paths)).values():
+        if len({m.key for m in group}) >= least and (replay := brute_forced(group, least)):
+            found.append(replay)
+    return sorted(found, key=lambda r: (r.space.family.name, r.space.problem.definition,
+                                        r.space.problem.axes))  # fmt: skip
+
+
+def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
+    """The largest sub-space of one workload that a campaign, or all of them, measured whole."""
+    first = measured[0]
+    if first.device not in DEVICES or registered(load(first.definition)) is None:
+        return None
+    family, problem = find_problem(load(first.definition), dict(first.axes))
+    whole = enumerate_space(family, problem, DEVICES[first.device])
+    best: tuple[Observed, list[Measured]] | None = None
+    for runs in _sessions(measured):
+        rows = [m for m in measured if m.run in runs]
+        relative = relative_times(rows)
+        timed = [Timed(m.choices, relative.get(m.key, np.inf)) for m in rows]
+        observed, _ = observe(family, problem, whole.device, timed)
+        known = observed.pick(np.isin(observed.codes, whole.codes))
+        bigger = len(known) >= least and (best is None or len(known) > len(best[0]))
+        if bigger and closed(known.codes, whole) and len(known.succeeded):
+            best = known, rows
+    if best is None:
+        return None
+    observed, rows = best
+    space = Space(family, problem, whole.device, observed.codes)
+    space.codes.flags.writeable = False
+    peers = [m.peer_us for m in rows if m.peer_us and m.timing_pass == SCREEN]
+    return Replay(observed.name, space, observed.seconds, median(peers), kind_of(first))
+
+
+def _sessions(measured: Sequence[Measured]) -> list[set[str]]:
+    """Each campaign alone, then all together: one may have been resumed under another id."""
+    runs = list(dict.fromkeys(m.run for m in measured))
+    return [*({run} for run in runs), set(runs)]
+
+
+def closed(codes: NDArray[np.int64], whole: Space) -> bool:
+    """Whether no valid strategy with these choices is missing from the codes."""
+    held, rows = whole.indices(codes), whole.indices()
+    inside = np.ones(len(rows), bool)
+    for i in range(held.shape[1]):
+        inside &= np.isin(rows[:, i], np.unique(held[:, i]))
+    return int(inside.sum()) == len(codes)
+
+
+def kind_of(measured: Measured) -> str:
+    """What the axes of a measurement are to the full preset."""
+    row = row_of(load(measured.definition))
+    if row is None:
+        return "unseen"
+    for kind in ("held_out", "trained"):
+        values: Any = getattr(row, kind)
+        if all(measured.axes.get(axis) in allowed for axis, allowed in values.items()):
+            return kind
+    return "unseen"
