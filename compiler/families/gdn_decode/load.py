@@ -46,6 +46,7 @@ class Costs:
     conflict: float = 2.0  # of shared memory, where four lanes share a row
 
 
+NONE = 1e-3  # in place of no step that waits
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -70,11 +71,14 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     bytes_ = rows * size * STATE_BYTES
     shared = np.where(bulk(f), bytes_ * np.where(f.path == BULK, 4, 2), 0)
     conflicts = np.where(f.row_threads == 4, c.conflict, 1.0)
-    stages = np.where(bulk(f), f.stages, 1 + f.load_ahead)
+    ring, count = np.where(bulk(f), f.stages, 1 + f.load_ahead), -(-total // blocks)
+    # the first step's wait is the fill, which the model counts by itself
+    steps = count * passes(f, problem)
+    stages = ring * steps / np.maximum(steps - 1, NONE)
     return Load(
         blocks=blocks,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
-        tiles=-(-total // blocks),
+        tiles=count,
         steps=passes(f, problem),
         stages=stages,
         mma_cycles=_instructions(f, problem, c),
@@ -84,7 +88,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         epilogue_cycles=_gates(f, c) + 0 * rows,
         overlap=0 * f.warps,
         dram_bytes=problem.bytes + 0 * f.warps,
-        setup_cycles=c.block_setup + np.where(bulk(f), c.barrier * stages * f.warps * f.heads, 0),
+        setup_cycles=c.block_setup + np.where(bulk(f), c.barrier * ring * f.warps * f.heads, 0),
     )
 
 
