@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.training import StepReport, Trainer, spread
+from ptxflow.gfn.training import StepReport, Trainer, watched
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 LOG_EVERY = 10  # steps a metrics row
@@ -70,8 +70,9 @@ class Run:
         """Mean distance by family of up to WATCHED held-out workloads each."""
         out = {}
         for family in dict.fromkeys(space.family.name for space in self.held_out):
-            watched = spread([s for s in self.held_out if s.family.name == family], WATCHED)
-            values = list(self.trainer.held_out_distances(watched))
+            own = [s for s in self.held_out if s.family.name == family]
+            some = [own[place] for place in watched(own, WATCHED)]
+            values = list(self.trainer.held_out_distances(some))
             out[family] = sum(values) / len(values)
         return out
 
@@ -159,12 +160,17 @@ def log_steps(run: Run) -> dict[str, str]:
         k: sum(getattr(r, k) for r in run.pending) / len(run.pending)
         for k in ("loss", "reward", "entropy", "masked")
     }
+    steps: dict[str, list[float]] = {}
+    for report in run.pending:
+        steps.setdefault(report.family, []).append(report.loss)
+    families = {name: {"steps": len(of), "loss": sum(of) / len(of)} for name, of in steps.items()}
     run.pending.clear()
     curriculum = run.trainer.curriculum
     run.log(
         "step",
         stage=curriculum.stage,
         **values,
+        families=families,
         learning_rate=run.trainer.config.learning_rate * run.trainer.rate,
         epsilon=run.trainer.epsilon,
         trajectories_per_s=round(run.rate, 1),

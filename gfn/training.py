@@ -27,6 +27,7 @@ from ptxflow.gfn.replay import LeafReplay
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
+WATCHED_LEAVES = 800_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
 
 
@@ -59,8 +60,10 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did; `reward` is the mean TFLOP/s over the attainable, of on-policy walks."""
+    """What one step did with workloads of a family; `reward` is the mean TFLOP/s over the
+    attainable, of on-policy walks."""
 
+    family: str
     loss: float
     reward: float
     entropy: float
@@ -184,7 +187,7 @@ class Trainer:
         self.step += 1
         fresh = rewards if given is None else rewards[given[:, 0] < 0]
         reached = self.config.tau * fresh.mean().item()
-        return StepReport(loss.item(), reached, walk.entropy, walk.masked)
+        return StepReport(group.forest.family, loss.item(), reached, walk.entropy, walk.masked)
 
     def update(self, loss: Tensor) -> None:
         """One step of the optimisers down the gradient of a loss."""
@@ -294,7 +297,9 @@ class Trainer:
         distances = {}
         for group in self.groups:
             if own := [i for i in group.ids if i in stage]:
-                distances[group.forest.family] = float(np.mean(self.distances(spread(own, most))))
+                places = watched([self.spaces[i] for i in own], most)
+                values = self.distances([own[place] for place in places])
+                distances[group.forest.family] = float(np.mean(values))
         mean = sum(distances.values()) / len(distances)
         promotion = course.measured(mean, self.step, self.progress)
         if promotion:
@@ -364,10 +369,12 @@ class Trainer:
         self.step, self.total = config["step"], config["total"]
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Up to `most` items, evenly over the sequence."""
-    n = min(most, len(items))
-    return [items[i * len(items) // n] for i in range(n)]
+def watched(spaces: Sequence[Space], most: int) -> list[int]:
+    """Places of up to `most` spaces, evenly over the sequence; of fewer where spaces are large,
+    so that their exact distances do not take longer than the training between them."""
+    leaves = sum(map(len, spaces)) / max(len(spaces), 1)
+    n = min(most, len(spaces), max(1, int(WATCHED_LEAVES / max(leaves, 1))))
+    return [(2 * i + 1) * len(spaces) // (2 * n) for i in range(n)]
 
 
 def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:

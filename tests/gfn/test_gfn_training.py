@@ -13,11 +13,11 @@ import torch
 
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
-from ptxflow.gfn import checkpoint
+from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.replay import LeafReplay
 from ptxflow.gfn.run import Run
-from ptxflow.gfn.training import TrainConfig, Trainer
+from ptxflow.gfn.training import TrainConfig, Trainer, watched
 
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(
@@ -143,6 +143,18 @@ def test_targets_are_worked_out_when_a_workload_is_first_needed(
     distances, promotion = trainer.measure_stage()
     assert promotion is not None and 0 < distances["toy"] == promotion.distance
     assert asked == [[1, 3], [0], [2]]
+
+
+def test_what_is_watched_is_spread_evenly_and_bounded(
+    toy: SpaceOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = [toy(2)] * 12
+    assert watched(spaces, 4) == [1, 4, 7, 10]
+    assert watched(spaces[:2], 4) == [0, 1] and watched([], 4) == []
+    monkeypatch.setattr(training, "WATCHED_LEAVES", 3 * len(spaces[0]))
+    assert watched(spaces, 4) == [2, 6, 10]
+    monkeypatch.setattr(training, "WATCHED_LEAVES", 1)
+    assert watched(spaces, 4) == [6], "one at least"
 
 
 def test_stages_end_by_measured_progress_or_by_their_share() -> None:
