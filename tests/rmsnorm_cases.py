@@ -38,8 +38,9 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 _BASE: dict[str, int | str] = {
-    "row_threads": 64, "rows": 2, "vector": 8, "rows_in_flight": 1, "residency": "registers",
-    "unroll": 1, "ctas_per_sm": 0, "load_ahead": 0, "barrier": "cta", "weights": "late",
+    "ctas_per_row": 1, "row_threads": 64, "rows": 2, "vector": 8, "rows_in_flight": 1,
+    "residency": "registers", "unroll": 1, "ctas_per_sm": 0, "load_ahead": 0, "barrier": "cta",
+    "parts": 1, "weights": "late",
     "load_cache": "default", "load_prefetch": 0, "store_cache": "default",
 }  # fmt: skip
 
@@ -63,6 +64,14 @@ PATHS = {
         520, strategy(rows=4, rows_in_flight=2, ctas_per_sm=2, load_ahead=1, barrier="row")
     ),
     "the last vector has a tail": (520, strategy(vector=4, store_cache="evict_first")),
+    "sums in quads, in flight": (2048, strategy(row_threads=256, parts=4, rows_in_flight=2)),
+    "two CTAs share a row": (4096, strategy(ctas_per_row=2, row_threads=128, rows=1, parts=4)),
+    "eight CTAs share rows in flight, with a tail": (
+        9000, strategy(ctas_per_row=8, row_threads=128, rows_in_flight=2, parts=4)
+    ),
+    "four CTAs read a row again": (
+        8000, strategy(ctas_per_row=4, row_threads=128, parts=4, residency="reread", unroll=2)
+    ),
     "read again": (1024, strategy(residency="reread", unroll=2, load_prefetch=128)),
     "read again, in a loop, with a tail": (
         1000, strategy(residency="reread", vector=4, unroll=4, ctas_per_sm=4)

@@ -77,6 +77,32 @@ ld_global = define(
 )  # fmt: skip
 
 
+def _after_text(use: UOp, text: dict[str, str]) -> str:
+    dst, src = pieces(text["dst"]), pieces(text["src"])
+    first = f"lop3.b32 {dst[0]}, {pieces(text['other'])[0]}, {text['zero']}, {src[0]}, 0xEA;"
+    moves = (f"mov.b32 {d}, {s};" for d, s in zip(dst[1:], src[1:], strict=True))
+    return "\n".join([first, *moves])
+
+
+after_load = define(
+    Atom(
+        "after_load",
+        (("dst", "frag"), ("src", "frag"), ("other", "frag"), ("zero", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _after_text,
+        "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
+        "where ptxas would put off loading the other",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("other", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(Rule("as many registers as before", lambda u: u.src[0].arg == u.src[1].arg),),
+    )
+)
+
+
 def _unpack_text(use: UOp, text: dict[str, str]) -> str:
     low_high = iter(pieces(text["dst"]))
     lines = []

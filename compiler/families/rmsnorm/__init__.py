@@ -28,7 +28,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     for groups in (0, 1, 4) if k.loops else (1,):
         rows = max(groups * k.group_rows - (groups == 1 and k.group_rows > 1), 1)
         for chunks in (1,) if k.kept or groups != 1 else (1, 2):
-            values = {"batch_size": rows, "ctas": 1, "chunks": chunks, "ctaid": 0}
+            values = {"batch_size": rows, "ctas": k.ctas, "chunks": chunks, "ctaid": 0}
             if not groups:  # the rows belong to the CTA before
                 values |= {"ctas": 2, "ctaid": 1}
             columns = p["hidden_size"] if k.kept else chunks * k.at_once * k.step
@@ -42,13 +42,15 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over batch_size."""
     k = Kernel(p, s, device)
     groups = f"-(-batch_size // {k.group_rows})"
-    grid = f"min({groups}, {device.sms * s.ctas_per_sm})" if k.loops else groups
+    grid = f"{groups} * {k.ctas}" if k.ctas > 1 else groups
+    if k.loops:
+        grid = f"min({groups}, {device.sms * s.ctas_per_sm})"
     *tensors, (rows, _) = k.params
     return Launch(
         entry=ENTRY,
         grid=(grid, "1", "1"),
         block=32 * k.warps,
-        cluster=(1, 1, 1),
+        cluster=(k.ctas, 1, 1),
         smem_bytes=k.smem_bytes,
         params=(*(PointerParam(name) for name, _ in tensors), ScalarParam(rows, rows)),
     )

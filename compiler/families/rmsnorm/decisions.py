@@ -1,7 +1,8 @@
 """The decisions of an RMSNorm kernel, in construction order, and the rules that make them legal.
 
-`row_threads` threads share a row, `rows` rows lie side by side in a CTA, and every thread works on
-`rows_in_flight` such rows at a time. A thread takes vectors of a row, strided by the row's threads.
+`ctas_per_row` CTAs of a cluster share a row, with `row_threads` threads each; `rows` rows lie side
+by side in a CTA, and every thread works on `rows_in_flight` such rows at a time. A thread takes
+vectors of a row, strided by the row's threads in all its CTAs.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ KEPT, EARLY, LATE = "kept", "early", "late"
 DEFAULT = "default"
 ALL, ROW = "cta", "row"
 WARP = 32
+QUAD = 4  # sums in an access to shared memory of 16 bytes
 
 DECISIONS = (
-    Decision("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+    Decision("ctas_per_row", (1, 2, 4, 8), "CTAs of a cluster that share a row"),
+    Decision("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "of a CTA, that share a row"),
     Decision("rows", (1, 2, 4, 8, 16, 32, 64), "rows side by side in a CTA"),
     Decision("vector", (4, 8), "elements of one load: 8 or 16 bytes a lane"),
     Decision("rows_in_flight", (1, 2, 4), "rows of a thread between two reductions"),
@@ -30,6 +33,7 @@ DECISIONS = (
     Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the rows; 0: no loop"),
     Decision("load_ahead", (0, 1), "the next rows are asked for before these are reduced"),
     Decision("barrier", (ALL, ROW), "who meets to reduce a row: all warps of the CTA, or its own"),
+    Decision("parts", (1, QUAD), "sums of warps that a lane takes when they have met"),
     Decision("weights", (KEPT, EARLY, LATE), "loaded once, or by row before or after its sum"),
     Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
     Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
@@ -53,11 +57,11 @@ def groups(f: Fields, problem: Problem) -> Any:
 
 def vectors(f: Fields, problem: Problem) -> Any:
     """Vectors of a row that a thread takes."""
-    return -(-problem["hidden_size"] // (f.row_threads * f.vector))
+    return -(-problem["hidden_size"] // (f.ctas_per_row * f.row_threads * f.vector))
 
 
 def row_warps(f: Fields) -> Any:
-    """Warps that share a row; 1 where a warp holds whole rows."""
+    """Warps of a CTA that share a row; 1 where a warp holds whole rows."""
     return np.maximum(f.row_threads // WARP, 1)
 
 
@@ -75,16 +79,17 @@ def smem_bytes(f: Fields) -> Any:
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: what is held of its rows and of the weight, addresses, temporaries.
 
-    Rows are kept in float32.
+    Rows are kept in float32: ptxas widens a packed row once, whatever it is told.
     """
     n, packed = vectors(f, problem), f.vector // 2
     summands = 1 + int(problem.constant("residual"))
     ahead = packed * summands * f.load_ahead  # of the next rows, as they are loaded
-    kept = f.rows_in_flight * n * (f.vector + ahead)
-    rows = np.where(f.residency == REGISTERS, kept, packed * f.unroll * summands)
+    held = f.rows_in_flight * n * (f.vector + ahead)
+    rows = np.where(f.residency == REGISTERS, held, packed * f.unroll * summands)
     weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
     addresses = np.where((f.residency == REGISTERS) & (n >= 32), 24, 0)
-    return addresses + rows + weights + 2 * f.vector + 28 + 4 * f.rows_in_flight
+    sums = f.rows_in_flight * f.ctas_per_row * f.parts
+    return addresses + rows + weights + 2 * f.vector + 28 + 3 * f.rows_in_flight + sums
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -108,8 +113,15 @@ def _rule(sentence: str, reads: str, legal: Any) -> Rule:
     return Rule(sentence, tuple(reads.split()), legal)
 
 
-_SHAPE = "row_threads rows vector rows_in_flight residency unroll load_ahead weights"
+_SHAPE = (
+    "ctas_per_row row_threads rows vector rows_in_flight residency unroll load_ahead parts weights"
+)
 RULES = (
+    _rule(
+        "CTAs that share a row have four warps of it each",
+        "ctas_per_row row_threads",
+        lambda f, p, d: (f.ctas_per_row == 1) | (row_warps(f) >= QUAD),
+    ),
     _rule(
         "a CTA has 32 to 1024 threads",
         "row_threads rows",
@@ -122,12 +134,15 @@ RULES = (
     ),
     _rule(
         "half as many threads would cover the row",
-        "row_threads vector",
-        lambda f, p, d: (f.row_threads // 2 * f.vector < p["hidden_size"]) | (f.row_threads == 4),
+        "ctas_per_row row_threads vector",
+        lambda f, p, d: (
+            (f.ctas_per_row * f.row_threads // 2 * f.vector < p["hidden_size"])
+            | (f.row_threads == 4)
+        ),
     ),
     _rule(
         f"a thread takes at most {PER_THREAD} elements of a row",
-        "row_threads vector",
+        "ctas_per_row row_threads vector",
         lambda f, p, d: vectors(f, p) * f.vector <= PER_THREAD,
     ),
     _rule(
@@ -136,6 +151,11 @@ RULES = (
         lambda f, p, d: (
             (group_rows(f) < 2 * p["batch_size"]) | ((threads(f) <= WARP) & (f.rows_in_flight == 1))
         ),
+    ),
+    _rule(
+        "CTAs share rows that are too few for the SMs",
+        "ctas_per_row rows rows_in_flight",
+        lambda f, p, d: (f.ctas_per_row == 1) | (groups(f, p) < d.sms),
     ),
     _rule(
         "rows that are read again come one at a time",
@@ -149,8 +169,13 @@ RULES = (
     ),
     _rule(
         "a thread has fewer vectors than are unrolled",
-        "row_threads vector unroll",
+        "ctas_per_row row_threads vector unroll",
         lambda f, p, d: (f.unroll == 1) | (f.unroll <= vectors(f, p)),
+    ),
+    _rule(
+        "a CTA that strides over the rows shares none",
+        "ctas_per_row ctas_per_sm",
+        lambda f, p, d: (f.ctas_per_row == 1) | (f.ctas_per_sm == 0),
     ),
     _rule(
         "rows are asked for ahead where a CTA has many and keeps them in registers",
@@ -159,9 +184,22 @@ RULES = (
     ),
     _rule(
         "a barrier of a row is for several rows of several warps, and there are 15",
-        "row_threads rows barrier",
+        "ctas_per_row row_threads rows barrier",
         lambda f, p, d: (
-            (f.barrier == ALL) | ((row_warps(f) > 1) & (f.rows > 1) & (f.rows < d.named_barriers))
+            (f.barrier == ALL)
+            | (
+                (row_warps(f) > 1)
+                & (f.rows > 1)
+                & (f.rows < d.named_barriers)
+                & (f.ctas_per_row == 1)
+            )
+        ),
+    ),
+    _rule(
+        "sums are taken four at a time where there are, and those of other CTAs always",
+        "ctas_per_row row_threads parts",
+        lambda f, p, d: np.where(f.parts == QUAD, row_warps(f) >= QUAD, f.ctas_per_row == 1).astype(
+            bool
         ),
     ),
     _rule(

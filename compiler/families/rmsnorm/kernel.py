@@ -3,7 +3,8 @@
 Lanes of a warp hold a row, a part of one, or several rows. The sum of a row is all-reduced by
 shuffles; where several warps share it, each leaves its part in shared memory, and after one barrier
 all of them add the parts in the same order. A CTA that loops uses two buffers for the parts in
-turn: whoever writes one again has passed the barrier after which its last readers were done.
+turn: whoever writes one again has passed the barrier after which its last readers were done. CTAs
+that share a row meet at a cluster barrier instead, and each adds the parts of all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     EARLY,
     KEPT,
     LATE,
+    QUAD,
     REGISTERS,
     group_rows,
     loops,
@@ -32,6 +34,7 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
 )
 from ptxflow.compiler.families.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.ir import (
+    CTA_RANK,
     CTAID,
     LANE,
     WARP,
@@ -43,6 +46,7 @@ from ptxflow.compiler.ir import (
     flatten,
     frag,
     global_tensor,
+    kernel,
     loop,
     param,
     rectangle,
@@ -53,7 +57,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "rmsnorm"
@@ -91,19 +95,21 @@ class Kernel:
         fused = bool(problem.constant("residual"))
         self.summands = ("hidden_states", "residual") if fused else ("hidden_states",)
         self.loops, self.kept = bool(loops(f)), s.residency == REGISTERS
-        self.ahead = bool(s.load_ahead)
+        self.ahead, self.ctas = bool(s.load_ahead), int(s.ctas_per_row)
         self.vectors, self.row_warps = int(vectors(f, problem)), int(row_warps(f))
         self.warps, self.group_rows = int(threads(f)) // WARP_SIZE, int(group_rows(f))
         self.smem_bytes, self.flight = int(smem_bytes(f)), int(s.rows_in_flight)
         self.at_once = self.vectors if self.kept else int(s.unroll)
         self.row_threads, self.width = int(s.row_threads), int(s.vector)
         self.packed = self.width // 2  # registers of a vector
-        self.step = self.row_threads * self.width  # elements of a row in a vector of each thread
+        self.share = self.row_threads * self.width  # elements of a row in a vector of each thread
+        self.step = self.ctas * self.share  # and that of the CTAs that share it
         self._declare()
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
-        self.part = frag("part", self.flight, "b32")
+        self.taken = int(self.s.parts) * self.ctas  # sums of warps that a lane takes of a row
+        self.part = frag("part", self.flight * self.taken, "b32")
         self.scale = frag("scale", self.flight, "b32")
         self.values: dict[str, UOp] = {}  # by what they are: see _value
         stages = 2 if self.loops else 1
@@ -135,15 +141,16 @@ class Kernel:
             name=ENTRY,
             arch=self.device.arch,
             warps=self.warps,
-            cluster=1,
+            cluster=self.ctas,
             params=self.params,
             storage=(*across, *registers),
         )
-        return finish(info, *body)
+        leave = [at.cluster_wait()] if self.ctas > 1 else []  # peers have read this CTA's parts
+        return kernel(info, body, leave)
 
     def _groups(self) -> Body:
         if not self.loops:
-            return self.normalise(CTAID, const(0))
+            return self.normalise(CTAID // self.ctas if self.ctas > 1 else CTAID, const(0))
         turn, ctas = var("turn"), special("ctas")
         groups = (param("batch_size") + (self.group_rows - 1)) // self.group_rows
         mine = (groups + ctas - 1 - CTAID) // ctas
@@ -225,7 +232,8 @@ class Kernel:
         """The lane's place among the threads of its row."""
         if self.row_threads <= WARP_SIZE:
             return LANE % self.row_threads
-        return WARP % self.row_warps * WARP_SIZE + LANE
+        place = WARP % self.row_warps * WARP_SIZE + LANE
+        return CTA_RANK * self.row_threads + place if self.ctas > 1 else place
 
     def _first(self, chunk: Value) -> UOp:
         """First element of a lane's first vector in a chunk."""
@@ -244,6 +252,8 @@ class Kernel:
         row, warp_row, rows = self._row(v.group, v.k)
         lanes = min(self.row_threads, WARP_SIZE)
         begin = WARP % self.row_warps * (WARP_SIZE * self.width)
+        if self.ctas > 1:
+            begin = CTA_RANK * self.share + begin
         column = begin + value(v.chunk) * (self.at_once * self.step) + v.j * self.step
         place = rectangle(global_tensor(name), warp_row, column, rows, lanes * self.width)
         inside = row < param("batch_size")
@@ -315,12 +325,18 @@ class Kernel:
         """Statements for a vector of x in float32, and where it is.
 
         It is hidden_states, plus the residual if there is one; neither sum nor squares are rounded
-        to 16 bits.
+        to 16 bits. Weights that are loaded early are so before the first of them is used.
         """
         out, parts = list[UOp](), list[UOp]()
         for tensor in self.summands:
             parts.append(self._vector(f"{v.load}_wide_{tensor}", v))
-            out.append(at.unpack(parts[-1], self._raw(tensor, v), dtype=self._dtype, last="src"))
+            raw = self._raw(tensor, v)
+            if self.s.weights == EARLY and tensor == self.summands[0]:
+                raw = self._vector(f"{v.load}_both", v, self.packed)
+                zero = param("batch_size") >> 31  # rows are fewer than 2^30
+                loads = self._raw(tensor, v), self._raw_weight(v.j)
+                out.append(at.after_load(raw, *loads, zero, last="src"))
+            out.append(at.unpack(parts[-1], raw, dtype=self._dtype, last="src"))
         if len(parts) == 1:
             return out, parts[0]
         total = self._vector(f"{v.load}_x", v)
@@ -367,7 +383,9 @@ class Kernel:
         out += more
         if self.row_warps > 1:
             out += self._exchange(turn, total)
-            more, total = self._butterfly("warps", slot(self.part), self.row_warps)
+            more, total = self._add_taken()
+            out += more
+            more, total = self._butterfly("warps", total, self.row_warps // int(self.s.parts))
             out += more
         mean = self._value("mean", 0, 1, self.flight)
         bits = {
@@ -393,7 +411,7 @@ class Kernel:
         return out, held
 
     def _exchange(self, turn: UOp, total: UOp) -> list[UOp]:
-        """One lane of each warp leaves its part; every lane takes a part of its row."""
+        """One lane of each warp leaves its part; every lane takes parts of its row."""
         stage = turn % 2 if self.loops else const(0)
         row = WARP // self.row_warps
         stores, loads = [], []
@@ -401,14 +419,39 @@ class Kernel:
             first = (row + k * self.s.rows) * (4 * self.row_warps)
             mine = slot(self.parts, stage, first + WARP % self.row_warps * 4, 4)
             every = slot(self.parts, stage, first, 4 * self.row_warps)
-            held = slot(total.src[0], 0, total.src[2] + k, 1)
-            stores.append(at.st_shared(mine, held))
-            lane = LANE % self.row_warps * 4
-            loads.append(at.ld_shared(slot(self.part, 0, k, 1), every, lane))
-        return [single(*stores), *self._meet(row), *loads]
+            stores.append(at.st_shared(mine, slot(total.src[0], 0, total.src[2] + k, 1)))
+            loads += [self._take(k, rank, every) for rank in range(self.ctas)]
+        leave = [at.cluster_arrive()] if self.ctas > 1 else []
+        return [single(*stores), *self._meet(row), *loads, *leave]
+
+    def _take(self, k: int, rank: int, every: UOp) -> UOp:
+        """The lane's parts of its k-th row from a CTA."""
+        parts = int(self.s.parts)
+        target = slot(self.part, 0, k * self.taken + rank * parts, parts)
+        lane = LANE % (self.row_warps // parts) * (4 * parts)
+        if self.ctas > 1:
+            return at.ld_peer_v4(target, every, lane, rank)
+        return (at.ld_shared_v4 if parts == QUAD else at.ld_shared)(target, every, lane)
+
+    def _add_taken(self) -> tuple[list[UOp], UOp]:
+        """Statements that add up what a lane took for each of its rows, and where the sums are."""
+        if self.taken == 1:
+            return [], slot(self.part)
+        out = list[UOp]()
+        for k in range(self.flight):
+            held, width = slot(self.part, 0, k * self.taken, self.taken), self.taken
+            while width > 1:
+                width //= 2
+                halves = [slot(held.src[0], 0, held.src[2] + i * width, width) for i in (0, 1)]
+                # no digit at the end: ptxas would not tell taken_1<2> from taken_12
+                held = self._value(f"taken_{width}_", k, self.flight, width)
+                out.append(at.sum_f32(held, *halves))
+        return out, self._value("taken_1_", 0, 1, self.flight)
 
     def _meet(self, row: UOp) -> list[UOp]:
-        """The warps of the CTA, or those of each row by a barrier of its own."""
+        """The warps of the cluster, of the CTA, or those of each row by a barrier of its own."""
+        if self.ctas > 1:
+            return [at.cluster_arrive(), at.cluster_wait()]
         if self.s.barrier == ALL:
             return [at.cta_sync()]
         meet = [at.named_sync(id=1 + r, threads=self.row_threads) for r in range(self.s.rows)]

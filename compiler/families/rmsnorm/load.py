@@ -39,6 +39,7 @@ class Costs:
     warp: float = 4.0  # and for each warp that meets
     branch: float = 6.0  # a barrier of a row that is not the warp's
     weight_latency: float = 300.0  # weights that are asked for after the sum, from L1 or L2
+    cluster: float = 700.0  # launch of a cluster, its barrier, and sums from other CTAs
 
 
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
@@ -68,11 +69,11 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     rows = np.minimum(group_rows(f), problem["batch_size"])
     row = hidden * ELEMENT * inputs
     weights = np.where(f.weights == KEPT, 0, hidden * ELEMENT) * f.rows
-    fetched = rows * row * passes + weights
+    fetched = (rows * row * passes + weights) / f.ctas_per_row
     each = vectors(f, problem) * f.rows_in_flight * (f.vector * c.element + c.vector) * passes
     steps = chunks * passes
     return Load(
-        blocks=blocks,
+        blocks=blocks * f.ctas_per_row,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
         tiles=-(-total // blocks),
         steps=steps,
@@ -90,13 +91,13 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 def _reduction(f: Fields, c: Costs) -> Any:
     """Cycles between the last load of a row and its first store."""
-    steps = np.log2(np.minimum(f.row_threads, 32)) + np.log2(row_warps(f))
+    steps = np.log2(np.minimum(f.row_threads, 32)) + np.log2(row_warps(f) / f.parts)
     alone = f.barrier == ROW
     meeting = c.warp * np.where(alone, row_warps(f), threads(f) // 32)
     across = c.barrier + meeting + c.branch * np.where(alone, f.rows, 0)
     across = np.where(row_warps(f) > 1, across, 0)
     late = np.where(f.weights == LATE, c.weight_latency, 0)
-    return c.shuffle * steps + across + late
+    return c.shuffle * steps + across + late + np.where(f.ctas_per_row > 1, c.cluster, 0)
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
