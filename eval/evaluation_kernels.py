@@ -1,0 +1,84 @@
+"""Kernels that policies chose, measured beside libraries: right or not, how fast, how near a roof.
+
+Pure functions of records. A workload counts with its best kernel; where none was right its speedup
+is 0. Ratios are to the fastest library that was timed in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import DEVICES
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
+from ptxflow.eval.evaluation_metrics import plain
+from ptxflow.eval.records import Record
+from ptxflow.eval.report import best_ratios, best_records, settled
+from ptxflow.eval.training_set import registered
+
+GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
+
+
+def summary(records: Iterable[Record]) -> dict[str, Any]:
+    """Of each op type and of all: how many kernels are right, and the speedups of the best."""
+    records = settled(records)
+    kinds: dict[str, list[Record]] = {"all": records}
+    for r in records:
+        kinds.setdefault(load(r.definition).op_type, []).append(r)
+    if len(kinds) == 2:
+        del kinds["all"]
+    return {kind: _of(group) for kind, group in kinds.items()}
+
+
+def _of(records: Sequence[Record]) -> dict[str, Any]:
+    places = {(r.definition, tuple(r.axes.items())) for r in records}
+    best = best_ratios(records)
+    right = best_records(records)
+    timed = [place for place in places if place in best or place not in right]
+    speedups = sorted(best.get(place, 0.0) for place in timed)
+    out: dict[str, Any] = {
+        "kernels": len(records),
+        "right": sum(r.status == "ok" for r in records),
+        "workloads": len(places),
+        "compared": len(speedups),
+    }
+    if speedups:
+        out |= {
+            "mean": plain(sum(speedups) / len(speedups)),
+            "geometric_mean": plain(geometric_mean(speedups) if speedups[0] > 0 else 0.0),
+            "median": plain(float(np.median(speedups))),
+            "min": plain(speedups[0]),
+            "max": plain(speedups[-1]),
+            "above": plain(fast(speedups, 1.0)),
+            "below": plain(sum(s < 1 for s in speedups) / len(speedups)),
+            "fast_p": [plain(fast(speedups, p)) for p in GRID],
+        }
+    return out
+
+
+def fast(speedups: Sequence[float], p: float) -> float:
+    """fast_p: the share of workloads whose kernel is right and more than p times as fast."""
+    return sum(s > p for s in speedups) / len(speedups)
+
+
+def roofline(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The best kernel of each workload: FLOP a byte, TFLOP/s, and the share of its roof."""
+    out = []
+    for (name, axes), group in best_records(records).items():
+        definition = load(name)
+        best = min(group, key=lambda r: r.latency_us["median"] if r.latency_us else np.inf)
+        if registered(definition) is None or best.latency_us is None:
+            continue
+        family, problem = find_problem(definition, dict(axes))
+        tflops = problem.flops / best.latency_us["median"] / 1e6
+        roof = problem.roofline_tflops(DEVICES[best.device])
+        out.append({
+            "definition": name, "axes": dict(axes), "family": family.name, "device": best.device,
+            "intensity": plain(problem.intensity), "tflops": plain(tflops),
+            "of_roof": plain(tflops / roof),
+        })  # fmt: skip
+    return sorted(out, key=lambda row: (row["definition"], sorted(row["axes"].items())))

@@ -1,0 +1,65 @@
+"""What is known of a space before anything in it is measured: scores of its strategies.
+
+Each function is given spaces, never a `Replay`, so that it cannot see the times it is judged on. A
+surrogate is fitted without the workloads that it scores, a few at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.observed import Observed
+from ptxflow.env.space import Space
+from ptxflow.env.surrogate import Ensemble, matrix, strategy_features
+from ptxflow.env.surrogate_fit import FitConfig, solve, table
+from ptxflow.eval.ranking import deal
+
+Array = NDArray[np.float64]
+FOLDS = 4  # fits of a family: each leaves out a quarter of the spaces judged
+
+
+def model_scores(space: Space) -> Array:
+    """[len(space)] modelled TFLOP/s."""
+    return model_tflops(space.family, space.fields(), space.problem, space.device)
+
+
+def surrogate_scores(
+    spaces: Sequence[Space], observed: Sequence[Observed], jobs: int = 1
+) -> list[Array | None]:
+    """Scores [len(space)] of each space by a surrogate fitted to what was observed of the other
+    workloads of its family and device; None where nothing else was."""
+    out: list[Array | None] = [None] * len(spaces)
+    families = dict.fromkeys((s.family.name, s.device.name) for s in spaces)
+    tasks = []
+    for place in families:
+        own = [i for i, s in enumerate(spaces) if (s.family.name, s.device.name) == place]
+        held = [o.succeeded for o in observed if (o.family.name, o.device.name) == place]
+        held = [o for o in held if len(o)]
+        for fold in deal(len(own), FOLDS):
+            judged = [own[i] for i in fold]
+            problems = [spaces[i].problem for i in judged]
+            rest = [o for o in held if o.problem not in problems]
+            if rest:
+                tasks.append((judged, table(rest, FitConfig())))
+    bar = tqdm(total=len(tasks), desc="fit surrogates", unit="fit", disable=not tasks)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        fits = pool.map(solve, [rows for _, rows in tasks], [FitConfig()] * len(tasks))
+        for (judged, _), ensemble in zip(tasks, fits, strict=True):
+            for i in judged:
+                out[i] = _scores(spaces[i], ensemble)
+            bar.update()
+    return out
+
+
+def _scores(space: Space, ensemble: Ensemble) -> Array:
+    """Pessimistic speed, as rewards use it."""
+    columns, modelled = strategy_features(space.family, space.fields(), space.problem, space.device)
+    mean, std = ensemble.correction(matrix(columns))
+    return np.asarray(-(np.log(modelled) + mean + FitConfig().kappa * std), np.float64)

@@ -1,0 +1,150 @@
+"""What runs are worth: gaps, measurements to a goal, shares solved, modes, exact distances.
+
+Figures are medians over seeds with a 95% interval by bootstrap over the seeds, whose generator is
+fixed: what varies is a method's luck. Workloads are all there are and are not resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.env.reward import TAU, log_reward
+from ptxflow.eval.evaluation import Runs
+from ptxflow.eval.search.replay import Replay
+
+Array = NDArray[np.float64]
+LEVELS = (0.90, 0.95, 0.99)  # of the optimum's speed
+RESAMPLES = 1000
+MODES_IN = 64  # measurements among which modes are counted
+Figure = tuple[float, float, float]  # median, ends of its interval
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A method's runs on some workloads: best so far over the optimum, [workloads, seeds, budget],
+    and distinct modes so far, of the same shape."""
+
+    best: Array
+    modes: Array
+
+    @staticmethod
+    def of(runs: Sequence[Runs], replays: Mapping[str, Replay], seeds: int) -> Sheet:
+        """Runs of one method; that of a method that draws nothing counts for every seed."""
+        best, modes = [], []
+        for run in runs:
+            replay = replays[run.workload]
+            best.append(_spread(run.best(replay), seeds))
+            modes.append(_spread(_distinct(replay.top[run.asked], run.asked), seeds))
+        length = min(b.shape[1] for b in best)
+        return Sheet(np.stack([b[:, :length] for b in best]),
+                     np.stack([m[:, :length] for m in modes]))  # fmt: skip
+
+    def gap(self) -> Array:
+        """[seeds, budget] geometric mean over the workloads of what the best so far loses."""
+        return np.exp(np.log(self.best).mean(0)) - 1
+
+    def reach(self, level: float) -> Array:
+        """[workloads, seeds] measurements until the best reaches a share of the optimum's speed;
+        infinite where it did not within the budget."""
+        there = self.best <= 1 / level + 1e-12
+        first = there.argmax(2) + 1.0
+        return np.where(there.any(2), first, np.inf)
+
+
+def _spread(rows: Array, seeds: int) -> Array:
+    return np.broadcast_to(rows, (seeds, rows.shape[1])) if len(rows) == 1 else rows
+
+
+def _distinct(hits: NDArray[np.bool_], asked: NDArray[np.int64]) -> Array:
+    """[runs, budget] how many different modes were met so far."""
+    new = hits.copy()
+    for row, seen in zip(new, asked, strict=True):
+        first = np.zeros(len(seen), bool)
+        first[np.unique(seen, return_index=True)[1]] = True
+        row &= first
+    return np.cumsum(new, axis=1).astype(np.float64)
+
+
+def resamples(seeds: int) -> NDArray[np.int64]:
+    """[RESAMPLES, seeds] indices of seeds; the same for every figure."""
+    return np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+
+
+def interval(values: Array, statistic: Callable[..., Any] = np.median) -> tuple[Any, Any, Any]:
+    """A statistic over the first axis of values [seeds, ...] and its 95% bootstrap interval."""
+    drawn = statistic(values[resamples(len(values))], axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0, method="inverted_cdf")
+    return statistic(values, axis=0), low, high
+
+
+def pooled(values: Array) -> Figure:
+    """The median over workloads and seeds of values [workloads, seeds], seeds resampled."""
+
+    def statistic(rows: Array, axis: int) -> Any:
+        return np.median(rows, axis=(axis, axis + 1))
+
+    middle, low, high = interval(values.T, statistic)
+    return float(middle), float(low), float(high)
+
+
+def share(values: NDArray[np.bool_]) -> Figure:
+    """The share of workloads and seeds [workloads, seeds] for which something holds."""
+    middle, low, high = interval(values.mean(0), np.mean)
+    return float(middle), float(low), float(high)
+
+
+def judge(sheet: Sheet, budgets: Sequence[int]) -> dict[str, Any]:
+    """All figures of one method on some workloads, as JSON data; None stands for infinity."""
+    gap = interval(sheet.gap())
+    modes = interval(sheet.modes.mean(0))
+    length = sheet.best.shape[2]
+    fits = [b for b in budgets if b <= length]
+    within = [sheet.best[:, :, b - 1] <= 1 / LEVELS[-1] + 1e-12 for b in fits]
+    return {
+        "gap": {str(b): [plain(x[b - 1]) for x in gap] for b in fits},
+        "curve": [[plain(v) for v in x] for x in gap],
+        "modes": [plain(x[min(MODES_IN, length) - 1]) for x in modes],
+        "coverage": [[plain(v) for v in x] for x in modes],
+        "reach": {f"{level:.0%}": list(map(plain, pooled(sheet.reach(level)))) for level in LEVELS},
+        "solved": {str(b): list(map(plain, share(w))) for b, w in zip(fits, within, strict=True)},
+        "profile": [plain(v) for v in (sheet.best <= 1 / LEVELS[-1] + 1e-12).mean((0, 1))],
+    }
+
+
+def plain(value: float) -> float | None:
+    """Six digits, which is more than is known; None for what is not finite."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+def normalised(logs: Array) -> Array:
+    """Log-probabilities whose exponentials sum to 1."""
+    peak = logs.max()
+    return np.asarray(logs - peak - np.log(np.exp(logs - peak).sum()))
+
+
+def measured_target(replay: Replay, tau: float = TAU) -> Array:
+    """[n] exact log-probabilities of exp(TFLOPS / T) on the sub-space, TFLOP/s as measured."""
+    space = replay.space
+    return normalised(log_reward(replay.tflops(), space.problem, space.device, tau))
+
+
+def total_variation(first: Array, second: Array) -> float:
+    """Between two distributions [n], given as log-probabilities; 0 to 1."""
+    return float(0.5 * np.abs(np.exp(first) - np.exp(second)).sum())
+
+
+def jensen_shannon(first: Array, second: Array) -> float:
+    """The Jensen-Shannon distance in base 2: the root of the divergence, 0 to 1."""
+    p, q = np.exp(first), np.exp(second)
+    middle = (p + q) / 2
+
+    def divergence(a: Array) -> float:
+        held = a > 0
+        return float((a[held] * np.log2(a[held] / middle[held])).sum())
+
+    return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))

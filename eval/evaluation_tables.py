@@ -1,0 +1,251 @@
+"""The tables of an evaluation, in Markdown: pure functions of its results.
+
+A page holds a table between `<!-- table NAME -->` and `<!-- end -->`; `renew` puts today's there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ptxflow.eval.evaluation import BUDGETS
+
+Results = Mapping[str, Any]
+Row = Sequence[str]
+KINDS = {"trained": "trained", "held_out": "held out", "unseen": "unseen"}
+MAIN = ("policy", "policy top-k", "surrogate top-k", "model top-k", "TPE", "genetic algorithm",
+        "uniform random")  # fmt: skip
+FEW = "8"
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+class PageError(ValueError):
+    """A page asks for a table that there is not; one line."""
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Every table by name; groups of workloads name theirs `gap-GROUP` and `reach-GROUP`."""
+    out = {
+        "spaces": spaces(results),
+        "claims": claims(results),
+        "each": each(results),
+        "distances": distances(results),
+        "training": training(results),
+        "kernels": kernels(results),
+        "bico": bico(results),
+        "sources": sources(results),
+    }
+    for group, held in results["groups"].items():
+        name = re.sub(r"\W+", "-", group)
+        out[f"gap-{name}"] = gaps(held["methods"])
+        out[f"reach-{name}"] = reach(held["methods"])
+        out[f"match-{name}"] = matches(held["methods"], results["training"])
+    return {name: text for name, text in out.items() if text}
+
+
+def renew(page: str, found: Mapping[str, str]) -> str:
+    """The page with today's tables; PageError for one that is unknown."""
+
+    def put(match: re.Match[str]) -> str:
+        if match[2] not in found:
+            raise PageError(f"no table {match[2]!r}; there are {', '.join(sorted(found))}")
+        return f"{match[1]}{found[match[2]]}\n{match[4]}"
+
+    return MARK.sub(put, page)
+
+
+def quoted(page: str) -> dict[str, str]:
+    """The tables that a page holds, by name."""
+    return {match[2]: match[3].strip("\n") for match in MARK.finditer(page)}
+
+
+def markdown(head: Row, rows: Iterable[Row], left: int = 1) -> str:
+    """A Markdown table, the first `left` columns flush left."""
+    marks = ["---" if i < left else "--:" for i in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
+
+
+def percent(value: float | None) -> str:
+    """Three digits at most; a dash for what is not finite."""
+    if value is None:
+        return "-"
+    digits = 2 if abs(value) < 0.00995 else 1 if abs(value) < 0.9995 else 0
+    return f"{100 * value:.{digits}f}%"
+
+
+def count(value: float | None, most: int = BUDGETS[-1]) -> str:
+    """A number of measurements, which may be a median of two."""
+    return f"> {most}" if value is None else f"{value:g}"
+
+
+def span(figure: Sequence[float | None], show: Any = percent) -> str:
+    """A median with its interval, or alone where nothing varies."""
+    middle, low, high = figure
+    return show(middle) if low == high else f"{show(middle)} ({show(low)} to {show(high)})"
+
+
+def ordered(methods: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Methods by what their best of 8 loses."""
+    return sorted(methods.items(), key=lambda item: (item[1]["gap"][FEW][0], item[0]))
+
+
+def spaces(results: Results) -> str:
+    head = ("workload", "in training", "strategies", "within 1%", "median over optimum",
+            "optimum, us", "sub-space of all strategies with")  # fmt: skip
+    rows = [
+        (
+            w["name"], KINDS[w["kind"]], f"{w['strategies']:,}", str(w["within_1_percent"]),
+            f"{w['median_over_optimum']:.2f}", f"{w['optimum_us']:.1f}",
+            ", ".join(f"{k} {' or '.join(map(str, v))}" for k, v in w["choices"].items()),
+        )
+        for w in results["workloads"]
+    ]  # fmt: skip
+    return markdown(head, [(*r[:2], *r[2:6], r[6]) for r in rows], 2)
+
+
+def gaps(methods: Mapping[str, Any]) -> str:
+    head = ("method", *map(str, BUDGETS), f"95% interval at {FEW}")
+    rows = []
+    for name, f in ordered(methods):
+        shown = [percent(f["gap"][str(b)][0]) if str(b) in f["gap"] else "" for b in BUDGETS]
+        _, low, high = f["gap"][FEW]
+        rows.append((name, *shown, "-" if low == high else f"{percent(low)} to {percent(high)}"))
+    return markdown(head, rows)
+
+
+def reach(methods: Mapping[str, Any]) -> str:
+    head = ("method", "to 90%", "to 95%", "to 99%", f"solved in {FEW}", "in 32", "in 128",
+            "modes in 64")  # fmt: skip
+    rows = []
+    for name, f in ordered(methods):
+        to = [span(f["reach"][level], count) for level in ("90%", "95%", "99%")]
+        within = [span(f["solved"][b], lambda v: f"{v:.0%}") for b in (FEW, "32", "128")]
+        rows.append((name, *to, *within, span(f["modes"], lambda v: f"{v:.1f}")))
+    return markdown(head, rows)
+
+
+def matches(methods: Mapping[str, Any], training: Mapping[str, Any]) -> str:
+    """What others need to be as good as the policy's best of 8, and after how many workloads the
+    policy's own measurements have paid: those that its surrogates were fitted to."""
+    if "policy" not in methods:
+        return ""
+    spent = sum(n for t in training.values() for n, _ in t["measured"].values())
+    head = (
+        "method",
+        "measurements to match the policy's best of 8",
+        "policy pays after, workloads",
+    )
+    rows = []
+    for name, _ in ordered(methods):
+        figure = methods["policy"]["to_match"][name]
+        if name != "policy":
+            needed = figure[0] or BUDGETS[-1]
+            more = spent / (needed - int(FEW)) if needed > int(FEW) else None
+            after = "never" if more is None else f"{'at most ' * (figure[0] is None)}{more:,.0f}"
+            rows.append((name, span(figure, count), after))
+    return markdown(head, rows)
+
+
+def claims(results: Results) -> str:
+    """What the project promises of held-out workloads, and whether it holds."""
+    held = results["groups"].get("held out")
+    if held is None or not {"policy", "uniform random", "TPE"} <= held["methods"].keys():
+        return ""
+    gap = {m: held["methods"][m]["gap"][FEW][0] for m in ("policy", "uniform random", "TPE")}
+    ours, reached = gap["policy"], held["methods"]["policy"]["reach"]["99%"][0]
+    rows = [
+        ("best of 8 loses at most 2%", percent(ours), ours <= 0.02),
+        *(
+            (f"at most a third of what {other} loses", f"{ours / gap[other]:.2f}",
+             ours <= gap[other] / 3)
+            for other in ("uniform random", "TPE")
+        ),
+        ("99% of the optimum in at most 8 measurements", count(reached),
+         reached is not None and reached <= 8),
+    ]  # fmt: skip
+    names = ", ".join(held["workloads"])
+    return (
+        markdown(
+            (f"the policy on {len(held['workloads'])} held-out workloads", "measured", "holds"),
+            [(text, value, "yes" if holds else "no") for text, value, holds in rows],
+        )
+        + f"\n\nHeld out here: {names}."
+    )
+
+
+def each(results: Results) -> str:
+    present = {m for found in results["each"].values() for m in found}
+    methods = [m for m in MAIN if m in present]
+    rows = []
+    for w in results["workloads"]:
+        found = results["each"][w["name"]]
+        gap = [percent(found[m]["gap"][0]) if m in found else "" for m in methods]
+        rows.append((w["name"], KINDS[w["kind"]], *gap))
+    return markdown(("best of 8 loses", "in training", *methods), rows, 2)
+
+
+def distances(results: Results) -> str:
+    names = list(dict.fromkeys(n for found in results["beliefs"].values() for n in found))
+    head = ["workload", "in training", "to its reward: TV", "JS", "its reward to measured: TV",
+            *(f"{n} to measured: {d}" for n in names for d in ("TV", "JS"))]  # fmt: skip
+    rows = []
+    for w in results["workloads"]:
+        found = results["beliefs"][w["name"]]
+        own: dict[str, Any] = next((f for f in found.values() if "own_tv" in f), {})
+        cells = [own.get(k) for k in ("own_tv", "own_js", "reward_tv")]
+        cells += [found.get(n, {}).get(d) for n in names for d in ("tv", "js")]
+        shown = ("" if c is None else f"{c:.3f}" for c in cells)
+        rows.append((w["name"], KINDS[w["kind"]], *shown))
+    return markdown(head, rows, 2)
+
+
+def training(results: Results) -> str:
+    head = ("policy", "reward", "steps", "strategies drawn", "minutes on a core",
+            "workloads trained", "kernels measured for the reward")  # fmt: skip
+    rows = []
+    for name, t in results["training"].items():
+        measured = "; ".join(f"{f} {n:,} of {w} workloads" for f, (n, w) in t["measured"].items())
+        rows.append((name, t["reward"], f"{t['steps']:,}", f"{t['strategies']:,}",
+                     f"{t['minutes']:.1f}", str(t["workloads"]), measured or "none"))  # fmt: skip
+    return markdown(head, rows, 2)
+
+
+def kernels(results: Results) -> str:
+    head = ("op type", "ValidRate", "workloads", "mean", "geometric mean", "median", "min", "max",
+            "above 1x", "below 1x")  # fmt: skip
+    rows = []
+    for kind, k in results["kernels"].items():
+        rate = f"{k['right'] / k['kernels']:.1%} ({k['right']} of {k['kernels']})"
+        speed: Row = ("-",) * 7
+        if k["compared"]:
+            figures = (k[n] for n in ("mean", "geometric_mean", "median", "min", "max"))
+            shares = (f"{k[n]:.0%}" for n in ("above", "below"))
+            speed = (*(f"{v:.3f}" for v in figures), *shares)
+        rows.append((kind, rate, str(k["compared"]), *speed))
+    return markdown(head, rows)
+
+
+def bico(results: Results) -> str:
+    if not results["bico"]:
+        return ""
+    head = ("workload", "plateau after", "lost there", "guaranteed loss at 32, p = 0.5", "p = 0.9",
+            "at 128, p = 0.5", "p = 0.9", "region at 128, p = 0.9")  # fmt: skip
+    rows = []
+    for name, b in results["bico"].items():
+        half, most = (b["guaranteed"][p] for p in ("0.5", "0.9"))
+        edges = [percent(g["edge"][n]) for n in (31, 127) for g in (half, most)]
+        stop = "never" if b["plateau"] is None else f"{b['plateau']:g}"
+        rows.append((name, stop, percent(b["lost_at_plateau"]), *edges,
+                     f"{most['region'][127]:.1%}"))  # fmt: skip
+    return markdown(head, rows)
+
+
+def sources(results: Results) -> str:
+    about = results["about"]
+    rows = [("measurements", f"`{f}`", d) for f, d in about["measurements"].items()]
+    rows += [("kernels of policies", f"`{f}`", d) for f, d in about["kernels"].items()]
+    rows += [(f"policy {n}", f"`{f}`", d) for n, (f, d) in about["policies"].items()]
+    lines = [markdown(("what", "file", "SHA-256, first 16"), rows, 3)]
+    lines += [f"Without {name}: {why}." for name, why in about["absent"].items()]
+    return "\n\n".join(lines)
