@@ -106,7 +106,7 @@ GDN_DECODE = Row(
     typical={"batch_size": 64},
 )
 PRESETS = {
-    "full": Preset((GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE), minutes=24.0, measurements=24),
+    "full": Preset((GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE), minutes=24.0, measurements=16),
     "demo": Preset(
         (
             Row(

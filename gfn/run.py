@@ -22,7 +22,7 @@ from ptxflow.gfn.training import StepReport, Trainer, watched
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 LOG_EVERY = 10  # steps a metrics row
-WATCHED = 6  # workloads of a family whose distance is measured on the way, trained and held out
+WATCHED = 4  # workloads of a family whose distance is measured on the way, trained and held out
 
 
 @dataclass

@@ -27,7 +27,7 @@ from ptxflow.gfn.replay import LeafReplay
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
-WATCHED_LEAVES = 800_000  # strategies of a family whose probabilities are worked out on the way
+WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
 
 
@@ -50,7 +50,7 @@ class TrainConfig:
     replay_capacity: int = 256  # leaves a workload
     stages: int = 4
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
-    stage_share: float = 0.08  # of the run, the most for a stage before the last
+    stage_share: float = 0.06  # of the run, the most for a stage before the last
     warmup: int = 50  # steps
     flat: float = 0.3  # of the run, before the learning rate decays
 
