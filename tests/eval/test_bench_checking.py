@@ -169,3 +169,24 @@ def test_a_sample_must_be_drawable() -> None:
     assert re.match(r"seed 1: samples: 3 of 3 draws are of probability 0, the first at \[0\]", said)
     assert not draws(lambda probs: probs.argmax(-1) + 1000).correct  # no such token
     assert not draws(lambda probs: torch.full((3,), -1)).correct
+
+
+def test_numbers_are_inputs_beside_the_tensors() -> None:
+    definition = load("gdn_decode_qk16_v32_d128_k_last").resized(num_q_heads=1, num_k_heads=1)
+    bench = Bench(case_of(definition, {"batch_size": 2}, CPU), CPU, (1, 2))
+    assert list(bench.scalars) == ["scale"] and "scale" not in bench.tensors
+    run = definition.reference()
+
+    def kernel(scale: float) -> Kernel:
+        def call(t: Mapping[str, Tensor]) -> None:
+            given = {**t, "scale": scale}
+            made = run(*(given[name] for name in definition.inputs))
+            for name, value in zip(definition.outputs, made, strict=True):
+                t[name].copy_(value)
+
+        return call
+
+    right = bench.scalars["scale"]
+    assert right is not None
+    assert checked(kernel(right), bench).correct
+    assert "output: " in checked(kernel(2 * right), bench).reason

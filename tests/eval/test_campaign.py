@@ -26,6 +26,7 @@ from ptxflow.eval.candidates import sample_workload, strategies, subspace
 from ptxflow.eval.definition import load
 from ptxflow.eval.records import Record, read_records
 from ptxflow.eval.worker import Worker
+from ptxflow.eval.workload import workloads as rows_of
 
 NAME = "gemm_n128_k2048"
 LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
@@ -312,6 +313,21 @@ def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:
     assert f"{NAME} M=64: {size} of {size} in the sub-space, {size} to measure" in shown
 
 
+def test_what_is_not_named_follows_from_the_axes(tmp_path: Path, capsys: Any) -> None:
+    def planned(*argv: str) -> list[str]:
+        out = str(tmp_path / "r.jsonl")
+        assert campaign.main([*argv, "--samples", "1", "--plan", "--out", out]) == 0
+        return [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+
+    assert {line.split("_")[0] for line in planned("--axes", "M=64")} == {"gemm"}
+    rows = planned("--axes", "batch_size=64")
+    assert "rmsnorm_h4096 batch_size=64" in rows and not any("gemm" in row for row in rows)
+    own = planned("--definition", "rmsnorm_h512")
+    assert own == [
+        f"rmsnorm_h512 batch_size={w.axes['batch_size']}" for w in rows_of("rmsnorm_h512")
+    ]
+
+
 def test_a_subspace_is_what_its_decisions_say() -> None:
     space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
     at = space.decisions[0].name, space.decisions[-1].name
@@ -349,6 +365,10 @@ def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:
         (["--axes", "M=1,0"], "axis 'M' must be a positive integer, not '0'"),
         (["--definition", "nothing"], "unknown definition 'nothing'"),
         (["--device", "h900"], "unknown device 'h900'"),
+        (
+            ["--definition", "rmsnorm_h512"],
+            "unknown axis 'M'; the axes are batch_size",
+        ),
         (["--fix", "colour=red"], "no decision 'colour'"),
         (["--strategies", "/nowhere.json"], "/nowhere.json: No such file"),
         (["--workloads", "/nowhere.json"], "/nowhere.json: No such file"),
