@@ -14,6 +14,7 @@ from ptxflow.env.reward import Reward, target
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
+from ptxflow.eval.plots import KINDS
 from ptxflow.eval.reward_source import build
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
@@ -21,17 +22,16 @@ from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHECKPOINTS = sorted((ROOT / "checkpoints").glob("[bh]*.safetensors"))
-KINDS = {"trained": "trained", "held_out": "held-out M", "unseen": "unseen N or K"}
-WORST = re.compile(r"(\w+)'s worst is `(\w+)` at M=(\d+), (0\.\d+)")
+WORST = re.compile(r"(\w+)'s worst is `(\w+)` at (\w+)=(\d+), (0\.\d+)")
 SAMPLE = re.compile(
-    r"^\$ python sample\.py --definition (\w+) --axes M=(\d+)(?: --device (\w+))?.*\n"
+    r"^\$ python sample\.py --definition (\w+) --axes (\w+)=(\d+)(?: --device (\w+))?.*\n"
     r"((?:(?!```).*\n)*)",
     re.M,
 )
 
 
-def space(definition: str, m: int, name: str) -> Space:
-    return enumerate_space(*find_problem(load(definition), {"M": m}), device(name))
+def space(definition: str, axis: str, size: int, name: str) -> Space:
+    return enumerate_space(*find_problem(load(definition), {axis: size}), device(name))
 
 
 def reward_of(config: dict[str, Any], name: str) -> Reward:
@@ -43,35 +43,37 @@ def reward_of(config: dict[str, Any], name: str) -> Reward:
 def test_distances_are_those_in_the_header(path: Path) -> None:
     result = read(path).config["result"]
     policy = path.stem.upper()
-    for kind, label in KINDS.items():
-        r = result[kind]
-        row = f"| {policy} | {label} | {r['workloads']} | {r['mean']:.4f} | {r['max']:.4f} |"
-        assert row in README, f"README.md should have: {row}"
+    for family, kinds in result["families"].items():
+        for kind, r in kinds.items():
+            row = f"| {policy} | {family} | {KINDS[kind]} | {r['workloads']} | {r['mean']:.4f} | "
+            row += f"{r['max']:.4f} |"
+            assert row in README, f"README.md should have: {row}"
 
 
-@pytest.mark.parametrize(("name", "definition", "m", "distance"), WORST.findall(README))
+@pytest.mark.parametrize(("name", "definition", "axis", "size", "distance"), WORST.findall(README))
 def test_the_worst_distance_is_what_the_policy_gives(
-    name: str, definition: str, m: str, distance: str
+    name: str, definition: str, axis: str, size: str, distance: str
 ) -> None:
     path = ROOT / "checkpoints" / f"{name.lower()}.safetensors"
-    where = space(definition, int(m), name.lower())
+    where = space(definition, axis, int(size), name.lower())
     config = read(path).config
     exact, _ = target(where, reward_of(config, name.lower()), config["train"]["tau"])
     ours = log_probs(load_policy(path), where)
     measured = 0.5 * np.abs(np.exp(ours) - np.exp(exact)).sum()
     assert measured == pytest.approx(float(distance), abs=1e-3)
-    assert measured == pytest.approx(config["result"]["held_out"]["max"], abs=1e-3)
+    held_out = config["result"]["families"][where.family.name]["held_out"]
+    assert measured == pytest.approx(held_out["max"], abs=1e-3)
 
 
-@pytest.mark.parametrize(("definition", "m", "name", "output"), SAMPLE.findall(README))
+@pytest.mark.parametrize(("definition", "axis", "size", "name", "output"), SAMPLE.findall(README))
 def test_quoted_samples_are_what_the_policy_draws(
-    definition: str, m: str, name: str, output: str
+    definition: str, axis: str, size: str, name: str, output: str
 ) -> None:
     """Keys, modelled TFLOP/s, share of the best and log-probability of every quoted kernel."""
     name = name or "b200"
     rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
     assert len(rows) == 8
-    where = space(definition, int(m), name)
+    where = space(definition, axis, int(size), name)
     policy = load_policy(ROOT / "checkpoints" / f"{name}.safetensors")
     scores = log_probs(policy, where)
     modelled = reward_of(policy.about, name).tflops(where, where.codes)
@@ -90,7 +92,7 @@ def test_quoted_samples_are_what_the_policy_draws(
 def test_the_sizes_of_the_spaces() -> None:
     found = re.search(r"M = 4096: ([\d,]+) on B200 and\s+([\d,]+) on H200", README)
     assert found is not None
-    sizes = [len(space("gemm_n4096_k4096", 4096, name)) for name in ("b200", "h200")]
+    sizes = [len(space("gemm_n4096_k4096", "M", 4096, name)) for name in ("b200", "h200")]
     assert [int(text.replace(",", "")) for text in found.groups()] == sizes
 
 
