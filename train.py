@@ -285,7 +285,10 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
             raise BadInput(str(error)) from None
         if "settings" not in state.config or "generator" not in state.tensors:
             raise BadInput(f"{args.resume}: a policy alone, not the state of a run")
-        settings = Settings.from_json(state.config["settings"])
+        try:
+            settings = Settings.from_json(state.config["settings"])
+        except TypeError:
+            raise BadInput(f"{args.resume}: a run of another version: start it anew") from None
         if args.steps or args.minutes:
             settings = replace(settings, steps=args.steps, minutes=args.minutes)
         return folder, replace(settings, threads=args.threads or settings.threads), state
