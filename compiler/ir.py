@@ -88,6 +88,7 @@ class KernelInfo:
     storage: tuple[UOp, ...]
     cta_group: int = 1
     dependent: bool = False  # launched while the grid before it may still run
+    resident: int = 1  # blocks that an SM's registers must have room for
 
 
 class UOp:

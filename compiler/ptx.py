@@ -115,7 +115,7 @@ class _Writer:
         if info.cluster > 1:
             out += [".explicitcluster", f".reqnctapercluster {info.cluster}, 1, 1"]
         # setmaxnreg is ignored without both bounds
-        return [*out, f".reqntid {32 * info.warps}, 1, 1", ".minnctapersm 1", "{"]
+        return [*out, f".reqntid {32 * info.warps}, 1, 1", f".minnctapersm {info.resident}", "{"]
 
     def _registers(self) -> list[str]:
         out = [

@@ -45,6 +45,10 @@ def skip_where_none(predicates: list[str], label: str) -> list[str]:
     return [*out, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
 
 
+def weigh(x: str, to: str) -> list[str]:
+    return [f"mul.f32 {to}, {x}, {WEIGHT_SCALE};", f"cvt.rni.u32.f32 {to}, {to};"]
+
+
 zero_shared = define(
     Atom(
         "zero_shared",
@@ -61,20 +65,21 @@ zero_shared = define(
         ),
         "9.7.9.11 st of zeros: 16 bytes a lane",
         accesses=(Access("dst", "w", GENERIC),),
-        defaults=(("initial", True),),
+        defaults=(("unread", "dst"),),
         rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
     )
 )
 
 
 def _histogram_text(use: UOp, text: dict[str, str]) -> str:
-    """One bin for each value of `bits` bits at `shift`; whoever differs above is left out, and so
-    is bin 0, which nobody asks for."""
+    """One bin for each value of `bits` bits at `shift`; bin 0, which nobody asks for, stays empty.
+
+    Where the digit is the topmost, a key that is no probability falls into some bin.
+    """
     attr = use.arg.attr
     shift, bits, copies, mass = attr("shift"), attr("bits"), attr("copies"), attr("weight")
     least = max(1 << shift, LEAST_WEIGHT if mass == "mass" else 0)
-    unit = 4 * copies
-    head = [
+    lines = [
         f"shl.b32 %_low, {text['prefix']}, {shift + bits};",
         f"add.u32 %_end, %_low, {1 << (shift + bits)};",
         f"add.u32 %_low, %_low, {1 << shift};",
@@ -84,48 +89,71 @@ def _histogram_text(use: UOp, text: dict[str, str]) -> str:
         "sub.u32 %_end, %_end, %_low;",
         f"and.b32 %_base, %lane, {copies - 1};",
         f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
+        f"mad.lo.u32 %_dump, %lane, 4, {text['dump_reg']};",
     ]
     groups = voted(use, pieces(text["src"]))
     for i, group in enumerate(groups):
         inside = [f"%_p{j}" for j in range(len(group))]
         for p, x in zip(inside, group, strict=True):
-            head += [f"sub.u32 %_d, {x}, %_low;", f"setp.lt.u32 {p}, %_d, %_end;"]
+            if shift + bits == KEY_BITS:
+                lines += [f"setp.ge.u32 {p}, {x}, %_low;"]
+            else:
+                lines += [f"sub.u32 %_d, {x}, %_low;", f"setp.lt.u32 {p}, %_d, %_end;"]
         if attr("group"):
-            head += skip_where_none(inside, f"NONE{i}")
+            lines += skip_where_none(inside, f"NONE{i}")
         for p, x in zip(inside, group, strict=True):
-            head += [f"shr.u32 %_d, {x}, {shift};", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
-            head += [f"mad.lo.u32 %_d, %_d, {unit}, %_base;"]
+            lines += [f"shr.u32 %_d, {x}, {shift};", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
+            lines += [f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;"]
             held = "1"
             if mass == "mass":
                 held = "%_w"
-                head += [f"mul.f32 %_w, {x}, {WEIGHT_SCALE};", "cvt.rni.u32.f32 %_w, %_w;"]
-            head += [f"@{p} red.shared.add.u32 [%_d], {held};"]
+                lines += weigh(x, held)
+            if attr("aside") == "dump":
+                lines += [f"selp.b32 %_d, %_d, %_dump, {p};"]
+                lines += [f"red.shared.add.u32 [%_d], {held};"]
+            else:
+                lines += [f"@{p} red.shared.add.u32 [%_d], {held};"]
         if attr("group"):
-            head += [f"NONE{i}:"]
-    return scoped(f"b32 low end base d w, pred some p<{len(groups[0])}>", head)
+            lines += [f"NONE{i}:"]
+    return scoped(f"b32 low end base dump d w, pred some p<{len(groups[0])}>", lines)
 
 
 histogram = define(
     Atom(
         "histogram",
-        (("bins", "smem"), ("src", "frag"), ("prefix", "frag"), ("floor", "frag")),
+        (
+            ("bins", "smem"),
+            ("dump", "smem"),
+            ("src", "frag"),
+            ("prefix", "frag"),
+            ("floor", "frag"),
+        ),
         Scope.WARP,
         Lanes.ALL,
         _histogram_text,
         "9.7.13.8 red.shared: counts or weights of elements by digit, of those that share the "
-        "prefix and reach the floor; a group in which no lane has one is skipped by a vote",
+        "prefix and reach the floor; others branch around it or go into a dump; a group in which "
+        "no lane has one is skipped by a vote",
         accesses=(
             Access("src", "r", GENERIC),
             Access("prefix", "r", GENERIC),
             Access("floor", "r", GENERIC),
             Access("bins", "a", GENERIC),
+            Access("dump", "a", GENERIC),
         ),
-        defaults=(("copies", 1), ("group", 0), ("weight", "count")),
+        defaults=(
+            ("aside", "branch"),
+            ("copies", 1),
+            ("group", 0),
+            ("unread", "dump"),
+            ("weight", "count"),
+        ),
         rules=(
             Rule("digits lie in the key", lambda u: (
                 u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
             Rule("there is a bin for each digit and copy", lambda u: (
                 u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"))),
+            Rule("the dump has a word for each lane", lambda u: u.src[1].arg == 128),
             Rule("copies are a power of two up to 32", lambda u: (
                 u.arg.attr("copies") in (1, 2, 4, 8, 16, 32))),
             Rule("a weight is one of " + ", ".join(WEIGHTS), lambda u: (
@@ -199,17 +227,71 @@ add_peer = define(
         ),
     )
 )
-ld_peer = define(
+
+
+def _ranks(use: UOp, own: str) -> list[tuple[int, list[str]]]:
+    """Every rank of the cluster in %_rank, from the thread's own on: not all ask one first."""
+    count = use.arg.attr("cluster")
+    return [
+        (c, [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {count - 1};"])
+        for c in range(count)
+    ]
+
+
+def _sum_peers_text(use: UOp, text: dict[str, str]) -> str:
+    lines = [f"add.u32 %_at, {text['src_reg']}, {text['offset']};"]
+    for c, ranked in _ranks(use, text["own"]):
+        lines += ranked
+        lines += [
+            "mapa.shared::cluster.u32 %_there, %_at, %_rank;",
+            f"ld.shared::cluster.b32 %_held{c}, [%_there];",
+        ]
+    count = use.arg.attr("cluster")
+    lines += [f"mov.b32 {text['dst']}, %_held0;"]
+    lines += [f"add.u32 {text['dst']}, {text['dst']}, %_held{c};" for c in range(1, count)]
+    return scoped(f"b32 at there rank held<{count}>", lines)
+
+
+_POWER = Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("cluster") in (1, 2, 4, 8))
+sum_peers = define(
     Atom(
-        "ld_peer",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value"), ("rank", "value")),
+        "sum_peers",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value"), ("own", "value")),
         Scope.THREAD,
         Lanes.ALL,
-        "add.u32 %ra, {src_reg}, {offset};\nmapa.shared::cluster.u32 %ra, %ra, {rank};\n"
-        "ld.shared::cluster.b32 {dst}, [%ra];",
-        "9.7.9.8 ld of one register from the shared memory of a CTA of the cluster",
+        _sum_peers_text,
+        "9.7.9.8 ld.shared::cluster: a word of every CTA of the cluster, added up",
         accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
+        defaults=(("everywhere", "src"),),
+        rules=(Rule("there is one sum", lambda u: u.src[0].arg == 1), _POWER),
+    )
+)
+
+
+def _ld_peers_text(use: UOp, text: dict[str, str]) -> str:
+    dst, lines = pieces(text["dst"]), []
+    for c in range(use.arg.attr("cluster")):
+        lines += [
+            f"mapa.shared::cluster.u32 %_there, {text['src_reg']}, {c};",
+            f"ld.shared::cluster.v4.b32 {{{', '.join(dst[4 * c : 4 * c + 4])}}}, [%_there];",
+        ]
+    return scoped("b32 there", lines)
+
+
+ld_peers_v4 = define(
+    Atom(
+        "ld_peers_v4",
+        (("dst", "frag"), ("src", "smem")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _ld_peers_text,
+        "9.7.9.8 ld.shared::cluster: four words of every CTA of the cluster, by rank",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        defaults=(("everywhere", "src"),),
+        rules=(
+            Rule("four registers a CTA", lambda u: u.src[0].arg == 4 * u.arg.attr("cluster")),
+            _POWER,
+        ),
     )
 )
 
@@ -504,10 +586,6 @@ ties_of_count = _formula(
     lambda t: [f"add.u32 {t['dst']}, {t['rest']}, 1;"],
     "b32 a",
 )
-
-
-def weigh(x: str, to: str) -> list[str]:
-    return [f"mul.f32 {to}, {x}, {WEIGHT_SCALE};", f"cvt.rni.u32.f32 {to}, {to};"]
 
 
 ties_of_mass = _formula(

@@ -236,6 +236,8 @@ class Accesses:
         use = node.arg
         if access.done == "mbar" and use.attr("mask"):
             return self._masked(agent, node, use.attr("mask"))
+        if use.attr("everywhere") == access.operand:
+            return list(range(self.info.cluster))
         if access.done == "tcgen05" and use.attr("cta_group") == 2:
             return [agent.cta & ~1, agent.cta | 1]
         row = atom(use.atom)
@@ -291,8 +293,8 @@ class Accesses:
                 )
                 if node.arg.attr("last") == access.operand:
                     history.forget(region)
-                initial = node.arg.attr("initial")  # what later ones build on, if any come
-                used = access.mode != "r" and self._must_be_used(kind) and not initial
+                spare = node.arg.attr("unread") == access.operand  # it says that nobody need read
+                used = access.mode != "r" and self._must_be_used(kind) and not spare
                 if access.done == "mbar" or used:
                     history.read(region)
                     history.unread.append(Unread(event, region, access.done == "mbar"))

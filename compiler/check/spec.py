@@ -126,6 +126,8 @@ def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
             _fail(node, rule.sentence)
     if node.arg.attr("cta_group", info.cta_group) != info.cta_group:
         _fail(node, f"cta_group must be {info.cta_group} throughout the kernel")
+    if node.arg.attr("cluster", info.cluster) != info.cluster:
+        _fail(node, f"asks {node.arg.attr('cluster')} CTAs of a cluster of {info.cluster}")
     _scope(node, row, place)
     return len(row.operands) + len(row.rules) + 2
 

@@ -168,13 +168,12 @@ class History:
 
         Hardware orders operations of one pipe on the same accumulator, so on the same region.
         """
-        for past in self.past:
-            if past.bit & known or (mode == past.mode and mode in COMMUTING):
+        for past in self.past:  # what is cheap to ask comes first: `known` may have 10^5 bits
+            if (mode == past.mode and mode in COMMUTING) or not overlap(past.region, region):
                 continue
-            if pipe and past.pipe == pipe and past.region == region:
+            if past.bit & known or (pipe and past.pipe == pipe and past.region == region):
                 continue
-            if overlap(past.region, region):
-                return past
+            return past
         return None
 
     def record(self, new: Past) -> None:

@@ -41,4 +41,4 @@ def family_for(op_type: str) -> Family:
 
 
 def _load() -> None:
-    from ptxflow.compiler.families import gdn_decode, gemm, rmsnorm  # noqa: F401  each registers itself
+    from ptxflow.compiler.families import gdn_decode, gemm, rmsnorm, sampling  # noqa: F401  each registers itself

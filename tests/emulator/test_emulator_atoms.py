@@ -28,12 +28,13 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "group": (0, 4),
     "copies": (1, 8),
     "weight": ("count", "mass"),
+    "aside": ("branch", "dump"),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
-    "shift": 15, "bits": 8, "last": 7, "size": 100, "vector": 4, "step": 128,
+    "shift": 15, "bits": 8, "last": 7, "size": 100, "vector": 4, "step": 128, "cluster": 4,
     "summand": 0x358637BD, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
@@ -45,13 +46,13 @@ COUNTS = {
 }  # fmt: skip
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "histogram_lump", "add_peer", "ld_peer", "ld_shared_chunk", "total_u32", "largest", "pick",
+    "histogram_lump", "add_peer", "sum_peers", "ld_shared_chunk", "total_u32", "largest", "pick",
     "narrow", "goal_of_k", "goal_of_p", "floor_above", "floor_of_digit", "whole_or",
     "ties_of_count", "ties_of_mass", "tie_weight", "join_ties", "join_keys", "histogram", "masses",
     "warp_masses", "cta_target", "warp_target", "search", "philox",
 }  # fmt: skip
 COUNTS |= {
-    ("histogram", "src"): 8, ("add_peer", "src"): 2, ("total_u32", "src"): 4, ("pick", "dst"): 2,
+    ("histogram", "src"): 8, ("ld_peers_v4", "dst"): 16, ("add_peer", "src"): 2, ("total_u32", "src"): 4, ("pick", "dst"): 2,
     ("largest", "src"): 4, ("masses", "dst"): 3, ("masses", "src"): 8, ("warp_masses", "dst"): 4,
     ("warp_masses", "src"): 3, ("cta_target", "dst"): 4, ("cta_target", "shares"): 8,
     ("cta_target", "uniform"): 2, ("warp_target", "dst"): 4, ("warp_target", "src"): 4,

@@ -17,8 +17,10 @@ from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
 
 REGISTERS, SHARED, REREAD = "registers", "shared", "reread"
 ALL, BOUNDED = "all", "bounded"
+BRANCH, DUMP = "branch", "dump"
 DEFAULT = "default"
 WARP = 32
+LINE = 512  # bytes that a warp zeroes at once
 WARPS = 32  # of a CTA at most, each with a share of the draw
 MOST_BITS = 10  # of a digit: a warp scans 32 chunks of 32 bins
 
@@ -32,6 +34,8 @@ DECISIONS = (
     Decision("copies", (1, 2, 4, 8, 16, 32), "of the first histogram, each for some of the lanes"),
     Decision("first", (ALL, BOUNDED), "who is counted first: all, or what the largest leave over"),
     Decision("group", (0, 1, 2, 4), "vectors that a vote skips together; 0: no votes"),
+    Decision("aside", (BRANCH, DUMP), "how an element that a round leaves out is kept out of it"),
+    Decision("resident", (1, 2, 3, 4), "CTAs that the registers of an SM must hold"),
     Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
     Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
 )
@@ -68,14 +72,19 @@ def at_once(f: Fields, problem: Problem) -> Any:
     return np.where(f.residency == REGISTERS, vectors(f, problem), f.unroll)
 
 
+def _lines(size: Any) -> Any:
+    """Bytes of storage that is zeroed by whole warps."""
+    return -(-size // LINE) * LINE
+
+
 def zeroed_bytes(f: Fields, problem: Problem) -> Any:
-    """Histograms and totals of all rounds, the shares of the warps, the sample; whole warps'."""
-    first = _of_digits(f, lambda d: 4 << d[0])
-    later = _of_digits(f, lambda d: sum(4 << bits for bits in d[1:]))
-    rounds = _of_digits(f, len)
-    each = first * f.copies + later + rounds * 128
-    bound = np.where(f.first == BOUNDED, first + 128, 0)
-    return -(-(each * selections(problem) + bound + 16 * WARPS + 16) // 512) * 512
+    """Histograms and totals of all rounds, the shares of the warps, the dump and the sample."""
+    first = _lines(_of_digits(f, lambda d: 4 << d[0]) * f.copies)
+    later = _of_digits(f, lambda d: sum(int(_lines(4 << bits)) for bits in d[1:]))
+    totals = _of_digits(f, len) * LINE
+    bound = _of_digits(f, lambda d: int(_lines(4 << d[0])) + LINE)
+    rounds = (first + later + totals) * selections(problem)
+    return rounds + np.where(f.first == BOUNDED, bound, 0) + 3 * LINE
 
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
@@ -87,20 +96,21 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
 
 
 def registers(f: Fields, problem: Problem) -> Any:
-    """Registers of a thread: what is held of the row, one group's temporaries, addresses."""
+    """Registers that a thread cannot do without: what is held of the row, and a group's work."""
     held = at_once(f, problem) * f.vector
     grouped = np.where(f.group == 0, 4, f.group * f.vector)
-    return held + np.minimum(2 * grouped, 24) + 44
+    return held + np.minimum(grouped, 16) + 28
 
 
 def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // f.threads // 8 * 8
+    share = device.registers_per_sm // (f.threads * f.resident) // 8 * 8
     return np.minimum(share, device.registers_per_thread)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
-    held = -(-registers(f, problem) // 8) * 8
+    asked = -(-registers(f, problem) // 8) * 8 + np.where(f.resident == 1, 32, 0)
+    held = np.minimum(asked, register_limit(f, device))
     by_registers = device.registers_per_sm // (held * f.threads)
     by_warps = device.warps_per_sm * WARP // f.threads
     by_smem = device.smem_per_sm // (smem_bytes(f, problem) + device.smem_reserved)
@@ -160,8 +170,24 @@ RULES = (
     ),
     _rule(
         "row and temporaries exceed the registers of a thread",
-        "ctas threads vector residency unroll group",
+        "ctas threads vector residency unroll group resident",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
+    ),
+    _rule(
+        "a thread adds up at most 32 copies of bins, and 4 merged ones",
+        "threads digits copies",
+        lambda f, p, d: (
+            ((f.copies == 1) | (_of_digits(f, lambda x: 1 << x[0]) * f.copies <= 32 * f.threads))
+            & (_of_digits(f, lambda x: 1 << max(x)) <= 4 * f.threads)
+        ),
+    ),
+    _rule(
+        "threads and shared memory of so many CTAs exceed those of an SM",
+        "ctas threads vector residency unroll digits copies first resident",
+        lambda f, p, d: (
+            (f.resident * f.threads <= d.warps_per_sm * WARP)
+            & (f.resident * (smem_bytes(f, p) + d.smem_reserved) <= d.smem_per_sm)
+        ),
     ),
     _rule(
         "row and histograms exceed the shared memory of a block",

@@ -17,6 +17,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.decisions import (
     BOUNDED,
     DEFAULT,
+    LINE,
     REGISTERS,
     SHARED,
     WARPS,
@@ -24,7 +25,6 @@ from ptxflow.compiler.families.sampling.decisions import (
     digits,
     smem_bytes,
     vectors,
-    zeroed_bytes,
 )
 from ptxflow.compiler.families.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.ir import (
@@ -78,18 +78,20 @@ class Kernel:
         self.smem_bytes = int(smem_bytes(f, problem))
         self.values: dict[str, UOp] = {}
         self.folds: list[UOp] = []
-        self.zeroed = smem("zeroed", int(zeroed_bytes(f, problem)), align=16)
+        self.zeroed: list[UOp] = []
         self.merged = smem("merged", 4 << max(self.digits), align=16)
         self.share = smem("share", 16, align=16)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=16)
-        self.taken = self.sweeps = 0
+        self.sweeps = 0
         self.sample = self._zeroed(16)
+        self.dump = self._zeroed(128)
         self.parts = self._zeroed(16 * WARPS)
 
     def _zeroed(self, size: int) -> UOp:
-        """The next bytes of what is zeroed at the start."""
-        start, self.taken = self.taken, self.taken + size
-        return slot(self.zeroed, 0, start, size)
+        """Storage that is zeroed at the start, by lines that a warp writes at once."""
+        name = f"zeroed{len(self.zeroed)}"
+        self.zeroed.append(smem(name, -(-size // LINE) * LINE, align=16))
+        return slot(self.zeroed[-1], 0, 0, size)
 
     def value(self, name: str, width: int = 1) -> UOp:
         """Registers of that name, which must not end in a digit: PTX numbers them."""
@@ -109,8 +111,9 @@ class Kernel:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self._start(), self._filter(), self._draw()]))
-        shared = [self.zeroed, self.merged, *self.folds]
+        later = [self._filter(), self._draw()]  # they say what is to be zeroed
+        body = list(flatten([self._start(), later]))
+        shared = [*self.zeroed, self.merged, *self.folds]
         shared += [self.share] if self.ctas > 1 else []
         shared += [self.tile] if self.shared else []
         info = KernelInfo(
@@ -118,6 +121,7 @@ class Kernel:
             arch=self.device.arch,
             warps=self.warps,
             cluster=self.ctas,
+            resident=int(self.s.resident),
             params=self.params,
             storage=(*shared, *self.values.values()),
         )
@@ -137,11 +141,12 @@ class Kernel:
         return at.ld_global(self.value(name), param(name), self.row, 1, tile, element=4)
 
     def _zero(self) -> Body:
-        left, out = self.zeroed.arg.size // 512, list[Body]()
-        for i in range(0, left, self.warps):
-            place = slot(self.zeroed, 0, (WARP + i) * 512, 512)
-            zero = at.zero_shared(place)
-            out.append(self._by_warps(left - i, zero))
+        out = list[Body]()
+        for storage in self.zeroed:
+            lines = storage.arg.size // LINE
+            for i in range(0, lines, self.warps):
+                place = slot(storage, 0, (WARP + i) * LINE, LINE)
+                out.append(self._by_warps(lines - i, at.zero_shared(place)))
         return out
 
     def _by_warps(self, count: int, body: Body) -> Body:
@@ -235,7 +240,9 @@ class Kernel:
             self._by_count(goal, "outer"),
             at.ties_of_count(outer_ties, self.value("outer_rest")),
             at.floor_above(floor, outer),
-            self._select("inner", "mass", inner_goal, floor, (outer, outer_ties), (kept, measure)),
+            self._select(
+                "inner", "mass", inner_goal, floor, True, (outer, outer_ties), (kept, measure)
+            ),
             at.ties_of_mass(inner_ties, self.value("inner_rest"), inner),
             at.join_ties(self.value("ties"), inner, inner_ties, outer, outer_ties),
             at.join_keys(self.value("key"), inner, outer),
@@ -261,11 +268,11 @@ class Kernel:
         return [
             at.mov(none, 0),
             self.sweep(lambda x, _, on: at.largest(top, x, on)),
-            at.histogram(bins, top, none, none, **attrs),
+            at.histogram(bins, self.dump, top, none, none, **attrs),
             self._meet(),
             self._pick(f"{name}_bound", bits, bins, goal, None, none, digit, final=True),
             at.floor_of_digit(floor, digit, shift=shift),
-            self._select(name, "count", goal, floor),
+            self._select(name, "count", goal, floor, sparse=True),
         ]
 
     def _select(
@@ -274,12 +281,14 @@ class Kernel:
         weight: str,
         goal: UOp,
         floor: UOp,
+        sparse: bool = False,
         lump: tuple[UOp, UOp] | None = None,
         measure: tuple[UOp, list[UOp]] | None = None,
     ) -> Body:
         """The key at which weights pass the goal, into `name`, and what is left in `name`_rest.
 
-        `lump`: a key and a number of elements that have it, beside those above the floor.
+        `sparse`: few elements reach the floor. `lump`: a key and a number of elements that have it,
+        beside those above the floor.
         `measure`: where the first round's total goes, and what then makes the goal of it.
         """
         prefix, shift, out = self.value(f"{name}_none"), sum(self.digits), list[Body]()
@@ -289,7 +298,8 @@ class Kernel:
             copies = int(self.s.copies) if i == 0 else 1
             bins = self._zeroed((4 << bits) * copies)
             attrs = {"shift": shift, "bits": bits, "copies": copies}
-            out.append(self._count(bins, prefix, floor, weight, attrs))
+            voted = i > 0 or sparse
+            out.append(self._count(bins, prefix, floor, weight, attrs, voted))
             if lump:
                 out.append(self._lump(bins, lump, prefix, attrs))
             if copies > 1:
@@ -305,10 +315,13 @@ class Kernel:
         return [*out, at.total_u32(rest, goal)]
 
     def _count(
-        self, bins: UOp, prefix: UOp, floor: UOp, weight: str, attrs: dict[str, int]
+        self, bins: UOp, prefix: UOp, floor: UOp, weight: str, attrs: dict[str, int], voted: bool
     ) -> Body:
-        more = {**attrs, "weight": weight, "group": self._group}
-        return self.sweep(lambda x, _first, _on: at.histogram(bins, x, prefix, floor, **more))
+        group = self._group if voted else 0
+        more = {**attrs, "weight": weight, "group": group, "aside": self.s.aside}
+        return self.sweep(
+            lambda x, _first, _on: at.histogram(bins, self.dump, x, prefix, floor, **more)
+        )
 
     def _lump(self, bins: UOp, lump: tuple[UOp, UOp], prefix: UOp, attrs: dict[str, int]) -> Body:
         """What so many elements equal to a key weigh, added once for the row."""
@@ -390,20 +403,15 @@ class Kernel:
         """Each bin of all CTAs, by one thread; a warp leaves its 32 and their total."""
         chunks, out = (1 << bits) // WARP_SIZE, list[Body]()
         for i in range(0, chunks, self.warps):
-            parts = self.value(f"{name}_parts{i}", self.ctas)
             bin_, total = self.value(f"{name}_bin{i}"), self.value(f"{name}_sum{i}")
             line = WARP + i
             down = const(4 * ((1 << bits) - 1)) - (line * WARP_SIZE + LANE) * 4
-            body: list[Body] = []
-            for c in range(self.ctas):
-                part = slot(parts.src[0], 0, c, 1)
-                if self.ctas == 1:
-                    body.append(at.ld_shared(part, bins, down))
-                else:
-                    peer = (self.rank + c) % self.ctas
-                    body.append(at.ld_peer(part, bins, down, peer))
-            body += [
-                at.total_u32(bin_, parts),
+            if self.ctas == 1:
+                fetch = at.ld_shared(bin_, bins, down)
+            else:
+                fetch = at.sum_peers(bin_, bins, down, self.rank, cluster=self.ctas)
+            body: list[Body] = [
+                fetch,
                 at.st_shared_vector(slot(self.merged, 0, line * 128, 128), LANE * 4, bin_),
                 at.warp_sum(total, bin_),
                 single(at.st_shared(self._part(totals, line * 4, 4), total)),
@@ -420,7 +428,7 @@ class Kernel:
         part, state, walk = (self.value(n, 4) for n in ("part", "state", "walk"))
         found = self.value("found", 6)
         zero = const(0)
-        parts, group = slot(self.zeroed, 0, self.parts.src[2], 16 * WARPS), self._group
+        parts, group = self.parts, self._group
         shares, gather = self._shares(part)
         return [
             self.sweep(lambda x, _, on: at.masses(sums, x, key, on, group=group)),
@@ -429,7 +437,7 @@ class Kernel:
             at.cta_sync(),
             at.ld_shared_v4(part, parts, LANE * 16),
             gather,
-            at.cta_target(state, shares, key, ties, self.value("uniform"), self.rank),
+            at.cta_target(state, shares, key, ties, self.value("uniform", 2), self.rank),
             at.warp_target(walk, state, part, key, WARP),
             self.sweep(
                 lambda x, first, on: at.search(
@@ -448,10 +456,8 @@ class Kernel:
             return mine, at.warp_sum(mine, part)
         shares, place = self.value("shares", 4 * self.ctas), slot(self.share)
         lead = when(WARP.eq(0), at.warp_sum(mine, part), at.st_shared_v4(place, const(0), mine))
-        looks = [
-            at.ld_peer_v4(slot(shares.src[0], 0, 4 * c, 4), place, 0, c) for c in range(self.ctas)
-        ]
-        return shares, [lead, self._meet(), looks]
+        look = at.ld_peers_v4(shares, place, cluster=self.ctas)
+        return shares, [lead, self._meet(), look]
 
     def _store(self) -> Body:
         """The token that was found, as 64 bits, by one lane of the row's first CTA."""
