@@ -261,74 +261,126 @@ def costs(policies: Mapping[str, Policy]) -> dict[str, Any]:
     return out
 
 
+def find_replays(args: argparse.Namespace, files: Sequence[Path]) -> list[Replay]:
+    """The sub-spaces that are asked for."""
+    from ptxflow.eval.optimum import LEAST
+    from ptxflow.eval.search.replay import read_replays
+
+    wanted = (args.workloads or "").split(",")
+    held = read_replays(files, args.least or LEAST)
+    found = [r for r in held if any(text in r.name for text in wanted)]
+    if not found:
+        raise BadInput(
+            f"{len(held)} brute-forced sub-spaces in {len(files)} files, and none is asked for: "
+            "see --measurements, --least, --workloads"
+        )
+    return found
+
+
+def fitted_scores(
+    replays: Sequence[Replay], files: Sequence[Path], jobs: int
+) -> list[Array | None]:
+    """Scores of surrogates that were fitted to the files without the workload they score."""
+    from ptxflow.eval.evaluation_knowledge import surrogate_scores
+    from ptxflow.eval.observing import read_observed
+
+    devices = {r.space.device.name: r.space.device for r in replays}
+    observed = [o for name in sorted(devices) for o in read_observed(files, devices[name])[0]]
+    return surrogate_scores([r.space for r in replays], observed, jobs)
+
+
 def play_all(args: argparse.Namespace) -> dict[str, Any]:
     """The results of everything: JSON data."""
-    from ptxflow.compiler.device import DEVICES
-    from ptxflow.env.measurements import load_measurements
     from ptxflow.eval.evaluation import evaluate
     from ptxflow.eval.evaluation_kernels import roofline, summary
-    from ptxflow.eval.evaluation_knowledge import model_scores, surrogate_scores
+    from ptxflow.eval.evaluation_knowledge import model_scores
     from ptxflow.eval.evaluation_results import assemble
-    from ptxflow.eval.observing import read_observed
-    from ptxflow.eval.optimum import LEAST
     from ptxflow.eval.records import read_records
-    from ptxflow.eval.search.replay import read_replays
 
     files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
     chosen = sorted(args.kernels or MEASUREMENTS.glob("*policy.jsonl.xz"))
-    wanted = (args.workloads or "").split(",")
-    replays = [
-        r for r in read_replays(files, args.least or LEAST) if any(t in r.name for t in wanted)
-    ]
-    if not replays:
-        raise BadInput(f"no brute-forced sub-space in {len(files)} files; see --least, --workloads")
-    present = {m.device for m in load_measurements(files)} & DEVICES.keys()
-    observed = [o for d in sorted(present) for o in read_observed(files, DEVICES[d])[0]]
     policies = find_policies(args.policy)
-    rewards = rewards_of(policies)
-    absent: dict[str, str] = {}
-    beliefs = {r.name: beliefs_on(r, policies, rewards, absent) for r in replays}
-    first = [f.strip() for f in (args.only or "").split(",")]
-
-    def asked(name: str) -> bool:
-        return any(name.startswith(f) for f in first)
-
-    spaces = [r.space for r in replays]
-    fitted = surrogate_scores(spaces, observed, args.jobs) if asked("surrogate") else []
-    fitted = fitted or [None] * len(replays)
-    methods = {
-        r.name: [m for m in methods_on(beliefs[r.name], model_scores(r.space), f) if asked(m.name)]
-        for r, f in zip(replays, fitted, strict=True)
+    about: dict[str, Any] = {
+        "seeds": args.seeds,
+        "measurements": {stored(f): digest(f) for f in files},
+        "kernels": {stored(f): digest(f) for f in chosen},
+        "policies": {n: [stored(p.path), digest(p.path)] for n, p in policies.items()},
+        "absent": {},
     }
-    runs = evaluate(replays, methods, args.seeds, jobs=args.jobs)
     records = [r for path in chosen for r in read_records(path)]
+    replays, rewards = find_replays(args, files), rewards_of(policies)
+    beliefs = {r.name: beliefs_on(r, policies, rewards, about["absent"]) for r in replays}
+    prefixes = tuple(text.strip() for text in (args.only or "").split(","))
+    fitted: list[Array | None] = [None] * len(replays)
+    if "surrogate top-k".startswith(prefixes):
+        fitted = fitted_scores(replays, files, args.jobs)
+    methods = {
+        r.name: [
+            m for m in methods_on(beliefs[r.name], model_scores(r.space), scores)
+            if m.name.startswith(prefixes)
+        ]
+        for r, scores in zip(replays, fitted, strict=True)
+    }  # fmt: skip
+    runs = evaluate(replays, methods, args.seeds, jobs=args.jobs)
     return {
-        "about": {
-            "seeds": args.seeds, "absent": absent,
-            "measurements": {stored(f): digest(f) for f in files},
-            "kernels": {stored(f): digest(f) for f in chosen},
-            "policies": {n: [stored(p.path), digest(p.path)] for n, p in policies.items()},
-        },
+        "about": about,
         "training": costs(policies),
         "kernels": summary(records),
         "roofline": roofline(records),
         **assemble(replays, runs, beliefs, args.seeds),
-    }  # fmt: skip
+    }
+
+
+def report(results: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write everything that follows from the results, and print the tables that matter most."""
+    from ptxflow.compiler.files import write_whole
+    from ptxflow.eval.evaluation_plots import draw
+    from ptxflow.eval.evaluation_report import TRAINING, render
+    from ptxflow.eval.evaluation_tables import renew, tables
+
+    found = tables(results)
+    plots = draw(results, args.plots or args.out / PLOTS)
+    curves = [p for name in TRAINING for p in sorted((ROOT / "plots").glob(f"*/{name}.png"))]
+    write_whole(args.out / PAGE, render(results, plots, sorted(curves)))
+    if args.into:
+        write_whole(args.into, renew(args.into.read_text(encoding="utf-8"), found))
+    for name in ("gap-held-out", "gap-trained", "claims"):
+        if name in found:
+            print(f"{name}\n{found[name]}\n")
+    print(f"written: {args.out / RESULTS}, {args.out / PAGE}, {plots[0].parent}/*.png")
 
 
 def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler.files import write_whole
 
-    results = json.loads(args.results.read_text()) if args.results else play_all(args)
-    write_whole(args.out / RESULTS, json.dumps(results, indent=None, sort_keys=True) + "\n")
+    if args.results:
+        results = json.loads(args.results.read_text(encoding="utf-8"))
+    else:
+        results = play_all(args)
+        write_whole(args.out / RESULTS, json.dumps(results, sort_keys=True) + "\n")
+    report(results, args)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from ptxflow.env.measurements import MeasurementError
+    from ptxflow.eval.arguments import UsageError
+    from ptxflow.eval.definition import DefinitionError
+    from ptxflow.eval.evaluation_tables import PageError
+    from ptxflow.eval.records import RecordError
+    from ptxflow.eval.search.play import Foul
+    from ptxflow.gfn.checkpoint import CheckpointError
+
     args = arguments(argv)
     try:
         return run(args)
-    except (BadInput, OSError) as error:
+    except Foul as foul:
+        print(f"evaluate: {foul}", file=sys.stderr)
+        return 1
+    except (
+        BadInput, CheckpointError, DefinitionError, MeasurementError, OSError, PageError,
+        RecordError, UsageError, json.JSONDecodeError,
+    ) as error:  # fmt: skip
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
 

@@ -36,11 +36,14 @@ def tables(results: Results) -> dict[str, str]:
         "bico": bico(results),
         "sources": sources(results),
     }
+    devices = {w["device"] for w in results["workloads"]}
+    home = [t for name, t in results["training"].items() if name in devices]
+    spent = sum(n for t in home for n, _ in t["measured"].values())
     for group, held in results["groups"].items():
         name = re.sub(r"\W+", "-", group)
         out[f"gap-{name}"] = gaps(held["methods"])
         out[f"reach-{name}"] = reach(held["methods"])
-        out[f"match-{name}"] = matches(held["methods"], results["training"])
+        out[f"match-{name}"] = matches(held["methods"], spent)
     return {name: text for name, text in out.items() if text}
 
 
@@ -125,12 +128,11 @@ def reach(methods: Mapping[str, Any]) -> str:
     return markdown(head, rows)
 
 
-def matches(methods: Mapping[str, Any], training: Mapping[str, Any]) -> str:
+def matches(methods: Mapping[str, Any], spent: int) -> str:
     """What others need to be as good as the policy's best of 8, and after how many workloads the
-    policy's own measurements have paid: those that its surrogates were fitted to."""
+    measurements `spent` on the policy's reward have paid."""
     if "policy" not in methods:
         return ""
-    spent = sum(n for t in training.values() for n, _ in t["measured"].values())
     head = (
         "method",
         "measurements to match the policy's best of 8",

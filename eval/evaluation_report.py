@@ -1,0 +1,78 @@
+"""The report of an evaluation: which tables and plots stand where, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ptxflow.eval.evaluation_plots import captions
+from ptxflow.eval.evaluation_tables import tables
+from ptxflow.eval.report_html import Plot, Section, page
+
+INTRO = (
+    "Searches replayed on sub-spaces whose every strategy was measured, so that the loss against "
+    "the best of them is known. All methods have the same budget of measurements. Figures are "
+    "medians over {seeds} seeds with 95% bootstrap intervals. Everything follows from the files "
+    "named at the end: `{command}`."
+)
+COMMAND = "python evaluate.py"
+TRAINING = {
+    "loss": "The loss of training.",
+    "distance": "The exact distance to the trained target on the way.",
+    "reward": "The reward of what was sampled on the way.",
+}
+
+
+def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence[Path]) -> str:
+    """The HTML of results, their plots, and plots of training runs (`DEVICE/NAME.png`)."""
+    found, shown = tables(results), captions()
+    pictures = {
+        p.stem: Plot(p, shown[p.stem], f"{COMMAND} --results results.json --plots DIR")
+        for p in plots
+    }
+    learned = [
+        Plot(p, f"{p.parent.name.upper()}: {TRAINING[p.stem]}",
+             f"python train.py --device {p.parent.name}")
+        for p in training if p.stem in TRAINING
+    ]  # fmt: skip
+
+    def draw(*names: str) -> list[Plot]:
+        return [pictures[n] for n in names if n in pictures]
+
+    def pick(*names: str) -> list[str]:
+        return [found[n] for n in names if n in found]
+
+    groups = [
+        Section(
+            f"Workloads: {group}",
+            "What the best so far loses, by measurements; then measurements to a share of the "
+            "optimum's speed, shares of runs within 1%, and distinct strategies of the fastest 1% "
+            "among 64; then what others need to match the policy's best of 8.",
+            pick(*(f"{kind}-{re.sub(r'[^0-9a-zA-Z_]+', '-', group)}"
+                   for kind in ("gap", "reach", "match"))),
+        )
+        for group in results["groups"]
+    ]  # fmt: skip
+    sections = [
+        Section("What was promised", "", pick("claims"), draw("gap", "profile")),
+        *groups,
+        Section("Each workload", "", pick("each"), draw("workloads")),
+        Section("Modes", "", (), draw("modes")),
+        Section(
+            "Distance to the target",
+            "Total variation and Jensen-Shannon distance, exact, on the sub-space.",
+            pick("distances"), draw("fidelity"),
+        ),
+        Section("Training", "", pick("training"), learned),
+        Section(
+            "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
+            pick("kernels"), draw("fast_p", "roofline"),
+        ),
+        Section("BICO-guided search", "", pick("bico"), draw("bico")),
+        Section("Spaces", "", pick("spaces")),
+        Section("Files", "", pick("sources")),
+    ]  # fmt: skip
+    intro = INTRO.format(seeds=results["about"]["seeds"], command=COMMAND)
+    return page("ptxflow: policies beside searches", intro, sections)
