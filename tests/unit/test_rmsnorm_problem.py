@@ -76,8 +76,10 @@ def test_what_cannot_be_built_is_named(
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
 def test_a_typical_space_is_large(dev) -> None:  # type: ignore[no-untyped-def]
-    assert len(space(problem(), dev)) >= 5000
-    assert len(space(problem(residual=True), dev)) >= 5000
+    for hidden in (128, 512, 1536, 2048, 4096, 7168):
+        for batch in (128, 4096):
+            assert len(space(problem(hidden, batch), dev)) >= 5000
+            assert len(space(problem(hidden, batch, residual=True), dev)) >= 5000
 
 
 @pytest.mark.parametrize("hidden", [4, 8, 16, 24, 56, 120, 1000, 1544, 5000, 10280, 65544])
@@ -130,6 +132,11 @@ def test_features_have_the_same_names_for_every_problem() -> None:
         ({"weights": "kept"}, 4096, 4096, "weights are kept where rows are, and a CTA has many"),
         ({"rows_in_flight": 4}, 4096, 4096, "rows and weights exceed the registers of a thread"),
         ({"ctas_per_sm": 8}, 512, 64, "needs more of them than the first"),
+        ({"ctas_per_row": 2}, 4096, 7, "CTAs that share a row have four warps of it each"),
+        ({"ctas_per_row": 2, "row_threads": 128}, 4096, 4096, "are too few for the SMs"),
+        ({"ctas_per_row": 2, "row_threads": 128}, 4096, 7, "and those of other CTAs always"),
+        ({"ctas_per_row": 2, "ctas_per_sm": 1}, 4096, 7, "strides over the rows shares none"),
+        ({"parts": 4}, 4096, 4096, "sums are taken four at a time where there are"),
     ],
 )
 def test_rules_refuse_by_their_sentence(
