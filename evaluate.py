@@ -100,6 +100,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def digest(path: Path) -> str:
+    """Of a file's bytes; MeasurementError where it cannot be read."""
+    from ptxflow.env.measurements import MeasurementError
+
+    if not path.is_file():
+        raise MeasurementError(f"{path}: no such file")
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -357,7 +362,7 @@ def run(args: argparse.Namespace) -> int:
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
         results = play_all(args)
-        write_whole(args.out / RESULTS, json.dumps(results, sort_keys=True) + "\n")
+        write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)
     return 0
 

@@ -1,0 +1,154 @@
+"""`evaluate.py` on one committed space: the same bytes twice, a report that stands alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import evaluate
+from ptxflow.eval.evaluation_plots import PLOTS
+from ptxflow.eval.evaluation_tables import PageError, quoted, renew, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+HELD_OUT = "eval/measurements/h200-gemm-held-out.jsonl.xz"
+ASKED = ("--measurements", HELD_OUT, "--workloads", "M=17", "--seeds", "3", "--jobs", "1",
+         "--only", "policy,uniform,model,BICO")  # fmt: skip
+
+
+def run(*arguments: object) -> int:
+    return evaluate.main([str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluation") / "first"
+    page = folder.parent / "page.md"
+    page.write_text("Before.\n\n<!-- table gap-all -->\nold\n<!-- end -->\nAfter.\n")
+    assert run(*ASKED, "--out", folder, "--into", page) == 0
+    return folder
+
+
+def test_the_same_seed_gives_the_same_numbers(out: Path, tmp_path: Path) -> None:
+    """In another process, with another seed of hashes."""
+    done = subprocess.run(
+        [sys.executable, "evaluate.py", *ASKED, "--out", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "| uniform random |" in done.stdout
+    assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
+
+
+def test_everything_is_drawn_again_from_the_results(out: Path, tmp_path: Path) -> None:
+    where = ("--out", tmp_path, "--plots", tmp_path / "p")
+    assert run("--results", out / "results.json", *where) == 0
+    assert (tmp_path / "report.html").read_bytes() == (out / "report.html").read_bytes()
+    for plot in (out / "plots").glob("*.png"):
+        assert (tmp_path / "p" / plot.name).read_bytes() == plot.read_bytes()
+
+
+def test_the_results_name_what_they_follow_from(out: Path) -> None:
+    results = json.loads((out / "results.json").read_text())
+    assert list(results["about"]["measurements"]) == [HELD_OUT]
+    assert results["about"]["seeds"] == 3
+    methods = results["groups"]["all"]["methods"]
+    assert {"policy", "policy top-k", "model top-k", "uniform random", "BICO-guided"} <= set(
+        methods
+    )
+    assert "TPE" not in methods and "surrogate top-k" not in methods
+
+
+def test_a_page_is_renewed_between_its_marks(out: Path) -> None:
+    page = (out.parent / "page.md").read_text()
+    results = json.loads((out / "results.json").read_text())
+    assert page.startswith("Before.\n\n<!-- table gap-all -->\n| method |")
+    assert page.endswith("<!-- end -->\nAfter.\n")
+    assert quoted(page) == {"gap-all": tables(results)["gap-all"]}
+    with pytest.raises(PageError, match="no table 'none'; there are"):
+        renew("<!-- table none -->\n<!-- end -->", tables(results))
+
+
+class Reader(HTMLParser):
+    """Tags in balance, addresses, images and the cells of each row."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: set[str] = set()
+        self.tags: set[str] = set()
+        self.rows: list[int] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        found = dict(attrs)
+        self.addresses += [v for k, v in found.items() if k in ("src", "href") and v]
+        if found.get("id"):
+            assert found["id"] not in self.ids
+            self.ids.add(str(found["id"]))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append(0)
+        if tag in ("td", "th"):
+            self.rows[-1] += 1
+        if tag == "table":
+            self.rows.append(-1)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+
+def test_the_report_stands_alone(out: Path) -> None:
+    text = (out / "report.html").read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == [] and "script" not in reader.tags and "link" not in reader.tags
+    assert not re.search(r"https?://|@import|url\(", text)
+    images = [a for a in reader.addresses if a.startswith("data:image/png;base64,")]
+    links = [a for a in reader.addresses if a.startswith("#")]
+    assert len(images) + len(links) == len(reader.addresses)
+    assert {link[1:] for link in links} == reader.ids
+    assert len(images) >= len(PLOTS) - 1
+    for image in images:
+        data = base64.b64decode(image.partition(",")[2], validate=True)
+        width, height = struct.unpack(">II", data[16:24])
+        assert data.startswith(b"\x89PNG") and width >= 640 and height >= 200
+    widths = " ".join(map(str, reader.rows)).split("-1")
+    assert all(len(set(table.split())) <= 1 for table in widths), "rows of unequal length"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--measurements", "none.jsonl.xz"), "none.jsonl.xz: no such file"),
+        (("--policy", "x"), "--policy 'x' must have the form NAME=FILE"),
+        (("--policy", "x=none.safetensors"), "none.safetensors: cannot read the checkpoint"),
+        (("--measurements", HELD_OUT, "--workloads", "nothing"), "none is asked for"),
+        (("--seeds", "0"), "--seeds must be positive"),
+        (("--results", "none.json"), "none.json"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = run(*arguments, "--out", tmp_path / "out")
+    except SystemExit as stop:  # argparse
+        code = int(str(stop.code))
+    said = capsys.readouterr().err
+    assert code == 2 and says in said
+    assert len([line for line in said.splitlines() if line.startswith("evaluate:")]) == 1

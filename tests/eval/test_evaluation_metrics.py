@@ -1,0 +1,158 @@
+"""Figures against what they are by hand, and runs that are the same whatever runs them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxflow.eval.evaluation import Runs, evaluate
+from ptxflow.eval.evaluation_kernels import fast, summary
+from ptxflow.eval.evaluation_metrics import (
+    Sheet,
+    interval,
+    jensen_shannon,
+    judge,
+    measured_target,
+    normalised,
+    share,
+    total_variation,
+)
+from ptxflow.eval.evaluation_results import Belief, fidelity, matching
+from ptxflow.eval.records import Record
+from ptxflow.eval.search.optimisers import Annealing, CmaEs
+from ptxflow.eval.search.plain import Exhaustive, Ranked, Uniform
+from ptxflow.eval.search.play import Foul, Method
+from ptxflow.eval.search.replay import Replay, read_replays
+
+HELD_OUT = Path(__file__).resolve().parents[2] / "eval/measurements/h200-gemm-held-out.jsonl.xz"
+
+
+@pytest.fixture(scope="module")
+def replays() -> list[Replay]:
+    return read_replays([HELD_OUT])
+
+
+def sheet(rows: list[list[float]]) -> Sheet:
+    """Of one workload: best so far over the optimum, a row a seed."""
+    best = np.array([rows])
+    return Sheet(best, np.zeros(best.shape))
+
+
+def test_best_so_far_counts_failures_as_the_slowest_success(replays: list[Replay]) -> None:
+    whole = replays[0]
+    times = whole.times.copy()
+    order = np.argsort(times)
+    times[order[5]] = np.inf
+    replay = Replay(whole.name, whole.space, times, whole.yardstick)
+    run = Runs("by hand", replay.name, np.array([[order[5], order[9], order[9], order[0]]]))
+    nine = times[order[9]] / times[order[0]]
+    assert run.best(replay)[0] == pytest.approx([replay.slowest / replay.optimum, nine, nine, 1.0])
+
+
+def test_gaps_reach_and_shares_by_hand() -> None:
+    two = Sheet(np.array([[[2.0, 1.0], [1.2, 1.2]], [[1.0, 1.0], [1.0, 1.0]]]), np.zeros((2, 2, 2)))
+    assert two.gap() == pytest.approx(np.sqrt([[2.0, 1.0], [1.2, 1.2]]) - 1)
+    assert two.reach(0.99).tolist() == [[2, np.inf], [1, 1]]
+    assert two.reach(0.80).tolist() == [[2, 1], [1, 1]]
+    figures = judge(two, (1, 2))
+    assert figures["solved"]["2"][0] == 0.75 and figures["reach"]["99%"][0] == 1.5
+    assert judge(sheet([[1.5, 1.5]] * 3), (1, 2))["reach"]["90%"] == [None, None, None]
+    assert share(np.array([[True, False], [True, False]]))[0] == 0.5
+
+
+def test_matching_counts_until_others_are_as_good() -> None:
+    ours = sheet([[1.1] * 8, [1.3] * 8, [1.2] * 8])  # its best of 8 is 1.2 at the median
+    other = sheet([[1.5, 1.2, 1.0], [1.5, 1.5, 1.1], [1.5, 1.4, 1.3]])
+    assert matching(ours, {"other": other})["other"][0] == 3  # after 2, 3 and never
+
+
+def test_modes_are_counted_once(replays: list[Replay]) -> None:
+    replay = replays[0]
+    first, second = np.flatnonzero(replay.top)[:2]
+    other = int(np.argmax(replay.times))
+    asked = np.array([[first, other, first, second, second]])
+    found = Sheet.of([Runs("m", replay.name, asked)], {replay.name: replay}, seeds=1)
+    assert found.modes[0, 0].tolist() == [1, 1, 1, 2, 2]
+
+
+def test_intervals_hold_the_median_and_shrink_with_seeds() -> None:
+    rng = np.random.default_rng(0)
+    few, many = rng.normal(size=20), rng.normal(size=2000)
+    for values in (few, many):
+        middle, low, high = interval(values)
+        assert low <= middle == np.median(values) <= high
+        assert interval(values) == (middle, low, high)
+    assert np.diff(interval(many)[1:]) < np.diff(interval(few)[1:]) / 4
+    assert interval(np.ones(10)) == (1, 1, 1)
+
+
+def test_distances_are_those_of_their_definitions() -> None:
+    rng = np.random.default_rng(1)
+    p, q = (normalised(rng.normal(size=6)) for _ in range(2))
+    subsets = [list(s) for n in range(7) for s in combinations(range(6), n)]
+    largest = max(abs(np.exp(p[s]).sum() - np.exp(q[s]).sum()) for s in subsets)
+    assert total_variation(p, q) == pytest.approx(largest)
+    assert total_variation(p, p) == 0 == jensen_shannon(p, p)
+    apart = np.array([0.0, -np.inf]), np.array([-np.inf, 0.0])
+    assert total_variation(*apart) == 1 == jensen_shannon(*apart)
+    assert jensen_shannon(p, q) == pytest.approx(jensen_shannon(q, p))
+
+
+def test_the_measured_target_is_at_no_distance_from_itself(replays: list[Replay]) -> None:
+    replay = replays[0]
+    truth = measured_target(replay)
+    assert np.exp(truth).sum() == pytest.approx(1) and truth.argmax() == replay.times.argmin()
+    found = fidelity(replay, [Belief("right", truth + 3.0, own=truth)])
+    right = {k: found["right"][k] for k in ("tv", "own_tv", "reward_tv")}
+    assert right == pytest.approx({"tv": 0, "own_tv": 0, "reward_tv": 0}, abs=1e-9)
+    assert found["uniform"]["tv"] > 0.5
+
+
+def record(m: int, ratio: float, status: str = "ok") -> Record:
+    latency = {"median": 10 / ratio, "q1": 1.0, "q3": 1.0, "samples": 7.0} if ratio else None
+    return Record("gemm_n128_k2048", {"M": m}, {"family": "gemm", "choices": {}}, f"{m} {ratio}",
+                  "h200", status, latency_us=latency, peers={"torch.mm": 10.0},
+                  ratio=ratio or None)  # fmt: skip
+
+
+def test_kernels_that_are_wrong_count_as_no_speedup() -> None:
+    found = summary([record(1, 2.0), record(1, 1.0), record(2, 0.5), record(3, 0.0, "wrong")])
+    gemm = found["gemm"]
+    assert (gemm["kernels"], gemm["right"], gemm["workloads"]) == (4, 3, 3)
+    assert (gemm["min"], gemm["median"], gemm["max"]) == (0, 0.5, 2)
+    assert gemm["above"] == pytest.approx(1 / 3, rel=1e-5) and gemm["geometric_mean"] == 0
+    assert [fast([0.0, 0.5, 2.0], p) for p in (0.4, 0.5, 1.9, 2.0)] == [2 / 3, 1 / 3, 1 / 3, 0]
+
+
+def test_runs_are_the_same_on_one_process_and_on_two(replays: list[Replay]) -> None:
+    methods: list[Method] = [Uniform(), Exhaustive(), CmaEs(), Annealing()]
+    given = {r.name: methods for r in replays}
+    one, two = (evaluate(replays, given, seeds=12, budget=20, jobs=jobs) for jobs in (1, 2))
+    assert [(r.method, r.workload, r.asked.shape) for r in one[:2]] == [
+        ("uniform random", replays[0].name, (12, 20)), ("exhaustive", replays[0].name, (1, 20)),
+    ]  # fmt: skip
+    for a, b in zip(one, two, strict=True):
+        assert (a.method, a.workload) == (b.method, b.workload)
+        assert np.array_equal(a.asked, b.asked)
+
+
+class Peeking(Ranked):
+    """Finds the replay among its callers."""
+
+    def search(self, space, rng):  # type: ignore[no-untyped-def]
+        import sys
+
+        frame = sys._getframe()
+        while frame is not None and "replay" not in frame.f_locals:
+            frame = frame.f_back  # type: ignore[assignment]
+        for at in np.argsort(frame.f_locals["replay"].times):
+            yield int(at)
+
+
+def test_an_evaluation_refuses_a_method_that_peeks(replays: list[Replay]) -> None:
+    planted = Peeking("planted", np.zeros(len(replays[0].times)))
+    with pytest.raises(Foul, match=f"planted on {replays[0].name}: measurement 1 depends"):
+        evaluate(replays[:1], {replays[0].name: [planted]}, seeds=2, budget=10)

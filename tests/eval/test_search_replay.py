@@ -1,0 +1,71 @@
+"""Which sub-spaces count as brute-forced, and what a replay knows of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxflow.env.measurements import Measured, by_workload, load_measurements
+from ptxflow.eval.optimum import relative_times
+from ptxflow.eval.search.replay import Replay, brute_forced, read_replays
+
+FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
+HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-policy.jsonl.xz"
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Measured]:
+    """One workload that was brute-forced, with what later campaigns measured of it."""
+    groups = by_workload(load_measurements([HELD_OUT, SAMPLES]))
+    ((_, found),) = [(w, g) for w, g in groups.items() if dict(w[1]) == {"M": 17} and len(g) > 1500]
+    return found
+
+
+@pytest.fixture(scope="module")
+def replay(measured: list[Measured]) -> Replay:
+    found = brute_forced(measured, 1500)
+    assert found is not None
+    return found
+
+
+def test_the_campaign_that_left_no_hole_speaks_and_no_other(
+    measured: list[Measured], replay: Replay
+) -> None:
+    runs = {run: [m for m in measured if m.run == run] for run in {m.run for m in measured}}
+    assert len(runs) > 1
+    whole = max(runs.values(), key=len)
+    times = relative_times(whole)
+    assert len(replay.times) == len(times) < len({m.key for m in measured})
+    assert replay.optimum == min(times.values()) and np.isfinite(replay.times).all()
+    assert replay.kind == "held_out"
+    assert replay.choices()["swap"] == (1,) and replay.choices()["producer_regs"] == (0,)
+    assert replay.top.sum() == round(len(times) / 100)
+    best = replay.space.strategy(int(replay.space.codes[np.argmin(replay.times)]))
+    assert times[tuple(sorted(best.choices))] == replay.optimum
+
+
+def test_a_hole_disqualifies(measured: list[Measured], replay: Replay) -> None:
+    """A strategy that was not measured; one that failed was."""
+    whole = [m for m in measured if m.run == max({m.run for m in measured}, key=lambda r: sum(
+        m.run == r for m in measured))]  # fmt: skip
+    victim = whole[len(whole) // 2].key
+    assert brute_forced([m for m in whole if m.key != victim], 1500) is None
+    failed = [replace(m, status="wrong") if m.key == victim else m for m in whole]
+    found = brute_forced(failed, 1500)
+    assert found is not None and len(found.times) == len(replay.times)
+    assert np.isinf(found.times).sum() == 1 and found.slowest < np.inf
+    assert (found.tflops() == 0).sum() == 1
+
+
+def test_samples_alone_are_no_space() -> None:
+    assert read_replays([SAMPLES], least=8) == []
+
+
+def test_every_committed_space_is_found_and_named_once() -> None:
+    found = read_replays([HELD_OUT])
+    assert len(found) == len({r.name for r in found}) == 2
+    assert all(len(r.times) == len(r.space) >= 1500 for r in found)
+    assert all(not r.space.codes.flags.writeable for r in found)
