@@ -6,6 +6,7 @@ An access is refused unless its issuer knows, in the access's proxy, every earli
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from ptxflow.compiler.atoms.table import Access, Atom, atom
@@ -20,6 +21,7 @@ from ptxflow.compiler.check.state import (
     TensorMemory,
     Unread,
     inside,
+    minus,
     overlap,
     uncovered,
 )
@@ -39,6 +41,7 @@ class Accesses:
         self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
         self.events: list[Event] = []
         self.histories: dict[tuple[Any, ...], History] = {}
+        self.private: dict[tuple[int, UOp], int] = {}  # (warp, storage) -> number of its state
         self.barriers: dict[tuple[Any, ...], Barrier] = {}
         self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
         self.landing: list[Callable[[], None]] = []
@@ -106,7 +109,7 @@ class Accesses:
     def _registers_at_entry(self, agent: Agent) -> None:
         """What the registers hold at entry was written generically."""
         for storage in self.info.storage:
-            if storage.op is Op.FRAG:
+            if storage.op is Op.FRAG and storage not in self.program.private:
                 bit = self._event(agent, self.program.kernel)
                 history = self._history((Op.FRAG, storage.arg.name, agent.index), storage.arg.name)
                 whole = (0, storage.arg.size, 0, 1)
@@ -273,6 +276,9 @@ class Accesses:
         if kind is Op.MBAR:
             self._init_barrier(agent, node, operand)
             return
+        if operand.src[0] in self.program.private:
+            self._access_private(agent, node, access, operand)
+            return
         pipe = self._pipe(agent, node, access)
         known = agent.knows.of(access.proxy, access.mode, access.done)
         for cta in self._ctas(agent, node, access):
@@ -284,6 +290,8 @@ class Accesses:
                 self._check_data(agent, node, access, history, region)
                 if kind is Op.FRAG and access.done == "now":
                     self._check_sum(agent, node, access, history, region)
+                elif kind is Op.SMEM and (history.fresh or node.arg.attr("begun")):
+                    self._check_begun(agent, node, access, history, region)
                 bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
                 event = bit.bit_length() - 1
                 boxed = node.arg.attr("box") and access.done == "mbar"
@@ -299,6 +307,22 @@ class Accesses:
                     history.read(region)
                     history.unread.append(Unread(event, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
+
+    def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:
+        storage, stage, offset_node = operand.src
+        offset = self.program.value(offset_node)(agent.env)
+        self._bounds(agent, node, operand, self.program.value(stage)(agent.env), offset)
+        place = agent.index, storage
+        self.private[place] = self.program.moves.after(
+            self.private.get(place, 0),
+            node,
+            access,
+            operand,
+            offset,
+            access.mode == "rw" and self._accumulates(agent, node),
+            self._must_be_used(Op.FRAG),
+            partial(self._refuse, agent, node),
+        )
 
     def _must_be_used(self, kind: Op) -> bool:
         """Whether sums and values may not be overwritten or left unread: this run says what it
@@ -361,6 +385,22 @@ class Accesses:
                 )
         else:
             history.taken = [t for t in history.taken if not overlap(t, region)]
+
+    def _check_begun(
+        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+    ) -> None:
+        """A sum that is begun in memory is read when something was added to it."""
+        if access.mode == "r" and any(overlap(f, region) for f in history.fresh):
+            self._refuse(
+                agent,
+                node,
+                f"reads {history.name}, to which nothing was added since it was begun",
+                "add to it first, or read what was added to",
+            )
+        if not node.arg.attr("partial"):  # what is added beside the sum's main part
+            history.fresh = [rest for f in history.fresh for rest in minus(f, region)]
+        if node.arg.attr("begun"):
+            history.fresh.append(region)
 
     def _check_read(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region

@@ -31,6 +31,13 @@ def check_end(machine: Machine) -> None:
                 f"nobody reads what {machine.events[event]} put into {history.name} "
                 f"[{machine.trip.name}]; fix: consume every stage, sum and value that is produced"
             )
+    for (warp, storage), number in machine.private.items():
+        for node, _ in machine.program.moves.states[number].unread:
+            what = f"{show(node)} at {node.site} by {machine.agents[warp].who()}"
+            raise HazardError(
+                f"nobody reads what {what} put into {storage.arg.name} [{machine.trip.name}]; "
+                "fix: consume every stage, sum and value that is produced"
+            )
     for key, meeting in machine.rendezvous.items():
         if meeting.arrived:
             left = ", ".join(sorted({f"{show(n)} at {n.site}" for n in meeting.arrived.values()}))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.ir import Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
@@ -29,6 +30,7 @@ _EXPRESSION = {
     "eq": "({}=={})",
     "ne": "({}!={})",
 }
+MEETINGS = ("cta_sync", "warp_sync", "cluster_arrive", "cluster_wait")  # of all
 Env = dict[str, int]
 Steps = Generator[UOp, None, None]
 
@@ -57,6 +59,9 @@ class Program:
                             columns = node.arg.attr("box")[0] * node.arg.attr("element")
                             self.row_bytes[operand.src[0]] = columns
         self.plan = layout(kernel.arg)
+        self.in_step = _in_step(kernel)
+        self.private = private_storages(kernel)
+        self.moves = Moves()
         asked = [
             node.arg.attr("registers")
             for _, node in walk(kernel)
@@ -107,6 +112,18 @@ class Program:
                     found = _EXPRESSION[node.arg].format(a, b)
             self._text[node] = found
         return found
+
+
+def _in_step(kernel: UOp) -> bool:
+    """Whether nothing is asynchronous, and warps wait only where all of the CTA or cluster do."""
+    for _, node in walk(kernel):
+        if node.op is Op.ATOM:
+            row = atom(node.arg.atom)
+            if row.effect and row.effect not in MEETINGS:
+                return False
+            if any(access.done != "now" for access in row.accesses):
+                return False
+    return True
 
 
 def _touches(node: UOp, operand: str, storage: UOp) -> bool:

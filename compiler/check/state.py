@@ -162,6 +162,7 @@ class History:
     written: list[Region] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     taken: list[Region] = field(default_factory=list)  # of sums: read since they were begun
+    fresh: list[Region] = field(default_factory=list)  # of sums in memory: nothing added yet
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.

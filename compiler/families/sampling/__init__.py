@@ -23,10 +23,10 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """Trip-count classes: a row; where it is not in registers, of one chunk and of two."""
+    """A row; where it is not in registers, of two chunks, or one if it has no more."""
     k = Kernel(p, s, device)
     out = []
-    for chunks in (1,) if k.kept else sorted({1, min(2, k.chunks)}):
+    for chunks in (1,) if k.kept else (min(2, k.chunks),):
         values = (("ctaid", 0), ("chunks", chunks))
         name = "a row" if k.kept else f"a row of {chunks} chunks"
         out.append(Trip(name, values, (("samples", 1, 1),)))
