@@ -38,6 +38,8 @@ class Case:
     reference: Callable[[Mapping[str, Any]], dict[str, Tensor]]
     outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     tolerance: Mapping[str, Tolerance]
+    #: what a kernel of ours draws, to the element, from the generator's state that it is given
+    drawn: Callable[[Tensors], dict[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class Bench:
         self.scalars: dict[str, float | None] = {
             name: v for name, v in given[self.seeds[0]].items() if not isinstance(v, Tensor)
         }
+        self._drawn: dict[int, dict[str, Tensor]] = {}
         self.inputs = {
             name: Guarded(tuple(t.shape), t.dtype, device)
             for name, t in self._pristine[self.seeds[0]].items()
@@ -169,6 +172,13 @@ class Bench:
             self.inputs[name].tensor.copy_(value)
         return self._pristine[seed], self._expected[seed]
 
+    def drawn(self, seed: int) -> dict[str, Tensor]:
+        """What a kernel of ours must draw from the seed's inputs; nothing where none draws."""
+        if seed not in self._drawn:
+            draw = self.case.drawn
+            self._drawn[seed] = draw(self._pristine[seed]) if draw else {}
+        return self._drawn[seed]
+
     def poison(self) -> None:
         for guarded in self.outputs.values():
             guarded.poison()
@@ -186,15 +196,21 @@ class Bench:
         return counts
 
 
-def check(call: Callable[[], None], bench: Bench, seeds: Sequence[int] | None = None) -> Verdict:
+def check(
+    call: Callable[[], None],
+    bench: Bench,
+    seeds: Sequence[int] | None = None,
+    exact: bool = False,
+) -> Verdict:
     """Run the kernel twice on every seed (the bench's, or some of them), against the reference.
 
+    `exact`: what it draws must be what the case says of our own kernels, and not only drawable.
     All findings of a seed stay on the device until both runs are queued, and cross together.
     """
     seeds = bench.seeds if seeds is None else seeds
     worst_abs = worst_ratio = 0.0
     for seed in seeds:
-        reason, (absolute, ratio) = _check_seed(call, bench, seed)
+        reason, (absolute, ratio) = _check_seed(call, bench, seed, exact)
         worst_abs, worst_ratio = max(worst_abs, absolute), max(worst_ratio, ratio)
         if reason:
             return _verdict(bench.case, reason, seeds, worst_abs, worst_ratio, seed)
@@ -202,7 +218,7 @@ def check(call: Callable[[], None], bench: Bench, seeds: Sequence[int] | None = 
 
 
 def _check_seed(
-    call: Callable[[], None], bench: Bench, seed: int
+    call: Callable[[], None], bench: Bench, seed: int, exact: bool
 ) -> tuple[str, tuple[float, float]]:
     """What is wrong on one seed (empty: nothing), and the largest error and ratio."""
     inputs, expected = bench.fill(seed)
@@ -219,6 +235,9 @@ def _check_seed(
         again = _words(bench.outputs[name].tensor) != _words(first[name])
         counts[f"{name} differs between two runs on the same inputs"] = again.sum()
         maxima += [off.error, off.ratio]
+    for name, tokens in bench.drawn(seed).items() if exact else ():
+        told = f"{name}: {{}} elements are not those of this state of the generator"
+        counts[told] = (first[name] != tokens).sum()
     found = torch.stack([t.double() for t in (*counts.values(), *maxima)]).tolist()
     errors = max(found[len(counts) :: 2]), max(found[len(counts) + 1 :: 2])
     for reason, count in zip(counts, found, strict=False):

@@ -23,7 +23,7 @@ from ptxflow.eval.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.peers import Beside
-from ptxflow.eval.references import sampling
+from ptxflow.eval.references import sampling, sampling_integers
 from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import (
     FLUSH,
@@ -75,7 +75,14 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
             n: (shapes[n] or (), getattr(torch, t.dtype)) for n, t in definition.outputs.items()
         },
         tolerance=tolerances,
+        drawn=(lambda inputs: {name: tokens(inputs) for name in draws}) if draws else None,
     )
+
+
+def tokens(inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch] int64: what our kernels draw with SEED and offset 0."""
+    top_k, top_p = inputs.get("top_k"), inputs.get("top_p")
+    return sampling_integers.sample(inputs["probs"], top_k, top_p, SEED)
 
 
 def drawable(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -91,6 +98,7 @@ class Calls:
 
     checked: Callable[[], None]
     timed: Callable[[], Any]
+    exact: bool = False  # it is given SEED, and must draw accordingly
 
 
 class Session:
@@ -166,7 +174,7 @@ class Session:
         def call() -> None:
             launch(stream)
 
-        return Calls(call, call)
+        return Calls(call, call, exact=True)
 
     def _unload(self) -> None:
         while self._loaded:
@@ -190,7 +198,7 @@ class Session:
 
     def _run(self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None]) -> Json:
         stage("check")
-        verdict = check(calls.checked, bench)
+        verdict = check(calls.checked, bench, exact=calls.exact)
         torch.cuda.synchronize()
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
@@ -199,7 +207,7 @@ class Session:
         latency = Timing.of(samples.pop(OURS)).to_json()
         peers = {name: Timing.of(values).median for name, values in samples.items()}
         timed = {"latency_us": latency, "peers": peers, "timing": timing}
-        return timed | self._after_timing(bench, calls.checked, verdict)
+        return timed | self._after_timing(bench, calls, verdict)
 
     def _refine(
         self, job: Json, definition: Definition, bench: Bench, stage: Callable[[str], None]
@@ -213,7 +221,7 @@ class Session:
         peers = {name: Timing.of(samples[name]).median for name in self._peers}
         outcomes = []
         for name, call in calls.items():
-            verdict = check(call.checked, bench)
+            verdict = check(call.checked, bench, exact=call.exact)
             outcomes.append({
                 "status": "ok" if verdict.correct else "wrong",
                 "detail": "" if verdict.correct else f"after timing, {verdict.reason}",
@@ -255,9 +263,9 @@ class Session:
         }
         return samples, about | ({"absent": self._beside.absent} if self._beside.absent else {})
 
-    def _after_timing(self, bench: Bench, call: Callable[[], None], before: Verdict) -> Json:
+    def _after_timing(self, bench: Bench, calls: Calls, before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""
-        after = check(call, bench, bench.seeds[-1:])
+        after = check(calls.checked, bench, bench.seeds[-1:], calls.exact)
         torch.cuda.synchronize()
         if after.correct:
             return {"status": "ok", "detail": "", "check": before.to_json()}

@@ -7,8 +7,7 @@ import torch
 
 WEIGHT = 31  # bits of the unit of weights, by which top-p cuts
 FINE = 44  # and of the masses by which a sample is drawn
-MANY = 2**31 - 1  # a goal that keeps everything
-WORD = 2**32 - 1
+WORD = 2**32 - 1  # the largest word, and a goal that keeps everything
 MULTIPLIERS, INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 
@@ -52,7 +51,7 @@ def kept(
     if top_p is not None:
         p = top_p.unsqueeze(-1)
         share = torch.floor(p.double().clamp(0, 1) * 2.0**WEIGHT).long()
-        goal = (share * total >> WEIGHT).clamp(max=MANY).masked_fill(p >= 1, MANY)
+        goal = (share * total >> WEIGHT).masked_fill(p >= 1, WORD)
         weights = weights * stays
         stays &= weights.cumsum(-1) - weights <= goal
     return torch.zeros_like(stays).scatter(-1, order, stays)

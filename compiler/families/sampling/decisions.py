@@ -89,10 +89,11 @@ def zeroed_bytes(f: Fields, problem: Problem) -> Any:
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
     first = _of_digits(f, lambda d: 4 << d[0])
-    merged = _of_digits(f, lambda d: 4 << max(d))
+    ordered = _of_digits(f, lambda d: sum(4 << bits for bits in d)) * selections(problem)
+    ordered = ordered + np.where(f.first == BOUNDED, first, 0)
     folded = np.where(f.copies > 1, first * selections(problem), 0)
     row = np.where(f.residency == SHARED, vectors(f, problem) * f.vector * f.threads * ELEMENT, 0)
-    return zeroed_bytes(f, problem) + folded + merged + 16 + row
+    return zeroed_bytes(f, problem) + folded + ordered + 16 + row
 
 
 def registers(f: Fields, problem: Problem) -> Any:

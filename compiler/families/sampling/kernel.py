@@ -77,21 +77,24 @@ class Kernel:
         self.row = CTAID // self.ctas
         self.smem_bytes = int(smem_bytes(f, problem))
         self.values: dict[str, UOp] = {}
-        self.folds: list[UOp] = []
-        self.zeroed: list[UOp] = []
-        self.merged = smem("merged", 4 << max(self.digits), align=16)
+        self.sums: list[UOp] = []  # of copies, and of CTAs
+        self.zeroed: dict[UOp, bool] = {}
         self.share = smem("share", 16, align=16)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=16)
         self.sweeps = 0
-        self.sample = self._zeroed(16)
+        self.sample = self._zeroed(16, begun=True)
         self.dump = self._zeroed(128)
         self.parts = self._zeroed(16 * WARPS)
 
-    def _zeroed(self, size: int) -> UOp:
-        """Storage that is zeroed at the start, by lines that a warp writes at once."""
+    def _zeroed(self, size: int, begun: bool = False) -> UOp:
+        """Storage that is zeroed at the start, by lines that a warp writes at once.
+
+        `begun`: nothing is to be read there before something was added.
+        """
         name = f"zeroed{len(self.zeroed)}"
-        self.zeroed.append(smem(name, -(-size // LINE) * LINE, align=16))
-        return slot(self.zeroed[-1], 0, 0, size)
+        storage = smem(name, -(-size // LINE) * LINE, align=16)
+        self.zeroed[storage] = begun
+        return slot(storage, 0, 0, size)
 
     def value(self, name: str, width: int = 1) -> UOp:
         """Registers of that name, which must not end in a digit: PTX numbers them."""
@@ -113,7 +116,7 @@ class Kernel:
         """The lowered kernel."""
         later = [self._filter(), self._draw()]  # they say what is to be zeroed
         body = list(flatten([self._start(), later]))
-        shared = [*self.zeroed, self.merged, *self.folds]
+        shared = [*self.zeroed, *self.sums]
         shared += [self.share] if self.ctas > 1 else []
         shared += [self.tile] if self.shared else []
         info = KernelInfo(
@@ -142,11 +145,11 @@ class Kernel:
 
     def _zero(self) -> Body:
         out = list[Body]()
-        for storage in self.zeroed:
+        for storage, begun in self.zeroed.items():
             lines = storage.arg.size // LINE
             for i in range(0, lines, self.warps):
                 place = slot(storage, 0, (WARP + i) * LINE, LINE)
-                out.append(self._by_warps(lines - i, at.zero_shared(place)))
+                out.append(self._by_warps(lines - i, at.zero_shared(place, begun=begun)))
         return out
 
     def _by_warps(self, count: int, body: Body) -> Body:
@@ -207,6 +210,11 @@ class Kernel:
         return loop(c, trips, fetch, visit(elements, self._first(c), c.ne(0)), rolled=True)
 
     @property
+    def _once(self) -> dict[str, str]:
+        """What is said of a visit where elements are fetched anew for the next."""
+        return {} if self.kept else {"last": "src"}
+
+    @property
     def _group(self) -> int:
         """Elements that a vote decides on."""
         return min(int(self.s.group), self.at_once) * self.width
@@ -263,11 +271,11 @@ class Kernel:
         top, digit, none = (self.value(f"{name}_{n}") for n in ("top", "digit", "bottom"))
         bits = self.digits[0]
         shift = sum(self.digits[1:])
-        bins = self._zeroed(4 << bits)
+        bins = self._zeroed(4 << bits, begun=True)
         attrs = {"shift": shift, "bits": bits}
         return [
             at.mov(none, 0),
-            self.sweep(lambda x, _, on: at.largest(top, x, on)),
+            self.sweep(lambda x, _, on: at.largest(top, x, on, **self._once)),
             at.histogram(bins, self.dump, top, none, none, **attrs),
             self._meet(),
             self._pick(f"{name}_bound", bits, bins, goal, None, none, digit, final=True),
@@ -296,7 +304,7 @@ class Kernel:
         for i, bits in enumerate(self.digits):
             shift, last = shift - bits, i + 1 == len(self.digits)
             copies = int(self.s.copies) if i == 0 else 1
-            bins = self._zeroed((4 << bits) * copies)
+            bins = self._zeroed((4 << bits) * copies, begun=True)
             attrs = {"shift": shift, "bits": bits, "copies": copies}
             voted = i > 0 or sparse
             out.append(self._count(bins, prefix, floor, weight, attrs, voted))
@@ -318,16 +326,19 @@ class Kernel:
         self, bins: UOp, prefix: UOp, floor: UOp, weight: str, attrs: dict[str, int], voted: bool
     ) -> Body:
         group = self._group if voted else 0
-        more = {**attrs, "weight": weight, "group": group, "aside": self.s.aside}
+        more = {**attrs, "weight": weight, "group": group, "aside": self.s.aside, **self._once}
         return self.sweep(
             lambda x, _first, _on: at.histogram(bins, self.dump, x, prefix, floor, **more)
         )
 
     def _lump(self, bins: UOp, lump: tuple[UOp, UOp], prefix: UOp, attrs: dict[str, int]) -> Body:
-        """What so many elements equal to a key weigh, added once for the row."""
-        (key, ties), weight = lump, self.value("lump")
-        add = single(at.histogram_lump(bins, key, weight, prefix, **attrs))
-        return when(self._leads, at.tie_weight(weight, key, ties), add)
+        """What so many elements equal to a key weigh, added once for the row.
+
+        Each round weighs them anew, so that the validator misses a round that does not add them.
+        """
+        (key, ties), weight = lump, self.value(f"lump{attrs['shift']}")
+        add = at.histogram_lump(bins, key, weight, prefix, **attrs)
+        return when(self._leads, at.tie_weight(weight, key, ties), single(add))
 
     @property
     def _leads(self) -> UOp:
@@ -343,7 +354,7 @@ class Kernel:
     def _fold(self, name: str, bins: UOp, bits: int, copies: int) -> tuple[UOp, Body]:
         """The copies of each bin, added up by the lanes of a warp."""
         storage = smem(name, 4 << bits, align=16)
-        self.folds.append(storage)
+        self.sums.append(storage)
         words, out = copies << bits, list[Body]()
         for i in range(0, words // WARP_SIZE, self.warps):
             line = WARP + i
@@ -384,22 +395,23 @@ class Kernel:
         whole, line = self.value(f"{name}_totals"), self.value(f"{name}_line")
         chunk, lane = self.value(f"{name}_chunk", 2), self.value(f"{name}_lane", 1 if final else 2)
         near, rest = slot(chunk.src[0], 0, 0, 1), slot(chunk.src[0], 0, 1, 1)
-        ordered = slot(self.merged, 0, 0, 4 << bits)
+        ordered = smem(f"{name}_ordered", 4 << bits, align=16)
+        self.sums.append(ordered)
         told: list[Body] = [at.warp_sum(measure[0], whole), *measure[1]] if measure else []
         place = slot(lane.src[0], 0, 0, 1)
         return [
-            self._merge(name, bits, bins, totals),
+            self._merge(name, bits, bins, totals, ordered),
             at.cta_sync(),
             at.ld_shared(whole, totals, LANE * 4),
             told,
             at.pick(chunk, whole, goal, last=chunks - 1),
-            at.ld_shared_chunk(line, ordered, near),
+            at.ld_shared_chunk(line, slot(ordered), near),
             at.pick(lane, line, rest, last=31),
             at.narrow(found, prefix, near, place, bits=bits),
             [] if final else at.total_u32(self.value(f"{name}_rest"), slot(lane.src[0], 0, 1, 1)),
         ]
 
-    def _merge(self, name: str, bits: int, bins: UOp, totals: UOp) -> Body:
+    def _merge(self, name: str, bits: int, bins: UOp, totals: UOp, ordered: UOp) -> Body:
         """Each bin of all CTAs, by one thread; a warp leaves its 32 and their total."""
         chunks, out = (1 << bits) // WARP_SIZE, list[Body]()
         for i in range(0, chunks, self.warps):
@@ -412,7 +424,7 @@ class Kernel:
                 fetch = at.sum_peers(bin_, bins, down, self.rank, cluster=self.ctas)
             body: list[Body] = [
                 fetch,
-                at.st_shared_vector(slot(self.merged, 0, line * 128, 128), LANE * 4, bin_),
+                at.st_shared_vector(slot(ordered, 0, line * 128, 128), LANE * 4, bin_),
                 at.warp_sum(total, bin_),
                 single(at.st_shared(self._part(totals, line * 4, 4), total)),
             ]
@@ -431,7 +443,7 @@ class Kernel:
         parts, group = self.parts, self._group
         shares, gather = self._shares(part)
         return [
-            self.sweep(lambda x, _, on: at.masses(sums, x, key, on, group=group)),
+            self.sweep(lambda x, _, on: at.masses(sums, x, key, on, group=group, **self._once)),
             at.warp_masses(own, sums),
             at.st_shared_v4(self._part(parts, WARP * 16, 16), zero, own),
             at.cta_sync(),
@@ -441,7 +453,7 @@ class Kernel:
             at.warp_target(walk, state, part, key, WARP),
             self.sweep(
                 lambda x, first, on: at.search(
-                    found, walk, x, key, first, on, vector=self.width, step=self.step
+                    found, walk, x, key, first, on, vector=self.width, step=self.step, **self._once
                 )
             ),
             at.add_peer(self._part(self.sample, zero, 4), found, 0),

@@ -1,0 +1,151 @@
+"""Sampling kernels draw the very token that integers give, and are told from wrong ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.launch import Arguments
+from ptxflow.compiler.ptx import write
+from ptxflow.eval import trial
+from ptxflow.eval.references.sampling_integers import sample
+from ptxflow.eval.trial import run_trial
+from tests.sampling_cases import B200, BOTH, CASES, H200, IDS, SAMPLING, K, P, problem, strategy
+
+
+@pytest.mark.parametrize(("dev", "filters", "s"), CASES, ids=IDS)
+def test_every_path_is_right(dev, filters, s):  # type: ignore[no-untyped-def]
+    result = run_trial(problem(filters=filters), s, dev, (0,))
+    assert result.right, result
+
+
+ALONE = strategy(ctas=1)
+
+
+def drawn(probs, k, p, s=ALONE, seed=3, offset=8):  # type: ignore[no-untyped-def]
+    """What the kernel draws from these rows, and what it should."""
+    batch, vocab = probs.shape
+    given = {"probs": probs, "top_k": k, "top_p": p}
+    tensors = {n: np.ascontiguousarray(t) for n, t in given.items() if t is not None}
+    small = problem(vocab, batch, tuple(n for n in tensors if n != "probs"))
+    tensors["samples"] = np.full(batch, -1, np.int64)
+    ptx, launch = write(SAMPLING.build(small, s, H200), H200), SAMPLING.launch(small, s, H200)
+    arguments = Arguments(seed=seed, offset=offset)
+    report = emulate(ptx, launch, tensors, dict(small.axes), arguments=arguments)
+    assert not report.hazards
+    inputs = {n: torch.from_numpy(t) for n, t in tensors.items() if n != "samples"}
+    return tensors["samples"], sample(**inputs, seed=seed, offset=offset).numpy()
+
+
+def edges(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows at the edges: all alike, one certain, tiny tails, ties across lanes and warps, zeros."""
+    rng = np.random.default_rng(vocab)
+    certain = np.zeros(vocab)
+    certain[vocab - 1] = 1
+    tails = np.full(vocab, 1e-12)
+    tails[vocab // 2] = 1 - tails.sum()
+    ties = np.where(np.arange(vocab) % 3 == 0, 4.0, 1.0)
+    sparse = np.where(rng.random(vocab) < 0.02, 1.0, 0.0)
+    sparse[0] = 1
+    rows = np.stack([np.ones(vocab), certain, tails, ties, sparse, rng.random(vocab)])
+    return (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [-1, 0, 1, 2, 333, 999, 1000, 1001])
+def test_edges_of_k(k: int) -> None:
+    rows = edges(1000)
+    ours, right = drawn(rows, np.full(len(rows), k, np.int32), None)
+    assert ours.tolist() == right.tolist()
+
+
+@pytest.mark.parametrize("p", [-1.0, 0.0, 1e-9, 0.25, 0.5, 1 - 2**-24, 1.0, 2.0])
+def test_edges_of_p(p: float) -> None:
+    rows = edges(1000)
+    ours, right = drawn(rows, None, np.full(len(rows), p, np.float32))
+    assert ours.tolist() == right.tolist()
+    if p <= 0:
+        assert ours.tolist() == rows.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("k", "p"), [(10, 0.5), (334, 1.0), (400, 0.999), (0, 0.0), (1000, 0.9)])
+def test_edges_of_both(k: int, p: float) -> None:
+    rows = edges(1000)
+    n = len(rows)
+    ours, right = drawn(rows, np.full(n, k, np.int32), np.full(n, p, np.float32))
+    assert ours.tolist() == right.tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 31, 33, 257, 513])
+def test_any_vocabulary(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    rows = rng.random((3, vocab)).astype(np.float32)
+    rows /= rows.sum(-1, keepdims=True)
+    s = strategy(ctas=1, vector=1)
+    ours, right = drawn(rows, np.array([1, 2, vocab], np.int32), None, s)
+    assert ours.tolist() == right.tolist()
+
+
+def test_a_row_of_zeros_gives_token_zero() -> None:
+    ours, right = drawn(np.zeros((2, 64), np.float32), np.array([3, 0], np.int32), None)
+    assert ours.tolist() == right.tolist() == [0, 0]
+
+
+def test_seed_offset_and_row_choose_the_token() -> None:
+    rows = np.repeat(edges(1000)[5:], 3, 0)
+    k = np.zeros(3, np.int32)
+    states = [(3, 8), (4, 8), (3, 12), (3 + (1 << 40), 8), (3, 8 + (1 << 40))]
+    seen = [tuple(drawn(rows, k, None, seed=s, offset=o)[0]) for s, o in states]
+    assert len(set(seen)) == len(states) and all(len(set(tokens)) > 1 for tokens in seen)
+
+
+def test_one_kernel_serves_every_batch() -> None:
+    s = strategy()
+    texts = {write(SAMPLING.build(problem(4000, b, BOTH), s, B200), B200) for b in (1, 64)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("filters", "old", "new"),
+    [
+        (K, "add.u32 %_a, %top_k0, -1;", "shr.u32 %_a, %top_k0, 2;"),  # a quarter of k
+        (P, "shr.u64 %_m, %_m, 31;", "shr.u64 %_m, %_m, 34;"),  # an eighth of p
+        (BOTH, "mul.hi.u64 %_target, %_target, %_sum;", "shr.u64 %_target, %_target, 30;"),
+        (K, "3449720151", "3449720153"),  # a multiplier of the generator
+        (P, "setp.ge.u64 %_p, %_target, %_mass;", "setp.lt.u64 %_p, %_target, %_mass;"),
+    ],
+)
+def test_a_wrong_kernel_is_told_from_a_right_one(
+    monkeypatch: pytest.MonkeyPatch, filters: tuple[str, ...], old: str, new: str
+) -> None:
+    write_ptx, tried = trial.write, []
+
+    def planted(kernel, device):  # type: ignore[no-untyped-def]
+        text = write_ptx(kernel, device)
+        assert old in text, text
+        tried.append(text)
+        return text.replace(old, new)
+
+    s = strategy(ctas=1)
+    assert run_trial(problem(filters=filters), s, H200, (0,)).right
+    monkeypatch.setattr(trial, "write", planted)
+    wrong = run_trial(problem(filters=filters), s, H200, (0,))
+    assert tried and not wrong.right
+
+
+def test_a_missing_barrier_is_seen_by_the_emulator() -> None:
+    """Its race detector knows that atomics commute, and that reads do not."""
+    small = SAMPLING.trial(problem(), strategy(ctas=1), H200)
+    ptx = write(SAMPLING.build(small.problem, strategy(ctas=1), H200), H200)
+    barriers = [i for i, line in enumerate(ptx.splitlines()) if "bar.sync 0" in line]
+    lines = ptx.splitlines()
+    del lines[barriers[1]]  # between the counts and those who add them up
+    case = trial.case_of(replace(small.problem))
+    tensors = {n: t.copy() for n, t in case.tensors.items()}
+    launch = SAMPLING.launch(small.problem, strategy(ctas=1), H200)
+    report = emulate("\n".join(lines), launch, tensors, dict(small.problem.axes),
+                     arguments=case.arguments)  # fmt: skip
+    assert any("race" in str(h) and "red.shared" in str(h) for h in report.hazards)

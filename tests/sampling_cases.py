@@ -1,0 +1,64 @@
+"""Sampling problems and strategies that the tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ptxflow.compiler.device import Device, device
+from ptxflow.compiler.families import family
+from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.env.space import Space, enumerate_space
+
+SAMPLING = family("sampling")
+H200, B200 = device("h200"), device("b200")
+K, P, BOTH = ("top_k",), ("top_p",), ("top_k", "top_p")
+DTYPES = {"top_k": "int32", "top_p": "float32"}
+
+
+def definition(vocab: int, filters: tuple[str, ...] = K) -> dict[str, Any]:
+    row = {"shape": ["batch_size"]}
+    inputs = {"probs": {"shape": ["batch_size", "vocab_size"], "dtype": "float32"}}
+    return {
+        "name": f"{'_'.join(filters)}_sampling_from_probs_v{vocab}",
+        "axes": {"batch_size": {"type": "var"}, "vocab_size": {"type": "const", "value": vocab}},
+        "inputs": inputs | {name: {**row, "dtype": DTYPES[name]} for name in filters},
+        "outputs": {"samples": {**row, "dtype": "int64"}},
+    }
+
+
+def problem(vocab: int = 128256, batch: int = 64, filters: tuple[str, ...] = K) -> Problem:
+    return SAMPLING.problem(definition(vocab, filters), {"batch_size": batch})
+
+
+def space(p: Problem, dev: Device = H200) -> Space:
+    return enumerate_space(SAMPLING, p, dev)
+
+
+_BASE: dict[str, int | str] = {
+    "ctas": 2, "threads": 128, "vector": 4, "residency": "registers", "unroll": 1,
+    "digits": "8-8-7-7", "copies": 1, "first": "all", "group": 1, "aside": "dump", "resident": 1,
+    "load_cache": "default", "load_prefetch": 0,
+}  # fmt: skip
+
+
+def strategy(**changes: int | str) -> Strategy:
+    return Strategy("sampling", tuple({**_BASE, **changes}.items()))
+
+
+#: one kernel for every path through the builder; with the filters that it is for
+PATHS = {
+    "a cluster, k": (K, strategy()),
+    "a cluster, p": (P, strategy()),
+    "a cluster, both": (BOTH, strategy()),
+    "one CTA, both": (BOTH, strategy(ctas=1, group=0, aside="branch")),
+    "bounded": (K, strategy(first="bounded", digits="6-6-6-6-6")),
+    "copies": (P, strategy(copies=8, vector=2, digits="9-7-7-7", group=2)),
+    "copies, bounded, both": (BOTH, strategy(ctas=1, copies=32, first="bounded", vector=1)),
+    "read again": (BOTH, strategy(residency="reread", unroll=2, load_cache="evict_first")),
+    "read again, bounded": (K, strategy(ctas=1, residency="reread", first="bounded")),
+    "shared": (P, strategy(residency="shared", unroll=2, aside="branch", load_prefetch=128)),
+    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, resident=2)),
+    "wide digits": (K, strategy(ctas=4, threads=256, digits="10-10-10", group=0)),
+}  # fmt: skip
+CASES = [(dev, filters, s) for dev in (H200, B200) for filters, s in PATHS.values()]
+IDS = [f"{dev.arch}: {name}" for dev in (H200, B200) for name in PATHS]
