@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -129,6 +130,32 @@ def test_the_report_stands_alone(out: Path) -> None:
         assert data.startswith(b"\x89PNG") and width >= 640 and height >= 200
     widths = " ".join(map(str, reader.rows)).split("-1")
     assert all(len(set(table.split())) <= 1 for table in widths), "rows of unequal length"
+
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no headless browser here")
+def test_a_browser_shows_it_without_a_network(out: Path, tmp_path: Path) -> None:
+    """Every picture is decoded, and nothing is asked of any host."""
+    page = tmp_path / "report.html"
+    script = (
+        "<script>onload = () => { document.title = [...document.images].map("
+        "i => i.complete ? i.naturalWidth : 0).join(' '); }</script>"
+    )
+    text = (out / "report.html").read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", f"{script}</body>"), encoding="utf-8")
+    done = subprocess.run(
+        [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         "--host-resolver-rules=MAP * ~NOTFOUND", page.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    title = re.search(r"<title>([\d ]+)</title>", done.stdout)
+    assert title is not None, done.stdout[:500]
+    widths = list(map(int, title[1].split()))
+    assert len(widths) == text.count("<img ") and min(widths) >= 640
 
 
 @pytest.mark.parametrize(
