@@ -294,12 +294,27 @@ def _moe(d: Draw) -> Inputs:
     }
 
 
+def _logits(d: Draw) -> torch.Tensor:
+    """Standard normal in every other row, in those between 4 to 8 times that, by the row.
+
+    A softmax of the first is flat; of the second it is peaked as a language model's: some tokens
+    have most of the mass, in a few rows one alone, and the tail is long. Which kind is the first
+    depends on the seed. Every 16th row is rounded, so that many tokens are equally probable.
+    """
+    logits, batch = d.normal("probs"), d.axes["batch_size"]
+    scale = d.rng("probs_scale").uniform(4, 8, batch).astype(np.float32)
+    scale[(np.arange(batch) + d.seed) % 2 == 0] = 1
+    logits *= torch.from_numpy(scale)[:, None]
+    logits[RARE // 2 + 2 :: RARE] = logits[RARE // 2 + 2 :: RARE].round()
+    return logits
+
+
 def _sampling(d: Draw) -> Inputs:
-    """Softmax of standard normal logits; every 16th row has a k or p that filters nothing or all.
+    """Flat and peaked rows; every 16th has a k or p that filters nothing or all.
 
     A few rows of few batches are so special that a single row is never one of them.
     """
-    made: Inputs = {"probs": torch.softmax(d.normal("probs"), -1)}
+    made: Inputs = {"probs": torch.softmax(_logits(d), -1)}
     batch, vocab = d.axes["batch_size"], d.axes["vocab_size"]
     if "top_k" in d.definition.inputs:
         rng = d.rng("top_k")

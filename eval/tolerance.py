@@ -141,7 +141,8 @@ def _sampling(definition: Definition, output: str) -> Tolerance:
         0.0,
         0.0,
         SUPPORT,
-        "a token is right when references.sampling.filtered gives it a probability above zero; the "
+        "a token is right when references.sampling.filtered gives it a probability above zero; of "
+        "our own kernels it must be the very one that integers give for the generator's state; "
         "frequencies are a statistical test",
     )
 

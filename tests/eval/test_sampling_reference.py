@@ -132,3 +132,15 @@ def test_our_kernels_must_draw_the_very_token() -> None:
     assert not other.correct and "not those of this state" in other.reason
     silent = check(lambda: None, bench)  # -1 is what nobody wrote
     assert not silent.correct
+
+
+def test_rows_are_flat_and_peaked_in_turn() -> None:
+    """The largest probability of a flat row is small, of a peaked one large; seeds swap them."""
+    definition = load("top_p_sampling_from_probs_v128256")
+    for seed in (0, 1):
+        probs = make_inputs(definition, {"batch_size": 12}, seed)["probs"]
+        assert torch.allclose(probs.sum(-1), torch.ones(12), atol=1e-4)
+        largest = probs.max(-1).values
+        assert largest[seed::2].max() < 0.01 and largest[1 - seed :: 2].min() > 0.01
+        distinct = [len(row.unique()) for row in probs]
+        assert min(distinct) == distinct[10] < 200 < min(distinct[:10])
