@@ -83,7 +83,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--policy", nargs="+", default=[], metavar="NAME=FILE", help="further policies")
     add("--only", metavar="NAME,...", help="only methods whose names begin like this")
-    add("--workloads", metavar="TEXT,...", help="only workloads whose names contain one of these")
+    add(
+        "--workloads",
+        metavar="TEXT,...",
+        help="only workloads of these names, or that contain one of these texts",
+    )
     add("--seeds", type=int, default=50, help="runs of each method that draws (default: 50)")
     add("--least", type=int, help="strategies that make a sub-space (default: 1500)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
@@ -271,9 +275,14 @@ def find_replays(args: argparse.Namespace, files: Sequence[Path]) -> list[Replay
     from ptxflow.eval.optimum import LEAST
     from ptxflow.eval.search.replay import read_replays
 
-    wanted = (args.workloads or "").split(",")
     held = read_replays(files, args.least or LEAST)
-    found = [r for r in held if any(text in r.name for text in wanted)]
+    names = {r.name for r in held}
+    wanted = (args.workloads or "").split(",")
+
+    def asked(name: str) -> bool:
+        return any(name == text if text in names else text in name for text in wanted)
+
+    found = [r for r in held if asked(r.name)]
     if not found:
         raise BadInput(
             f"{len(held)} brute-forced sub-spaces in {len(files)} files, and none is asked for: "

@@ -280,6 +280,30 @@ def roofline(results: Results) -> Figure | None:
     return figure
 
 
+def transfer(results: Results) -> Figure | None:
+    """What the best known of one workload loses on another, a panel a family."""
+    import seaborn as sns
+    from matplotlib.colors import LogNorm
+
+    held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
+    if not held:
+        return None
+    sizes = [len(v["workloads"]) for v in held.values()]
+    figure, grid = _figure(1.2 * len(held) + 0.36 * sum(sizes), rows=len(held), height_ratios=sizes)
+    for axes, (name, item) in zip(grid[:, 0], held.items(), strict=True):
+        loss = np.array(item["loss"], float)
+        told = [["" if np.isnan(v) else f"{100 * v:.0f}" for v in row] for row in loss]
+        sns.heatmap(
+            np.maximum(loss, 0.01), ax=axes, annot=told, fmt="", norm=LogNorm(0.01, 2),
+            cmap="cividis_r", linewidths=0.5, cbar=False, annot_kws={"fontsize": 7},
+        )  # fmt: skip
+        axes.set_yticklabels(item["workloads"], rotation=0, fontsize=7)
+        axes.set_xticklabels(item["workloads"], rotation=40, ha="right", fontsize=7)
+        axes.set_title(f"{name}: loss in %", fontsize="medium")
+        axes.set(xlabel="taken to", ylabel="best known of")
+    return figure
+
+
 def bico(results: Results) -> Figure | None:
     """The log of one run, and what a budget guarantees."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -354,6 +378,11 @@ PLOTS: dict[str, tuple[str, Any]] = {
     "roofline": (
         "The best sampled kernel of each workload, under the roofs of its device.",
         roofline,
+    ),
+    "transfer": (
+        "What the fastest strategy of one workload (rows) loses on another (columns), in percent: "
+        "the first of its 32 fastest that the other's sub-space holds; empty where it holds none.",
+        transfer,
     ),
     "bico": (
         "BICO-guided search: the log of one run, and the loss that a budget guarantees with "

@@ -70,6 +70,13 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
             "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
             pick("kernels"), draw("fast_p", "roofline"),
         ),
+        Section("Transfer from workload to workload", "", (), draw("transfer")),
+        Section(
+            "What decisions are worth",
+            "What the optimum loses when one decision alone takes another choice: medians over "
+            "workloads; indifferent where the best other choice loses less than 1%.",
+            pick("decisions"),
+        ),
         Section("BICO-guided search", "", pick("bico"), draw("bico")),
         Section("Spaces", "", pick("spaces")),
         Section("Files", "", pick("sources")),

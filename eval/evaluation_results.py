@@ -21,6 +21,7 @@ from ptxflow.eval.evaluation_metrics import (
     pooled,
     total_variation,
 )
+from ptxflow.eval.evaluation_transfer import attribution, transfer
 from ptxflow.eval.search.bico import Bico, guaranteed, log, plateau, region, reuse
 from ptxflow.eval.search.replay import Replay
 
@@ -61,6 +62,8 @@ def assemble(
         "each": {r.name: each(r, runs, seeds) for r in replays},
         "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in replays},
         "scatter": scatter(replays, beliefs),
+        "transfer": transfer(replays),
+        "attribution": attribution(replays),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }
 
@@ -75,7 +78,7 @@ def describe(replay: Replay) -> dict[str, Any]:
         "kind": replay.kind,
         "strategies": len(replay.times),
         "failed": int((~np.isfinite(replay.times)).sum()),
-        "choices": {k: list(v) for k, v in replay.choices().items()},
+        "choices": {k: list(v) for k, v in replay.choices.items()},
         "optimum": plain(replay.optimum),
         "optimum_us": plain(replay.optimum * replay.yardstick),
         "median_over_optimum": plain(float(np.median(replay.times)) / replay.optimum),

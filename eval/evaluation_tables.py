@@ -34,6 +34,7 @@ def tables(results: Results) -> dict[str, str]:
         "training": training(results),
         "kernels": kernels(results),
         "bico": bico(results),
+        "decisions": decisions(results),
         "sources": sources(results),
     }
     devices = {w["device"] for w in results["workloads"]}
@@ -226,6 +227,18 @@ def kernels(results: Results) -> str:
             speed = (*(f"{v:.3f}" for v in figures), *shares)
         rows.append((kind, rate, str(k["compared"]), *speed))
     return markdown(head, rows)
+
+
+def decisions(results: Results) -> str:
+    head = ("family", "decision", "workloads", "best other choice", "worst other choice",
+            "worst of all", "indifferent in")  # fmt: skip
+    rows = [
+        (family, r["decision"], str(r["workloads"]), percent(r["other"]), percent(r["worst"]),
+         percent(r["largest"]), str(r["indifferent"]))
+        for family, held in results["attribution"].items()
+        for r in sorted(held, key=lambda r: -(r["worst"] or 0))
+    ]  # fmt: skip
+    return markdown(head, rows, 2)
 
 
 def bico(results: Results) -> str:

@@ -8,8 +8,8 @@ the same workload are left out: they know something.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -39,6 +39,7 @@ class Replay:
     times      float64 [len(space)] over the yardstick's time; infinite where the kernel failed
     yardstick  microseconds that the yardstick took in that campaign
     kind       `trained`, `held_out` or `unseen`: what the axes are to the presets of training
+    choices    by decision, where the sub-space has fewer of them than are valid for the problem
     """
 
     name: str
@@ -46,6 +47,7 @@ class Replay:
     times: Array
     yardstick: float
     kind: str = "trained"
+    choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     @cached_property
     def optimum(self) -> float:
@@ -70,16 +72,6 @@ class Replay:
         """[n] as measured; 0 where the kernel failed."""
         result: Array = self.space.problem.flops / self.seconds / 1e12
         return result
-
-    def choices(self) -> dict[str, tuple[Choice, ...]]:
-        """The sub-space as its campaign could have been told it: choices by decision, where fewer
-        than the decision has."""
-        rows, out = self.space.indices(), {}
-        for i, decision in enumerate(self.space.decisions):
-            held = np.unique(rows[:, i])
-            if len(held) < len(decision.choices):
-                out[decision.name] = tuple(decision.choices[k] for k in held)
-        return out
 
 
 def read_replays(paths: Iterable[Path], least: int = LEAST) -> list[Replay]:
@@ -118,7 +110,19 @@ def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
     space = Space(family, problem, whole.device, observed.codes)
     space.codes.flags.writeable = False
     peers = [m.peer_us for m in rows if m.peer_us and m.timing_pass == SCREEN]
-    return Replay(observed.name, space, observed.seconds, median(peers), kind_of(first))
+    name = " ".join([first.definition, *(f"{a}={v}" for a, v in sorted(first.axes.items()))])
+    return Replay(name, space, observed.seconds, median(peers), kind_of(first), kept(space, whole))
+
+
+def kept(part: Space, whole: Space) -> dict[str, tuple[Choice, ...]]:
+    """The choices of a sub-space by decision, where the whole space has more: as its campaign was
+    told them."""
+    held, valid, out = part.indices(), whole.indices(), {}
+    for i, decision in enumerate(part.decisions):
+        own = np.unique(held[:, i])
+        if len(own) < len(np.unique(valid[:, i])):
+            out[decision.name] = tuple(decision.choices[k] for k in own)
+    return out
 
 
 def _sessions(measured: Sequence[Measured]) -> list[set[str]]:

@@ -19,7 +19,7 @@ from ptxflow.eval.search.bico import Bico, guaranteed, log, plateau, region, reu
 from ptxflow.eval.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
 from ptxflow.eval.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
 from ptxflow.eval.search.play import Foul, Method, Search, interference, play
-from ptxflow.eval.search.replay import Replay, closed
+from ptxflow.eval.search.replay import Replay, closed, kept
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = Rule(
@@ -198,8 +198,7 @@ def test_sub_spaces_have_no_holes() -> None:
     part = SPACE.codes[(rows[:, 0] > 1) & (rows[:, 2] == 0)]
     assert closed(part, SPACE) and closed(SPACE.codes, SPACE)
     assert not closed(np.delete(part, 3), SPACE)
-    replay = Replay("part", Space(FAMILY, PROBLEM, H200, part), np.ones(len(part)), 1.0)
-    assert replay.choices() == {"tall": (4, 8), "order": ("row",)}
+    assert kept(Space(FAMILY, PROBLEM, H200, part), SPACE) == {"tall": (4, 8), "order": ("row",)}
 
 
 def test_bico_ranks_by_work_over_bytes() -> None:

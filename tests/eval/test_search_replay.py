@@ -41,7 +41,7 @@ def test_the_campaign_that_left_no_hole_speaks_and_no_other(
     assert len(replay.times) == len(times) < len({m.key for m in measured})
     assert replay.optimum == min(times.values()) and np.isfinite(replay.times).all()
     assert replay.kind == "held_out"
-    assert replay.choices()["swap"] == (1,) and replay.choices()["producer_regs"] == (0,)
+    assert replay.choices["swap"] == (1,) and replay.choices["producer_regs"] == (0,)
     assert replay.top.sum() == round(len(times) / 100)
     best = replay.space.strategy(int(replay.space.codes[np.argmin(replay.times)]))
     assert times[tuple(sorted(best.choices))] == replay.optimum

@@ -30,11 +30,11 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"python (?:(train|sample)\.py|-m (ptxflow[\w.]+))")
+COMMAND = re.compile(r"python (?:(train|sample|evaluate)\.py|-m (ptxflow[\w.]+))")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-k)(?![\w-])")
 FOLDERS = ("compiler", "env", "gfn", "eval")
 #: bare names of modules; main.py is what a Solution holds
-MODULES = {"train.py", "sample.py", "main.py"} | {
+MODULES = {"train.py", "sample.py", "evaluate.py", "main.py"} | {
     path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
 }
 PLACE = re.compile(
@@ -102,7 +102,13 @@ def test_flags_in_prose_exist(page: Path) -> None:
     known = set[str]().union(
         *(
             flags(help_of(n))
-            for n in ("train.py", "sample.py", "ptxflow.eval.campaign", "ptxflow.eval.report")
+            for n in (
+                "train.py",
+                "sample.py",
+                "evaluate.py",
+                "ptxflow.eval.campaign",
+                "ptxflow.eval.report",
+            )
         )
     )
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))

@@ -1,0 +1,81 @@
+"""docs/evaluation.md is what the committed files give: its sources, and figures of fast methods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evaluate
+from ptxflow.eval.evaluation_plots import PLOTS
+from ptxflow.eval.evaluation_tables import quoted, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "evaluation.md"
+RENEW = "run python evaluate.py --into docs/evaluation.md --plots plots/evaluation"
+#: what takes seconds; optimisers and fits of surrogates take minutes
+FAST = ("policy", "untrained policy", "uniform random", "exhaustive", "sequential", "BICO-guided",
+        "model top-k")  # fmt: skip
+TABLES = quoted(PAGE.read_text(encoding="utf-8"))
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """Cells by the first of each row."""
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines()]
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+HELD_OUT = [name for name, cells in rows(TABLES["spaces"]).items() if cells[0] == "held out"]
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tables of the fast methods on the held-out workloads."""
+    out = tmp_path_factory.mktemp("evaluation")
+    asked = ("--workloads", ",".join(HELD_OUT), "--only", ",".join(FAST), "--jobs", "1")
+    assert evaluate.main([*asked, "--out", str(out)]) == 0
+    return tables(json.loads((out / evaluate.RESULTS).read_text()))
+
+
+def test_the_page_names_the_files_that_are_committed() -> None:
+    found = {f"`{evaluate.stored(p)}`": evaluate.digest(p)
+             for folder in (evaluate.MEASUREMENTS, evaluate.CHECKPOINTS)
+             for p in folder.iterdir() if p.name.endswith((".jsonl.xz", ".safetensors"))
+             and not p.name.startswith("surrogate-")}  # fmt: skip
+    lines = [line.strip("| ").split(" | ") for line in TABLES["sources"].splitlines()[2:]]
+    told = {cells[1]: cells[2] for cells in lines if len(cells) == 3}
+    assert told == found, f"other files: {RENEW}"
+
+
+@pytest.mark.parametrize("name", ["gap-held-out", "reach-held-out"])
+def test_the_figures_of_fast_methods_are_today_s(today: dict[str, str], name: str) -> None:
+    page, found = rows(TABLES[name]), rows(today[name])
+    assert set(found) <= set(page) and len(found) >= len(FAST) + 1  # the head is a row
+    assert {method: page[method] for method in found} == found, RENEW
+
+
+@pytest.mark.parametrize("name", ["spaces", "distances"])
+def test_held_out_rows_are_today_s(today: dict[str, str], name: str) -> None:
+    page, found = rows(TABLES[name]), rows(today[name])
+    assert all(page[workload] == found[workload] for workload in HELD_OUT), RENEW
+
+
+def test_kernels_and_training_are_today_s(today: dict[str, str]) -> None:
+    assert TABLES["kernels"] == today["kernels"] and TABLES["training"] == today["training"], RENEW
+
+
+def test_every_plot_of_the_page_is_there() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in PLOTS:
+        assert f"(../plots/evaluation/{name}.png)" in text
+        assert (ROOT / "plots" / "evaluation" / f"{name}.png").is_file()
+
+
+def test_losses_are_told_beside_wins() -> None:
+    """The page says itself what ranks above the policy, where something does."""
+    ranked = list(rows(TABLES["gap-held-out"]))[2:]
+    better = ranked[: ranked.index("policy")]
+    text = PAGE.read_text(encoding="utf-8").lower()
+    assert all(f'"{name}"' in text for name in better), f"{better} lose less than the policy"
