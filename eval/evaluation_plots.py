@@ -297,6 +297,7 @@ def transfer(results: Results) -> Figure | None:
             np.maximum(loss, 0.01), ax=axes, annot=told, fmt="", norm=LogNorm(0.01, 2),
             cmap="cividis_r", linewidths=0.5, cbar=False, annot_kws={"fontsize": 7},
         )  # fmt: skip
+        axes.grid(visible=False)
         axes.set_yticklabels(item["workloads"], rotation=0, fontsize=7)
         axes.set_xticklabels(item["workloads"], rotation=40, ha="right", fontsize=7)
         axes.set_title(f"{name}: loss in %", fontsize="medium")
