@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ptxflow.env.reward import Reward
+    from ptxflow.env.space import Space, SpaceSet
     from ptxflow.eval.evaluation_results import Belief
     from ptxflow.eval.search.play import Method
     from ptxflow.eval.search.replay import Replay
@@ -153,22 +154,20 @@ def untrained(policy: Policy) -> Policy:
     return Policy(network.eval(), policy.path, policy.about)
 
 
-def leaf_log_probs(policy: Policy, replay: Replay) -> Array:
-    """[n] log-probabilities of the sub-space's strategies in the whole space of their problem.
+def leaf_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> Array:
+    """[len(part)] log-probabilities of a part's strategies in the whole space of their problem.
 
     Walks that are forced to these strategies, so that only their prefixes are evaluated. Raises
     CheckpointError when the policy knows no such space.
     """
     import torch
 
-    from ptxflow.env.space import SpaceSet, enumerate_space
     from ptxflow.gfn.checkpoint import require_space
     from ptxflow.gfn.forest import Forest, family_shape, feature_names
 
-    part, config = replay.space, policy.network.config
+    config = policy.network.config
     require_space(policy.path, config, family_shape(part), feature_names([part]))
-    whole = enumerate_space(part.family, part.problem, part.device)
-    forest = Forest(SpaceSet([whole]), config.features)
+    forest = Forest(whole, config.features)
     with torch.no_grad():
         walk = forest.walk(
             policy.network,
@@ -212,21 +211,23 @@ def beliefs_on(
 ) -> list[Belief]:
     """What each policy says of a sub-space, that of its device first, and what an untrained one
     does; `absent` is told of those that know no such space."""
+    from ptxflow.env.space import SpaceSet, enumerate_space
     from ptxflow.eval.evaluation_results import Belief
     from ptxflow.gfn.checkpoint import CheckpointError
 
-    home, out = replay.space.device.name, []
+    part, home, out = replay.space, replay.space.device.name, []
+    whole = SpaceSet([enumerate_space(part.family, part.problem, part.device)])
     for name in sorted(policies, key=lambda name: name != home):
         policy = policies[name]
         shown = "policy" if name == home else f"policy {name}"
         try:
-            logs = leaf_log_probs(policy, replay)
+            logs = leaf_log_probs(policy, whole, part)
         except CheckpointError as error:
             absent[f"{shown} on {replay.space.family.name}"] = str(error).replace(f"{ROOT}/", "")
             continue
         out.append(Belief(shown, logs, own_target(policy, rewards.get(name), replay)))
         if name == home:
-            out.append(Belief("untrained policy", leaf_log_probs(untrained(policy), replay)))
+            out.append(Belief("untrained policy", leaf_log_probs(untrained(policy), whole, part)))
     return out
 
 
