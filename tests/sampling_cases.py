@@ -35,8 +35,8 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 _BASE: dict[str, int | str] = {
-    "ctas": 2, "threads": 128, "vector": 4, "residency": "registers", "unroll": 1,
-    "digits": "8-8-7-7", "copies": 1, "first": "all", "group": 1, "aside": "dump", "resident": 1,
+    "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1,
+    "digits": "8-8-7-7", "copies": 1, "first": "all", "group": 2, "aside": "dump", "resident": 1,
     "load_cache": "default", "load_prefetch": 0,
 }  # fmt: skip
 
@@ -51,12 +51,12 @@ PATHS = {
     "a cluster, p": (P, strategy()),
     "a cluster, both": (BOTH, strategy()),
     "one CTA, both": (BOTH, strategy(ctas=1, group=0, aside="branch")),
-    "bounded": (K, strategy(first="bounded", digits="6-6-6-6-6")),
+    "bounded": (K, strategy(first="bounded", digits="9-7-7-7")),
     "copies": (P, strategy(copies=8, vector=2, digits="9-7-7-7", group=2)),
-    "copies, bounded, both": (BOTH, strategy(ctas=1, copies=32, first="bounded", vector=1)),
-    "read again": (BOTH, strategy(residency="reread", unroll=2, load_cache="evict_first")),
+    "copies, bounded, both": (BOTH, strategy(ctas=1, copies=16, first="bounded", vector=1)),
+    "read again": (BOTH, strategy(residency="reread", unroll=4, load_cache="no_allocate")),
     "read again, bounded": (K, strategy(ctas=1, residency="reread", first="bounded")),
-    "shared": (P, strategy(residency="shared", unroll=2, aside="branch", load_prefetch=128)),
+    "shared": (P, strategy(residency="shared", unroll=4, aside="branch", load_prefetch=128)),
     "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, resident=2)),
     "wide digits": (K, strategy(ctas=4, threads=256, digits="10-10-10", group=0)),
 }  # fmt: skip

@@ -119,16 +119,17 @@ def test_features_have_the_same_names_for_every_problem() -> None:
     ("changes", "vocab", "filters", "sentence"),
     [
         ({}, 4001, K, "the vocabulary is a multiple of the vector"),
+        ({"vector": 1}, 4000, K, "a lane loads single elements of odd rows alone"),
         ({"ctas": 8}, 1000, K, "half as many CTAs would cover the row"),
         ({"ctas": 1, "threads": 512}, 800, K, "half as many threads would cover the row"),
-        ({"unroll": 2}, 4000, K, "a row that stays in registers is loaded whole"),
+        ({"unroll": 4}, 4000, K, "a row that stays in registers is loaded whole"),
         ({"residency": "reread", "unroll": 8}, 4000, K, "fewer vectors than are unrolled"),
         ({"first": "bounded"}, 4000, P, "only the k largest are bounded"),
         ({"group": 4}, 1000, K, "a vote decides on more vectors than there are"),
         ({}, 128256, K, "row and temporaries exceed the registers"),
-        ({"digits": "10-10-10"}, 4000, K, "a thread adds up at most 32 copies"),
+        ({"digits": "10-10-10", "copies": 16}, 4000, K, "a thread adds up at most 32 copies"),
         ({"residency": "shared"}, 128256, K, "row and histograms exceed the shared memory"),
-        ({"resident": 4, "threads": 1024}, 128256, K, "exceed those of an SM"),
+        ({"resident": 3, "threads": 1024}, 128256, K, "exceed those of an SM"),
     ],
 )
 def test_rules_refuse_by_their_sentence(

@@ -26,18 +26,18 @@ MOST_BITS = 10  # of a digit: a warp scans 32 chunks of 32 bins
 
 DECISIONS = (
     Decision("ctas", (1, 2, 4, 8), "CTAs of a cluster that share a row"),
-    Decision("threads", (128, 256, 512, 1024), "threads of a CTA"),
+    Decision("threads", (256, 512, 1024), "threads of a CTA"),
     Decision("vector", (1, 2, 4), "elements of one load: 4, 8 or 16 bytes a lane"),
     Decision("residency", (REGISTERS, SHARED, REREAD), "where a row waits between its passes"),
-    Decision("unroll", (1, 2, 4, 8), "vectors in flight where a row is not in registers"),
-    Decision("digits", ("10-10-10", "8-8-7-7", "9-7-7-7", "6-6-6-6-6"), "bits of each round"),
-    Decision("copies", (1, 2, 4, 8, 16, 32), "of the first histogram, each for some of the lanes"),
+    Decision("unroll", (1, 4, 8), "vectors in flight where a row is not in registers"),
+    Decision("digits", ("10-10-10", "8-8-7-7", "9-7-7-7"), "bits of each round"),
+    Decision("copies", (1, 4, 8, 16), "of the first histogram, each for some of the lanes"),
     Decision("first", (ALL, BOUNDED), "who is counted first: all, or what the largest leave over"),
-    Decision("group", (0, 1, 2, 4), "vectors that a vote skips together; 0: no votes"),
+    Decision("group", (0, 2, 4), "vectors that a vote skips together; 0: no votes"),
     Decision("aside", (BRANCH, DUMP), "how an element that a round leaves out is kept out of it"),
-    Decision("resident", (1, 2, 3, 4), "CTAs that the registers of an SM must hold"),
-    Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
-    Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
+    Decision("resident", (1, 2, 3), "CTAs that the registers of an SM must hold"),
+    Decision("load_cache", (DEFAULT, "no_allocate"), "L1 priority of what is read"),
+    Decision("load_prefetch", (0, 128), "bytes that a miss brings into L2 around it"),
 )
 
 
@@ -97,10 +97,14 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
 
 
 def registers(f: Fields, problem: Problem) -> Any:
-    """Registers that a thread cannot do without: what is held of the row, and a group's work."""
+    """Registers that a thread cannot do without: what is held of the row, and a group's work.
+
+    ptxas works out the masses of a row in registers ahead of the pass that adds them.
+    """
     held = at_once(f, problem) * f.vector
+    ahead = np.where((f.residency == REGISTERS) & bool(problem.constant("top_p")), held // 2, 0)
     grouped = np.where(f.group == 0, 4, f.group * f.vector)
-    return held + np.minimum(grouped, 16) + 28
+    return held + ahead + np.minimum(grouped, 16) + 28
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -133,6 +137,11 @@ RULES = (
         lambda f, p, d: p["vocab_size"] % f.vector == 0,
     ),
     _rule(
+        "a lane loads single elements of odd rows alone",
+        "vector",
+        lambda f, p, d: (f.vector > 1) | (p["vocab_size"] % 2 == 1),
+    ),
+    _rule(
         "the cluster exceeds what the device takes",
         "ctas",
         lambda f, p, d: f.ctas <= d.max_cluster,
@@ -145,7 +154,7 @@ RULES = (
     _rule(
         "half as many threads would cover the row",
         "ctas threads vector",
-        lambda f, p, d: (f.threads == 128) | (f.ctas * f.threads // 2 * f.vector < p["vocab_size"]),
+        lambda f, p, d: (f.threads == 256) | (f.ctas * f.threads // 2 * f.vector < p["vocab_size"]),
     ),
     _rule(
         "a row that stays in registers is loaded whole",
