@@ -20,6 +20,7 @@ from ptxflow.compiler.families.gdn_decode.decisions import (
     BULK,
     WARP,
     bulk,
+    direct,
     elements,
     loops,
     passes,
@@ -36,26 +37,27 @@ from ptxflow.compiler.strategy import Fields, Load, Problem
 class Costs:
     """Cycles, or the unit that is given; fitted to 200 kernels of 5 workloads on an H200."""
 
-    latency: float = 1050.0  # of a load from DRAM, as these kernels see it
+    latency: float = 1040.0  # of a load from DRAM, as these kernels see it
     dram: float = 0.95  # the time of DRAM traffic over what the device's rates say
-    ramp: float = 0.75e-6  # seconds before DRAM is busy, and after
-    share: float = 2.6  # rate of an SM's traffic, over its part of DRAM's bandwidth
+    ramp: float = 0.76e-6  # seconds before DRAM is busy, and after
+    share: float = 2.45  # rate of an SM's traffic, over its part of DRAM's bandwidth
     held: float = 0.87  # registers that ptxas takes, over those that rules allow for,
     spare: float = 8.0  # and as many less
-    element: float = 12.0  # instructions of an element of the state
-    vector: float = 6.0  # and of a vector: addresses, load, store
-    row: float = 3.0  # instructions of a lane for each row: its value, its output
-    issue: float = 128.0  # lanes of instructions an SM issues in a cycle
-    lane: float = 1.4  # cycles of an instruction of a warp that is alone
-    shuffle: float = 0.5  # cycles of an SM for a warp's shuffle and the addition behind it
-    step_latency: float = 16.0  # of a step of a butterfly, before the next
-    gates: float = 75.0  # the chain of the gates' instructions
-    token: float = 150.0  # and waiting for what they are computed from, where nothing else waits
-    store: float = 140.0  # of a warp whose rows leave in bulk
-    barrier: float = 7.0  # to initialise an mbarrier
+    element: float = 5.0  # instructions of an element of the state
+    row: float = 2.0  # and of a lane for each row: its value, its output
+    line: float = 1.4  # cycles of an SM for each row that an access of a warp touches
+    issue: float = 64.0  # lanes of them that an SM gets done in a cycle, half of what it issues
+    launch: float = 20.0  # cycles between two CTAs that an SM begins
+    lane: float = 3.2  # cycles of one of a warp that is alone
+    shuffle: float = 0.2  # cycles of an SM for a warp's shuffle and the addition behind it
+    step_latency: float = 21.0  # of a step of a butterfly, before the next
+    gates: float = 50.0  # the chain of the gates' instructions
+    token: float = 130.0  # and waiting for what they are computed from, where nothing else waits
+    store: float = 190.0  # of a warp whose rows leave in bulk
+    barrier: float = 8.0  # to initialise an mbarrier
     conflict: float = 2.0  # of shared memory, where four lanes share a row
-    start: float = 1850.0  # of a CTA that loops over tiles: how many it has
-    turn: float = 60.0  # of a loop over steps
+    start: float = 1950.0  # of a CTA that loops over tiles: how many it has
+    turn: float = 50.0  # of a loop over steps
     wave: float = 0.3  # how far a last round of few CTAs takes as long as a full one
 
 
@@ -85,14 +87,15 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     total = tiles(f, problem)
     blocks = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
     count, steps = -(-total // blocks), passes(f, problem)
-    resident = np.minimum(_occupancy(f, problem, device, c), -(-blocks // device.sms))
-    rounds = -(-blocks // device.sms) / resident
+    per_sm = -(-blocks // device.sms)
+    resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
+    rounds = per_sm / resident
     wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
     bytes_ = step_rows(f) * f.heads * problem["head_size"] * STATE_BYTES
     rate = c.share * device.hbm_bytes_per_s / (device.clock_ghz * 1e9)  # of all SMs
     passing = 2 * bytes_ * np.minimum(blocks, device.sms) / rate
     shared = np.where(bulk(f), bytes_ * np.where(f.path == BULK, 4, 2), 0)
-    each, shuffles = _instructions(f, problem, c)
+    each, others = _instructions(f, problem, c)
     alone = np.maximum(c.lane - threads(f) * resident / c.issue, 0)
     round_ = each * alone + _latency(f, c) + _around(f, c, count, steps)
     return Load(
@@ -101,7 +104,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         tiles=count,
         steps=steps,
         stages=np.where(bulk(f), f.stages, 1 + f.load_ahead) * fill / (c.latency * wave),
-        mma_cycles=each * threads(f) / c.issue + shuffles + passing,
+        mma_cycles=each * threads(f) / c.issue + others + passing + c.launch / (count * steps),
         smem_bytes=shared * np.where(f.row_threads == 4, c.conflict, 1.0),
         l2_bytes=bytes_,
         issue_cycles=round_ * wave,
@@ -125,11 +128,13 @@ def _occupancy(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 
 
 def _instructions(f: Fields, problem: Problem, c: Costs) -> tuple[Any, Any]:
-    """Of a lane for a step; and an SM's cycles for the shuffles of all its warps."""
+    """Of a lane for a step; and an SM's cycles for shuffles and accesses of all warps."""
     held = elements(f, problem)
-    lane = f.rows_in_flight * (held * c.element + held / f.vector * c.vector + c.row)
+    lane = f.rows_in_flight * (held * c.element + c.row)
     sums = f.rows_in_flight * 2 * np.log2(f.row_threads)
-    return lane, f.warps * f.heads * sums * c.shuffle
+    ways = np.where(direct(f), 2, np.where(f.path == BULK, 0, 1))  # loads and stores of a lane
+    touched = ways * f.rows_in_flight * (held / f.vector) * (WARP / f.row_threads)
+    return lane, f.warps * f.heads * (sums * c.shuffle + touched * c.line)
 
 
 def _latency(f: Fields, c: Costs) -> Any:

@@ -35,36 +35,38 @@ from ptxflow.compiler.strategy import Fields, Load, Problem
 class Costs:
     """Cycles, or the unit that is given; fitted to 1,800 kernels of 15 workloads on an H200."""
 
-    latency: float = 1220.0  # of a load from DRAM, as these kernels see it
+    latency: float = 1180.0  # of a load from DRAM, as these kernels see it
     dram: float = 0.87  # the time of DRAM traffic over what the device's rates say
-    ramp: float = 0.69e-6  # seconds before DRAM is busy, and after
-    share: float = 1.46  # rate at which an SM's loads arrive, over its part of DRAM's bandwidth
+    ramp: float = 0.74e-6  # seconds before DRAM is busy, and after
+    share: float = 1.7  # rate at which an SM's loads arrive, over its part of DRAM's bandwidth
     spare: float = 24.0  # registers of a thread that rules allow for and ptxas does not take
-    element: float = 14.5  # instructions of an element, all passes together
-    vector: float = 5.5  # and of a vector: addresses, loads, store
-    issue: float = 128.0  # lanes of instructions an SM issues in a cycle
-    lane: float = 1.3  # cycles of an instruction of a warp that is alone
-    shuffle: float = 6.7  # a step of a butterfly
-    barrier: float = 28.0  # between warps: store, barrier, load
+    element: float = 7.5  # instructions of an element, all passes together
+    summand: float = 2.4  # and of each further summand of it
+    issue: float = 64.0  # lanes of them that an SM gets done in a cycle, half of what it issues
+    launch: float = 45.0  # cycles between two CTAs that an SM begins
+    lane: float = 2.5  # cycles of one of a warp that is alone
+    shuffle: float = 5.2  # a step of a butterfly
+    barrier: float = 25.0  # between warps: store, barrier, load
     warp: float = 1.9  # and for each warp that meets
     branch: float = 6.0  # a barrier of a row that is not the warp's
-    weight_latency: float = 60.0  # weights that are asked for after the sum, beyond what is hidden
-    cluster: float = 1370.0  # launch of a cluster and its barrier
-    peer: float = 260.0  # and the sums of each of its CTAs
-    start: float = 1370.0  # of a CTA that loops: how many groups it has, weights that it keeps
-    turn: float = 130.0  # of its loop
-    again: float = 0.105  # a step that reads a row again, from L1 or L2, over the first
+    weight_latency: float = 45.0  # weights that are asked for after the sum, beyond what is hidden
+    cluster: float = 1400.0  # launch of a cluster and its barrier
+    peer: float = 270.0  # and the sums of each of its CTAs
+    start: float = 1550.0  # of a CTA that loops: how many groups it has, weights that it keeps
+    turn: float = 120.0  # of its loop
+    again: float = 0.09  # a step that reads a row again, from L1 or L2, over the first
     line: float = 134.0  # bytes that a miss brings near: steps that take less share it
-    near: float = 0.57  # a step that finds its bytes near, over one that does not
-    no_allocate: float = 1.21  # latency of loads that leave no line in L1, over others
-    wave: float = 0.32  # how far a last round of few CTAs takes as long as a full one
+    near: float = 0.6  # a step that finds its bytes near, over one that does not
+    no_allocate: float = 1.27  # latency of loads that leave no line in L1, over plain ones
+    evict_first: float = 1.1  # of loads whose lines are the first to go
+    prefetch: float = 1.04  # of loads that bring 256 bytes
+    wave: float = 0.37  # how far a last round of few CTAs takes as long as a full one
 
 
 # Cycles and instructions are taken to be H200's, as those kernels are the same. `dram` is such that
 # both reach about 98% of nominal bandwidth at the most; `share` and `ramp` scale with bandwidth.
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(dram=0.92)}
 FILL = {"h200": 3000.0, "h100": 3000.0, "b200": 1600.0}  # the model's latency of DRAM: see `load`
-NO_ALLOCATE = "no_allocate"
 
 
 def costs(device: Device) -> Costs:
@@ -87,8 +89,9 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     total = groups(f, problem)
     ctas = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
     blocks, tiles = ctas * f.ctas_per_row, -(-total // ctas)
-    resident = np.minimum(_occupancy(f, problem, device, c), -(-blocks // device.sms))
-    rounds = -(-blocks // device.sms) / resident
+    per_sm = -(-blocks // device.sms)
+    resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
+    rounds = per_sm / resident
     wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
     rows = np.minimum(group_rows(f), problem["batch_size"])
     bytes_ = rows * hidden * ELEMENT * summands / f.ctas_per_row
@@ -97,15 +100,14 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     each = _instructions(f, problem, c, summands)
     alone = np.maximum(c.lane - threads(f) * resident / c.issue, 0)
     round_ = each * alone + _reduction(f, c) + np.where(loops(f), c.turn + c.start / tiles, 0)
-    latency = c.latency * np.where(f.load_cache == NO_ALLOCATE, c.no_allocate, 1)
     steps = _steps(f, problem, c)
     return Load(
         blocks=blocks,
         resident=resident,
         tiles=tiles,
         steps=steps,
-        stages=(1 + f.load_ahead) * fill / (latency * wave),
-        mma_cycles=(each * threads(f) / c.issue + arrival) / steps,
+        stages=(1 + f.load_ahead) * fill / (c.latency * _hints(f, c) * wave),
+        mma_cycles=(each * threads(f) / c.issue + arrival + c.launch / tiles) / steps,
         smem_bytes=0 * f.rows,
         l2_bytes=bytes_ / steps,
         issue_cycles=round_ * wave / steps,
@@ -128,6 +130,13 @@ def _occupancy(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     return np.clip(np.minimum.reduce(np.broadcast_arrays(*limits)), 1, device.blocks_per_sm)
 
 
+def _hints(f: Fields, c: Costs) -> Any:
+    """Latency of the loads over that of plain ones."""
+    kept = np.where(f.load_cache == "no_allocate", c.no_allocate, 1)
+    kept = np.where(f.load_cache == "evict_first", c.evict_first, kept)
+    return kept * np.where(f.load_prefetch == 256, c.prefetch, 1)
+
+
 def _steps(f: Fields, problem: Problem, c: Costs) -> Any:
     """Waits for loads of a group of rows, in waits for DRAM.
 
@@ -142,9 +151,9 @@ def _steps(f: Fields, problem: Problem, c: Costs) -> Any:
 
 def _instructions(f: Fields, problem: Problem, c: Costs, summands: int) -> Any:
     """Of a lane, for a group of rows."""
-    again = np.where(f.residency == REGISTERS, 1, 1.5)  # it widens twice
-    vector = f.vector * c.element + summands * c.vector
-    return vectors(f, problem) * f.rows_in_flight * vector * again
+    again = np.where(f.residency == REGISTERS, 1, 1.4)  # it widens twice
+    element = c.element + c.summand * (summands - 1)
+    return vectors(f, problem) * f.rows_in_flight * f.vector * element * again
 
 
 def _reduction(f: Fields, c: Costs) -> Any:
