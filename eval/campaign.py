@@ -414,7 +414,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--refine-rounds",
         type=int,
         default=40,
-        help="samples of each of those, or as many as take 2 s (default: 40)",
+        help="samples of each of those, or as many as take 1 s (default: 40)",
     )
     add("--check-seeds", type=int, default=2, help="fresh inputs per kernel (default: 2)")
     add(

@@ -94,8 +94,8 @@ SAMPLING = Row(
         for kind in ("top_k", "top_p", "top_k_top_p")
         for size in (128256, 129280, 151936)
     ),
-    trained={"batch_size": (1, 8, 64, 256)},  # few: their spaces are ten times a GEMM's
-    held_out={"batch_size": (7, 100)},
+    trained={"batch_size": (1, 4, 8, 16, 32, 64, 128, 256, 512)},
+    held_out={"batch_size": (7, 20, 100)},
     typical={"batch_size": 64},
     unseen=(("top_p_sampling_from_probs_v128256", {"vocab_size": 32000}),),
 )

@@ -99,10 +99,13 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers that a thread cannot do without: what is held of the row, and a group's work.
 
-    ptxas works out the masses of a row in registers ahead of the pass that adds them.
+    ptxas works out the masses of a row that is in registers ahead of the passes that add them.
     """
     held = at_once(f, problem) * f.vector
-    ahead = np.where((f.residency == REGISTERS) & bool(problem.constant("top_p")), held // 2, 0)
+    ahead = {0: 0 * held, 1: held // 2, 2: 2 * held}[
+        int(problem.constant("top_p")) * selections(problem)
+    ]
+    ahead = np.where(f.residency == REGISTERS, ahead, 0)
     grouped = np.where(f.group == 0, 4, f.group * f.vector)
     return held + ahead + np.minimum(grouped, 16) + 28
 
