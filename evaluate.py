@@ -83,7 +83,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="measured kernels that policies chose (default: those files whose names say policy)",
     )
     add("--policy", nargs="+", default=[], metavar="NAME=FILE", help="further policies")
-    add("--only", metavar="NAME,...", help="only methods whose names begin like this")
+    add(
+        "--only",
+        metavar="NAME,...",
+        help="only these methods, or those whose names begin like this",
+    )
     add(
         "--workloads",
         metavar="TEXT,...",
@@ -235,9 +239,14 @@ def methods_on(beliefs: Sequence[Belief], model: Array, surrogate: Array | None)
     """Every method of one workload: policies, rankings that were there before, searches."""
     from ptxflow.eval.evaluation import SEARCHES
     from ptxflow.eval.search.plain import Drawn, Ranked
+    from ptxflow.eval.search.process import Process
     from ptxflow.gfn.inference import SHARPNESS
 
-    out: list[Method] = [Drawn(b.name, b.logs, SHARPNESS) for b in beliefs]
+    out: list[Method] = []
+    for b in beliefs:
+        out.append(Drawn(b.name, b.logs, SHARPNESS))
+        if not b.name.startswith("untrained"):
+            out.append(Process(f"{b.name} + feedback", b.logs, SHARPNESS))
     out += [Ranked("policy top-k", b.logs) for b in beliefs if b.name == "policy"]
     if surrogate is not None:
         out.append(Ranked("surrogate top-k", surrogate))
@@ -292,6 +301,12 @@ def find_replays(args: argparse.Namespace, files: Sequence[Path]) -> list[Replay
     return found
 
 
+def chosen_methods(text: str | None, names: Sequence[str]) -> list[str]:
+    """Of the methods' names those that `--only` asks for: by name, or by how a name begins."""
+    asked = [item.strip() for item in (text or "").split(",")]
+    return [n for n in names if any(n == a if a in names else n.startswith(a) for a in asked)]
+
+
 def fitted_scores(
     replays: Sequence[Replay], files: Sequence[Path], jobs: int
 ) -> list[Array | None]:
@@ -325,17 +340,14 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
     records = [r for path in chosen for r in read_records(path)]
     replays, rewards = find_replays(args, files), rewards_of(policies)
     beliefs = {r.name: beliefs_on(r, policies, rewards, about["absent"]) for r in replays}
-    prefixes = tuple(text.strip() for text in (args.only or "").split(","))
     fitted: list[Array | None] = [None] * len(replays)
-    if "surrogate top-k".startswith(prefixes):
+    if chosen_methods(args.only, ["surrogate top-k"]):
         fitted = fitted_scores(replays, files, args.jobs)
-    methods = {
-        r.name: [
-            m for m in methods_on(beliefs[r.name], model_scores(r.space), scores)
-            if m.name.startswith(prefixes)
-        ]
-        for r, scores in zip(replays, fitted, strict=True)
-    }  # fmt: skip
+    methods = {}
+    for r, scores in zip(replays, fitted, strict=True):
+        held = methods_on(beliefs[r.name], model_scores(r.space), scores)
+        names = chosen_methods(args.only, [m.name for m in held])
+        methods[r.name] = [m for m in held if m.name in names]
     runs = evaluate(replays, methods, args.seeds, jobs=args.jobs)
     return {
         "about": about,

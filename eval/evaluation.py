@@ -25,6 +25,7 @@ from ptxflow.eval.search.bico import Bico
 from ptxflow.eval.search.optimisers import GENETIC, TPE, Annealing, CmaEs
 from ptxflow.eval.search.plain import Exhaustive, Sequential, Uniform
 from ptxflow.eval.search.play import Foul, Method, interference, play
+from ptxflow.eval.search.process import Process
 from ptxflow.eval.search.replay import Replay
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -32,6 +33,7 @@ CHECKED = 24  # measurements over which a method is checked for peeking
 CHUNK = 10  # seeds a task
 SEARCHES: tuple[Method, ...] = (
     Uniform(), Exhaustive(), Sequential(), Bico(), TPE, CmaEs(), GENETIC, Annealing(),
+    Process("Gaussian process"),
 )  # fmt: skip
 
 

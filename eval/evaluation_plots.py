@@ -6,7 +6,7 @@ palette), line style and marker in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 WIDTH = 8.0  # inches
 DOTS = 130  # per inch
+HIDDEN = ("exhaustive", "untrained policy")  # far above all others
 LEAST_GAP = 5e-4  # what is drawn at the bottom of a logarithmic axis
 #: colour of the palette, line style, marker; methods that are not named get grey lines
 LOOKS: dict[str, tuple[int, Any, str]] = {
     "policy": (0, "-", "o"),
+    "policy + feedback": (0, "--", "*"),
     "policy top-k": (0, ":", "o"),
     "surrogate top-k": (2, "-", "s"),
     "model top-k": (1, "-", "^"),
+    "Gaussian process": (8, "--", "p"),
     "TPE": (3, "--", "D"),
     "CMA-ES": (4, "--", "v"),
     "genetic algorithm": (5, "--", "P"),
@@ -37,8 +40,6 @@ LOOKS: dict[str, tuple[int, Any, str]] = {
     "BICO-guided": (9, "-.", ">"),
     "sequential": (7, "-.", "<"),
     "uniform random": (7, "-", ""),
-    "untrained policy": (7, (0, (1, 3)), "."),
-    "exhaustive": (7, ":", ""),
 }
 
 
@@ -81,16 +82,23 @@ def _colour(i: int) -> Any:
 def look(method: str) -> dict[str, Any]:
     """Line properties of a method."""
     if method not in LOOKS:
-        return {"color": "0.35", "linestyle": (0, (3, 1, 1, 1)), "marker": "*", "linewidth": 1.3}
+        line, marker = ("--", "*") if method.endswith("feedback") else ("-", "o")
+        return {"color": "0.3", "linestyle": line, "marker": marker, "linewidth": 1.3}
     colour, line, marker = LOOKS[method]
     width = 2.4 if method == "policy" else 1.5
     return {"color": _colour(colour), "linestyle": line, "marker": marker, "linewidth": width}
 
 
+def shown(methods: Iterable[str]) -> list[str]:
+    """Methods in the order of LOOKS, others after them; without those that tables alone show."""
+    held = [m for m in methods if m not in HIDDEN]
+    return sorted(held, key=lambda m: list(LOOKS).index(m) if m in LOOKS else len(LOOKS))
+
+
 def _panels(results: Results) -> list[str]:
     """The groups shown side by side: what training did not see, and what it saw."""
-    shown = [g for g in ("held out", "trained") if g in results["groups"]]
-    return shown or ["all"]
+    held = [g for g in ("held out", "trained") if g in results["groups"]]
+    return held or ["all"]
 
 
 def _title(results: Results, group: str) -> str:
@@ -116,7 +124,7 @@ def _lines(results: Results, key: str, label: str, log: bool) -> Figure:
     at = [b - 1 for b in BUDGETS]
     for axes, group in zip(grid[0], _panels(results), strict=True):
         methods = results["groups"][group]["methods"]
-        for name in sorted(methods, key=lambda m: list(LOOKS).index(m) if m in LOOKS else 99):
+        for name in shown(methods):
             curves = methods[name][key]
             middle, low, high = (np.array(c, float) for c in curves)
             x = np.arange(1, len(middle) + 1)
@@ -156,7 +164,7 @@ def profile(results: Results) -> Figure:
     figure, grid = _figure(4.0, len(_panels(results)), sharey=True)
     for axes, group in zip(grid[0], _panels(results), strict=True):
         methods = results["groups"][group]["methods"]
-        for name in sorted(methods, key=lambda m: list(LOOKS).index(m) if m in LOOKS else 99):
+        for name in shown(methods):
             shares = methods[name]["profile"]
             marks = [b - 1 for b in BUDGETS if b <= len(shares)]
             axes.plot(range(1, len(shares) + 1), shares, label=name, markevery=marks,
@@ -175,18 +183,18 @@ def workloads(results: Results) -> Figure:
 
     held = sorted(results["workloads"], key=lambda w: (w["kind"] == "trained", w["name"]))
     present = {m for found in results["each"].values() for m in found}
-    methods = [m for m in MAIN if m in present and m != "policy top-k"]
+    methods = [m for m in MAIN if m in present and m not in ("policy top-k", "Gaussian process")]
     figure, ((axes,),) = _figure(1.2 + 0.5 * len(held))
     step = 0.8 / max(1, len(methods))
     for i, name in enumerate(methods):
         rows = [results["each"][w["name"]].get(name, {}).get("gap", [None] * 3) for w in held]
         values = np.array(rows, float)
         y = np.arange(len(held)) + (i - (len(methods) - 1) / 2) * step
-        shown = np.maximum(values, LEAST_GAP)
-        axes.barh(y, shown[:, 0] - LEAST_GAP / 2, step, left=LEAST_GAP / 2,
+        drawn = np.maximum(values, LEAST_GAP)
+        axes.barh(y, drawn[:, 0] - LEAST_GAP / 2, step, left=LEAST_GAP / 2,
                   color=look(name)["color"], label=name, linewidth=0)  # fmt: skip
-        errors = np.abs(shown[:, 1:] - shown[:, :1]).T
-        axes.errorbar(shown[:, 0], y, xerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8)
+        errors = np.abs(drawn[:, 1:] - drawn[:, :1]).T
+        axes.errorbar(drawn[:, 0], y, xerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8)
     labels = [f"{w['name']}{'' if w['kind'] == 'trained' else ' *'}" for w in held]
     axes.set_yticks(range(len(held)), labels)
     axes.set_ylim(len(held) - 0.5, -0.5)
@@ -195,7 +203,9 @@ def workloads(results: Results) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("loss of the best of 8 measurements (bars at the left edge: 0.05% or less)")
-    figure.legend(loc="outside upper center", ncols=len(methods), frameon=False, fontsize="small")
+    figure.legend(
+        loc="outside upper center", ncols=min(6, len(methods)), frameon=False, fontsize="small"
+    )
     figure.text(0.01, 0.005, "* never trained", fontsize="small", color="0.3")
     return figure
 
@@ -218,8 +228,7 @@ def fidelity(results: Results) -> Figure | None:
                      color=_colour(0 if trained else 1))  # fmt: skip
         axes.set_xlim(*ends)
         axes.set_ylim(floor - 6.5, exact.max() + 2)
-        shown = item["workload"] if trained else f"{item['workload']} *"
-        axes.set_title(shown, fontsize="small")
+        axes.set_title(f"{item['workload']}{'' if trained else ' *'}", fontsize="small")
     for axes in list(grid.flat)[len(held) :]:
         axes.set_visible(False)
     figure.supxlabel("exact log-probability under the reward that was trained", fontsize="medium")

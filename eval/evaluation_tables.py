@@ -14,8 +14,8 @@ from ptxflow.eval.evaluation import BUDGETS
 Results = Mapping[str, Any]
 Row = Sequence[str]
 KINDS = {"trained": "trained", "held_out": "held out", "unseen": "unseen"}
-MAIN = ("policy", "policy top-k", "surrogate top-k", "model top-k", "TPE", "genetic algorithm",
-        "uniform random")  # fmt: skip
+MAIN = ("policy", "policy top-k", "surrogate top-k", "model top-k", "Gaussian process", "TPE",
+        "genetic algorithm", "uniform random")  # fmt: skip
 FEW = "8"
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 

@@ -19,6 +19,7 @@ from ptxflow.eval.search.bico import Bico, guaranteed, log, plateau, region, reu
 from ptxflow.eval.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
 from ptxflow.eval.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
 from ptxflow.eval.search.play import Foul, Method, Search, interference, play
+from ptxflow.eval.search.process import Process, _Residuals, _slope
 from ptxflow.eval.search.replay import Replay, closed, kept
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,8 @@ REPLAY = Replay("toy M=8", SPACE, times(), 10.0)
 SCORES = np.random.default_rng(2).random(len(SPACE))
 METHODS: tuple[Method, ...] = (
     Uniform(), Exhaustive(), Sequential(), Ranked("ranked", SCORES), Drawn("drawn", SCORES, 2.0),
-    Bico(), TPE, CmaEs(), GENETIC, Annealing(),
+    Bico(), TPE, CmaEs(), GENETIC, Annealing(), Process("process"),
+    Process("process from a policy", SCORES, 2.0),
 )  # fmt: skip
 
 
@@ -231,3 +233,29 @@ def test_the_guaranteed_region_grows_with_the_budget_and_shrinks_with_p() -> Non
     assert np.isinf(guaranteed(runs[:10], 0.9)).all()  # too few runs to promise anything
     shares = region(np.linspace(0, 1, 1000), half)
     assert shares[7] == pytest.approx(1 - half[7], abs=0.01)
+
+
+def test_the_process_is_conditioned_as_by_hand() -> None:
+    """Against the covariance matrix inverted at once."""
+    rows = Grid.of(SPACE).rows.astype(np.int8)
+    rng = np.random.default_rng(0)
+    asked, values = rng.permutation(len(rows))[:12], rng.random(12)
+    state = _Residuals(rows)
+    for at, value in zip(asked, values, strict=True):
+        state.add(int(at), value)
+    apart = (rows[:, None] != rows[None]).sum(2)
+    covariance = 0.75**apart
+    inverse = np.linalg.inv(covariance[np.ix_(asked, asked)] + 0.01 * np.eye(12))
+    toward = covariance[asked]
+    assert state.spread == pytest.approx(1 - np.einsum("an,ab,bn->n", toward, inverse, toward))
+    rest = np.linalg.solve(state.factor, values)
+    assert rest @ state.whitened == pytest.approx(values @ inverse @ toward)
+
+
+def test_a_policy_is_believed_as_far_as_it_is_right() -> None:
+    x = np.linspace(-10, 0, 60)
+    noise = np.random.default_rng(0).normal(0, 0.01, 60)
+    assert _slope(x, 1 - 0.05 * x + noise) == pytest.approx(0.05, rel=0.2)
+    assert _slope(x, 1 + 0.05 * x + noise) == 0  # it misleads
+    assert _slope(x[[0, -1]], np.ones(2)) == pytest.approx(0.02, rel=0.3)  # too early to say
+    assert _slope(np.zeros(5), noise[:5]) == 0
