@@ -48,9 +48,10 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
-    """A few rows of two vectors a lane, or two chunks, whose last part is missing."""
-    s_width, whole = int(s.vector), int(s.ctas) * int(s.threads) * int(s.vector)
-    vocab = whole * (int(s.unroll) + 1) - whole // 2 - s_width
+    """A few rows of two vectors a lane, or two chunks (one where they are long), less a part."""
+    width, once = int(s.vector), int(s.ctas) * int(s.threads) * int(s.vector)
+    unroll = int(s.unroll) if once * int(s.unroll) <= TRIAL_ELEMENTS else 1
+    vocab = once * (unroll + 1) - once // 2 - width
     batch = max(2, min(6, TRIAL_ELEMENTS // vocab))
     return Trial(replace(p, axes=(("batch_size", batch), ("vocab_size", vocab))))
 
