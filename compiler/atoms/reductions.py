@@ -16,6 +16,7 @@ KEY_BITS = 30  # of a float below 2: the sign and the topmost bit of the exponen
 LEAST_WEIGHT = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
+TOGETHER = 4  # elements whose predicates live at a time
 WEIGHTS = ("count", "mass")
 
 
@@ -32,8 +33,8 @@ def scoped(registers: str, lines: Iterable[str]) -> str:
 
 
 def voted(use: UOp, registers: list[str]) -> list[list[str]]:
-    """The elements that one vote decides on: all of them where there is no vote."""
-    size = use.arg.attr("group") or len(registers)
+    """The elements that one vote decides on; where there is none, few, for predicates are few."""
+    size = use.arg.attr("group") or TOGETHER
     return [registers[i : i + size] for i in range(0, len(registers), size)]
 
 
@@ -44,8 +45,8 @@ def skip_where_none(predicates: list[str], label: str) -> list[str]:
     return [*out, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
 
 
-def weigh(x: str, to: str) -> list[str]:
-    return [f"mul.f32 {to}, {x}, {WEIGHT_SCALE};", f"cvt.rni.u32.f32 {to}, {to};"]
+def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
+    return [f"mul.f32 {to}, {x}, {scale};", f"cvt.rni.u32.f32 {to}, {to};"]
 
 
 zero_shared = define(
@@ -90,6 +91,14 @@ def _histogram_text(use: UOp, text: dict[str, str]) -> str:
         f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
         f"mad.lo.u32 %_dump, %lane, 4, {text['dump_reg']};",
     ]
+    # What follows is 0, and ptxas cannot know it: it would work out the digits and weights of all
+    # elements once, and keep them in registers for later rounds.
+    lines += [
+        f"or.b32 %_zero, {text['prefix']}, {text['floor']};",
+        "shr.u32 %_zero, %_zero, 31;",
+        f"or.b32 %_shift, %_zero, {shift};",
+        f"or.b32 %_scale, %_zero, {WEIGHT_SCALE.replace('0f', '0x')};",
+    ]
     groups = voted(use, pieces(text["src"]))
     for i, group in enumerate(groups):
         inside = [f"%_p{j}" for j in range(len(group))]
@@ -101,12 +110,12 @@ def _histogram_text(use: UOp, text: dict[str, str]) -> str:
         if attr("group"):
             lines += skip_where_none(inside, f"NONE{i}")
         for p, x in zip(inside, group, strict=True):
-            lines += [f"shr.u32 %_d, {x}, {shift};", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
+            lines += [f"shr.u32 %_d, {x}, %_shift;", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
             lines += [f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;"]
             held = "1"
             if mass == "mass":
                 held = "%_w"
-                lines += weigh(x, held)
+                lines += weigh(x, held, "%_scale")
             if attr("aside") == "dump":
                 lines += [f"selp.b32 %_d, %_d, %_dump, {p};"]
                 lines += [f"red.shared.add.u32 [%_d], {held};"]
@@ -114,7 +123,9 @@ def _histogram_text(use: UOp, text: dict[str, str]) -> str:
                 lines += [f"@{p} red.shared.add.u32 [%_d], {held};"]
         if attr("group"):
             lines += [f"NONE{i}:"]
-    return scoped(f"b32 low end base dump d w, pred some p<{len(groups[0])}>", lines)
+    return scoped(
+        f"b32 low end base dump zero shift scale d w, pred some p<{len(groups[0])}>", lines
+    )
 
 
 histogram = define(
