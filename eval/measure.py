@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ptxflow.compiler.launch import Arguments, Launch
 from ptxflow.compiler.runtime import Driver, LaunchError, LoadedKernel
+from ptxflow.eval.borrowing import Borrowed, own_work
 from ptxflow.eval.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
@@ -86,10 +87,15 @@ def tokens(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def drawable(inputs: Mapping[str, Tensor]) -> Tensor:
-    """[batch, vocabulary] bool: the tokens that a sample may be."""
-    p = inputs.get("top_p")
+    """[batch, vocabulary] bool: the tokens that a sample may be; as likely ones as these, too.
+
+    Which of equal tokens a filter keeps is not defined, and libraries keep all of them.
+    """
+    p, probs = inputs.get("top_p"), inputs["probs"]
     wide = None if p is None else torch.where((p > 0) & (p < 1), p + EDGE, p)
-    return sampling.filtered(inputs["probs"], inputs.get("top_k"), wide) > 0
+    kept = sampling.filtered(probs, inputs.get("top_k"), wide) > 0
+    least = torch.where(kept, probs, torch.inf).amin(-1, keepdim=True)
+    return (probs > 0) & (probs >= least)
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,8 @@ class Session:
                 else:
                     calls = self._kernel_calls(job, definition.bind(job["axes"]), bench)
                 return self._run(job, bench, calls, stage)
+        except Borrowed as error:
+            return {"status": "wrong", "detail": str(error)}
         except LaunchError as error:
             return {"status": "fault", "detail": str(error), "last": True}
         except torch.OutOfMemoryError:
@@ -321,7 +329,8 @@ def _solution_calls(
 
     def checked() -> None:
         torch.manual_seed(SEED)  # what draws must draw the same again
-        result = run()
+        with own_work():
+            result = run()
         made = result if isinstance(result, tuple | list) else (result,)
         for out, value in zip(outputs, made, strict=True) if not in_place else ():
             out.copy_(value)

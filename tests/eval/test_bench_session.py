@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +216,16 @@ def test_cuda_errors_are_faults_that_end_the_process(
 
 
 @pytest.mark.parametrize("destination_passing", [True, False])
-@pytest.mark.parametrize(("scale", "status"), [(1, "ok"), (2, "wrong")])
+@pytest.mark.parametrize(
+    ("scale", "borrows", "status"), [(1, True, "ok"), (2, True, "wrong"), (1, False, "wrong")]
+)
 def test_solutions_of_both_calling_styles(
-    session: measure.Session, destination_passing: bool, scale: int, status: str
-) -> None:
+    session: measure.Session, destination_passing: bool, scale: int, borrows: bool, status: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Torch stands in for the kernel, where that is allowed; elsewhere it is what is wrong."""
+    if borrows:
+        monkeypatch.setattr(measure, "own_work", nullcontext)
     product = f"((A.float() @ B.float().T) * {scale}).half()"
     source = (
         f"def run(A, B, C):\n    C.copy_({product})\n"
@@ -235,7 +242,9 @@ def test_solutions_of_both_calling_styles(
             },
         },
     }  # fmt: skip
-    assert session.measure(todo, lambda stage: None)["status"] == status
+    outcome = session.measure(todo, lambda stage: None)
+    assert outcome["status"] == status
+    assert borrows or "not its own work" in outcome["detail"]
 
 
 def test_other_errors_are_ours_and_are_raised(session: measure.Session, tmp_path: Path) -> None:
