@@ -9,6 +9,7 @@ the best kernel reaches. With --agree: whether two campaigns choose alike.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,6 +210,31 @@ def means(records: Iterable[Record]) -> list[str]:
     return lines + [f"without {n} in {k} workloads: {why}" for (n, why), k in absent.items()]
 
 
+def kinds(records: Iterable[Record]) -> str:
+    """One line for each kind of definition, a name without its sizes; empty where there is one."""
+    groups: dict[str, dict[Place, list[Record]]] = {}
+    for place, group in best_records(records).items():
+        groups.setdefault(re.split(r"_[a-z]+\d", place[0])[0], {})[place] = group
+    if len(groups) < 2:
+        return ""
+    head = "definitions", "workloads", "best", "least", f"under {SLOWER}", "of copy", "least"
+    rows = [(*head, "beside each library (workloads)")]
+    for kind, held in groups.items():
+        ratios = list(best_ratios(r for group in held.values() for r in group).values())
+        copied = list(_beside(held.values(), COPY))
+        names = dict.fromkeys(n for group in held.values() for r in group for n in r.peers)
+        libraries = {n: list(_beside(held.values(), n)) for n in names if n != COPY}
+        each = (f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in libraries.items())
+        rows.append((
+            kind, str(len(held)),
+            *((f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}",
+               str(sum(r < SLOWER for r in ratios))) if ratios else ("-", "-", "-")),
+            *((f"{geometric_mean(copied):.0%}", f"{min(copied):.0%}") if copied else ("-", "-")),
+            ", ".join(each),
+        ))  # fmt: skip
+    return align(rows)
+
+
 def _beside(groups: Iterable[Sequence[Record]], peer: str) -> Iterable[float]:
     """The best kernel's ratio to one peer, of each workload that was timed beside it."""
     for group in groups:
@@ -309,6 +335,7 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
             lines += ["bytes/s over a copy's", matrix(shares, ".0%")]
     else:
         lines.append(bench_table(records))
+    lines += filter(None, [kinds(records)])
     return "\n".join([*lines, *means(records), totals(records)])
 
 

@@ -52,7 +52,8 @@ SINGLE = {
     "warp_masses", "cta_target", "warp_target", "search", "philox",
 }  # fmt: skip
 COUNTS |= {
-    ("histogram", "src"): 8, ("ld_peers_v4", "dst"): 16, ("add_peer", "src"): 2, ("total_u32", "src"): 4, ("pick", "dst"): 2,
+    ("histogram", "src"): 8, ("ld_peers_v4", "dst"): 16, ("add_peer", "src"): 2,
+    ("total_u32", "src"): 4, ("pick", "dst"): 2,
     ("largest", "src"): 4, ("masses", "dst"): 3, ("masses", "src"): 8, ("warp_masses", "dst"): 4,
     ("warp_masses", "src"): 3, ("cta_target", "dst"): 4, ("cta_target", "shares"): 8,
     ("cta_target", "uniform"): 2, ("warp_target", "dst"): 4, ("warp_target", "src"): 4,

@@ -243,9 +243,11 @@ def test_truncated_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Any) -> 
 
 
 def test_every_device_has_a_default_checkpoint_by_name() -> None:
-    assert {sample.default_checkpoint(d).name for d in DEVICES} == {
-        "b200.safetensors", "h200.safetensors",
+    found = {sample.default_checkpoint(d, f) for d in DEVICES for f in ("gemm", "rmsnorm")}
+    assert {path.name for path in found} == {
+        "b200-gemm.safetensors", "h200-gemm.safetensors", "b200.safetensors", "h200.safetensors",
     }  # fmt: skip
+    assert all(path.exists() for path in found)
 
 
 def test_help_and_usage_need_no_heavy_imports() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sample
 from ptxflow.compiler.device import device
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.space import Space, enumerate_space
@@ -22,7 +23,7 @@ from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHECKPOINTS = sorted((ROOT / "checkpoints").glob("[bh]*.safetensors"))
-WORST = re.compile(r"(\w+)'s worst is `(\w+)` at (\w+)=(\d+), (0\.\d+)")
+WORST = re.compile(r"(\S+)'s worst is `(\w+)` at (\w+)=(\d+), (0\.\d+)")
 SAMPLE = re.compile(
     r"^\$ python sample\.py --definition (\w+) --axes (\w+)=(\d+)(?: --device (\w+))?.*\n"
     r"((?:(?!```).*\n)*)",
@@ -55,9 +56,9 @@ def test_the_worst_distance_is_what_the_policy_gives(
     name: str, definition: str, axis: str, size: str, distance: str
 ) -> None:
     path = ROOT / "checkpoints" / f"{name.lower()}.safetensors"
-    where = space(definition, axis, int(size), name.lower())
+    where = space(definition, axis, int(size), name.lower().partition("-")[0])
     config = read(path).config
-    exact, _ = target(where, reward_of(config, name.lower()), config["train"]["tau"])
+    exact, _ = target(where, reward_of(config, where.device.name), config["train"]["tau"])
     ours = log_probs(load_policy(path), where)
     measured = 0.5 * np.abs(np.exp(ours) - np.exp(exact)).sum()
     assert measured == pytest.approx(float(distance), abs=1e-3)
@@ -74,7 +75,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
     assert len(rows) == 8
     where = space(definition, axis, int(size), name)
-    policy = load_policy(ROOT / "checkpoints" / f"{name}.safetensors")
+    policy = load_policy(sample.default_checkpoint(name, where.family.name))
     scores = log_probs(policy, where)
     modelled = reward_of(policy.about, name).tflops(where, where.codes)
     drawn = {
