@@ -94,7 +94,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="only workloads of these names, or that contain one of these texts",
     )
     add("--seeds", type=int, default=50, help="runs of each method that draws (default: 50)")
-    add("--least", type=int, help="strategies that make a sub-space (default: 1500)")
+    add("--least", type=int, help="strategies that make a sub-space (default: 600)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     add("--out", type=Path, default=Path("out/evaluation"), help="folder (default: out/evaluation)")
     add("--into", type=Path, metavar="PAGE.md", help="also renew the tables of this page")

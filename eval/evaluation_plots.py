@@ -83,7 +83,8 @@ def look(method: str) -> dict[str, Any]:
     """Line properties of a method."""
     if method not in LOOKS:
         line, marker = ("--", "*") if method.endswith("feedback") else ("-", "o")
-        return {"color": "0.3", "linestyle": line, "marker": marker, "linewidth": 1.3}
+        grey = ("0.1", "0.35", "0.55", "0.7")[sum(map(ord, method)) % 4]
+        return {"color": grey, "linestyle": line, "marker": marker, "linewidth": 1.3}
     colour, line, marker = LOOKS[method]
     width = 2.4 if method == "policy" else 1.5
     return {"color": _colour(colour), "linestyle": line, "marker": marker, "linewidth": width}
@@ -113,9 +114,16 @@ def _budgets(axes: Axes, label: str = "measurements") -> None:
     axes.set_xlabel(label)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
+def _legend(figure: Figure, *panels: Axes) -> None:
+    """One for all panels: not every method plays in each."""
+    found = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found = dict(zip(labels, handles, strict=True)) | found
+    figure.legend(
+        list(found.values()), list(found), loc="outside right center", frameon=False,
+        fontsize="small",
+    )  # fmt: skip
 
 
 def _lines(results: Results, key: str, label: str, log: bool) -> Figure:
@@ -137,7 +145,7 @@ def _lines(results: Results, key: str, label: str, log: bool) -> Figure:
         _budgets(axes)
         axes.set_title(_title(results, group), fontsize="medium")
     grid[0][0].set_ylabel(label)
-    _legend(figure, grid[0][0])
+    _legend(figure, *grid[0])
     return figure
 
 
@@ -173,7 +181,7 @@ def profile(results: Results) -> Figure:
         axes.set_title(_title(results, group), fontsize="medium")
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     grid[0][0].set_ylabel("runs within 1% of the optimum")
-    _legend(figure, grid[0][0])
+    _legend(figure, *grid[0])
     return figure
 
 

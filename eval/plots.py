@@ -54,7 +54,7 @@ def training_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
             axes.set(xlabel="training step", ylabel=label)
             sns.despine(figure)
             path = folder / f"{name}.png"
-            figure.savefig(path)
+            figure.savefig(path, bbox_inches="tight")
             plt.close(figure)
             written.append(path)
     return written
@@ -170,7 +170,7 @@ def _distance(axes: Axes, rows: Sequence[Row]) -> None:
                 axes.plot(x, y, color=_colour(colour), marker=marker, markersize=3, linestyle=style,
                           label=f"{family}, {label}")  # fmt: skip
     _log_scale(axes)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _log_scale(axes: Axes) -> None:
@@ -189,4 +189,4 @@ def _mark(axes: Axes, promotions: Sequence[int]) -> None:
         label = "curriculum stage added" if i == 0 else None
         axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2, label=label)
     if promotions:
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
