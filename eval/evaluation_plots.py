@@ -116,7 +116,7 @@ def _budgets(axes: Axes, label: str = "measurements") -> None:
 
 def _legend(figure: Figure, *panels: Axes) -> None:
     """One for all panels: not every method plays in each."""
-    found = {}
+    found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found = dict(zip(labels, handles, strict=True)) | found
