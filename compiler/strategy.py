@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ptxflow.compiler.launch import Launch
 
 Choice = int | str
+C = TypeVar("C")  # a family's table of costs
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,36 @@ class Rule:
     sentence: str
     reads: tuple[str, ...]
     legal: Callable[[Fields, Problem, Device], Any]
+
+
+def rule(sentence: str, reads: str, legal: Callable[[Fields, Problem, Device], Any]) -> Rule:
+    """A row of a family's rules; `reads` names the decisions with blanks between."""
+    return Rule(sentence, tuple(reads.split()), legal)
+
+
+def bind_axis(
+    name: str, axis: str, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, int]
+) -> int:
+    """An axis of a definition, a positive integer: its own value if it is constant, else as given.
+
+    Raises ValueError, one line that begins with the definition's name, for any other value.
+    """
+    spec = declared.get(axis, {})
+    value = given.get(axis, spec.get("value"))
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
+    if spec.get("type") == "const" and value != spec.get("value"):
+        raise ValueError(f"{name}: axis {axis} is {spec.get('value')} by definition, not {value}")
+    return value
+
+
+def costs_of(family: str, table: Mapping[str, C], device: Device) -> C:
+    """A family's costs on a device; KeyError listing the devices that it has some for."""
+    try:
+        return table[device.name]
+    except KeyError:
+        known = ", ".join(table)
+        raise KeyError(f"no {family} costs for {device.name!r}; known: {known}") from None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.reductions import ALL_LANES, scoped, skip_where_none, voted
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import _OF_ONE, pieces
+from ptxflow.compiler.atoms.threads import OF_ONE, pieces
 from ptxflow.compiler.ir import UOp
 
 FINE = 22  # bits of the low word of a fine mass
@@ -141,7 +141,7 @@ warp_masses = define(
         _warp_masses_text,
         "9.7.13.11 redux.sync: fine masses and counts of ties, summed over the lanes; a share: "
         "high, low, ties, 0",
-        accesses=_OF_ONE,
+        accesses=OF_ONE,
         sass=("redux.sync",),
         rules=(Rule("a share of two words and a count", lambda u: (
             u.src[0].arg, u.src[1].arg) == (4, 3)),),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import _ALIKE, _BINARY, _OF_ONE, _OF_TWO, _each, pieces, vector
+from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, each, pieces, vector
 from ptxflow.compiler.ir import UOp
 
 KEY_BITS = 30  # of a float below 2: the sign and the topmost bit of the exponent are 0
@@ -364,13 +364,13 @@ ld_shared_chunk = define(
 sum_u32 = define(
     Atom(
         "sum_u32",
-        _BINARY,
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        _each("add.u32 {dst}, {a}, {b};"),
+        each("add.u32 {dst}, {a}, {b};"),
         "9.7.1.1 add",
-        accesses=_OF_TWO,
-        rules=(_ALIKE,),
+        accesses=OF_TWO,
+        rules=(ALIKE,),
     )
 )
 total_u32 = define(
@@ -384,7 +384,7 @@ total_u32 = define(
             *(f"add.u32 {t['dst']}, {t['dst']}, {s};" for s in pieces(t["src"])[1:]),
         ]),
         "9.7.1.1 add: all registers of the source",
-        accesses=_OF_ONE,
+        accesses=OF_ONE,
         rules=(Rule("there is one total", lambda u: u.src[0].arg == 1),),
     )
 )  # fmt: skip
@@ -394,11 +394,11 @@ warp_sum = define(
         (("dst", "frag"), ("src", "frag")),
         Scope.WARP,
         Lanes.ALL,
-        _each(f"redux.sync.add.u32 {{dst}}, {{src}}, {ALL_LANES};"),
+        each(f"redux.sync.add.u32 {{dst}}, {{src}}, {ALL_LANES};"),
         "9.7.13.11 redux.sync: the sum over the lanes, in each of them",
-        accesses=_OF_ONE,
+        accesses=OF_ONE,
         sass=("redux.sync",),
-        rules=(_ALIKE,),
+        rules=(ALIKE,),
     )
 )
 

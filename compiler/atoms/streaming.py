@@ -6,8 +6,6 @@ A bulk load reads what the kernel never writes; a bulk store belongs to its thre
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ptxflow.compiler.atoms.table import (
     ASYNC,
     GENERIC,
@@ -19,7 +17,7 @@ from ptxflow.compiler.atoms.table import (
     Scope,
     define,
 )
-from ptxflow.compiler.atoms.threads import CACHES, pieces
+from ptxflow.compiler.atoms.threads import BINARY, CACHES, OF_TWO, each, pieces
 from ptxflow.compiler.ir import Op, UOp
 
 SIGN = 0x80000000
@@ -110,24 +108,10 @@ ld_global_narrow = define(
 )  # fmt: skip
 
 
-def _alike(names: str, form: str) -> Callable[[UOp, dict[str, str]], str]:
-    """The text once for each register of dst; an operand of one register serves all."""
-
-    def write(use: UOp, text: dict[str, str]) -> str:
-        split = {name: pieces(text[name]) for name in names.split()}
-        return "\n".join(
-            form.format_map({name: held[i % len(held)] for name, held in split.items()})
-            for i in range(len(split["dst"]))
-        )
-
-    return write
-
-
 def _one_or_all(use: UOp) -> bool:
     return all(s.arg in (1, use.src[0].arg) for s in use.src[1:])
 
 
-_OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
 _FITS = Rule("operands have one register, or as many as the result", _one_or_all)
 
 
@@ -139,7 +123,7 @@ def _arithmetic(name: str, names: str, form: str, isa: str, sass: tuple[str, ...
         ((result, "frag"), *((source, "frag") for source in sources)),
         Scope.THREAD,
         Lanes.ALL,
-        _alike(names, form),
+        each(form),
         isa,
         accesses=(*(Access(s, "r", GENERIC) for s in sources), Access(result, "w", GENERIC)),
         sass=sass,
@@ -183,22 +167,18 @@ minus_abs_f32 = define(
 
 def _plus_text(use: UOp, text: dict[str, str]) -> str:
     bits = f"0f{use.arg.attr('summand'):08X}"
-    return _alike("dst a b", f"fma.rn.f32 {{dst}}, {{a}}, {{b}}, {bits};")(use, text)
+    return each(f"fma.rn.f32 {{dst}}, {{a}}, {{b}}, {bits};")(use, text)
 
 
 fma_plus = define(
     Atom(
         "fma_plus",
-        (("dst", "frag"), ("a", "frag"), ("b", "frag")),
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
         _plus_text,
         "9.7.3 fma: a b plus a constant, given as float32 bits",
-        accesses=(
-            Access("a", "r", GENERIC),
-            Access("b", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
+        accesses=OF_TWO,
         rules=(_FITS,),
     )
 )
@@ -220,16 +200,12 @@ def _dot_text(use: UOp, text: dict[str, str]) -> str:
 dot_f32 = define(
     Atom(
         "dot_f32",
-        (("dst", "frag"), ("a", "frag"), ("b", "frag")),
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
         _dot_text,
         "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
-        accesses=(
-            Access("a", "r", GENERIC),
-            Access("b", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
+        accesses=OF_TWO,
         rules=(
             Rule("as many registers of both factors", lambda u: u.src[1].arg == u.src[2].arg),
             Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),

@@ -6,7 +6,9 @@ Loads take the read-only path: the validator refuses them where the kernel store
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable
+from string import Formatter
 
 from ptxflow.compiler.atoms.table import (
     GENERIC,
@@ -22,6 +24,16 @@ from ptxflow.compiler.ir import Op, UOp
 
 CACHES = ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last")
 PREFETCHES = (0, 128, 256)  # bytes that a miss brings into L2 around it; 0: not said
+
+
+def cache_hint(choice: str) -> str:
+    """The hint of a strategy's choice, whose `default` says nothing."""
+    return "" if choice == "default" else f"L1::{choice}"
+
+
+def float_bits(number: float) -> int:
+    """The bits of a number rounded to float32, as atoms take constants."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 def pieces(text: str) -> list[str]:
@@ -189,58 +201,59 @@ add_squares = define(
 )
 
 
-def _each(text: str) -> Callable[[UOp, dict[str, str]], str]:
-    """The text once for each register, with the operands' registers in step."""
+def each(text: str) -> Callable[[UOp, dict[str, str]], str]:
+    """The text once for each register of dst, with the operands that it names in step; an operand
+    of one register serves all."""
+    names = {name for _, name, _, _ in Formatter().parse(text) if name}
 
     def write(use: UOp, operands: dict[str, str]) -> str:
-        names: list[str] = [name for name in ("dst", "src", "a", "b") if name in operands]
         split = {name: pieces(operands[name]) for name in names}
-        lines = []
-        for i in range(len(split["dst"])):
-            lines.append(text.format_map({n: held[i % len(held)] for n, held in split.items()}))
-        return "\n".join(lines)
+        return "\n".join(
+            text.format_map({n: held[i % len(held)] for n, held in split.items()})
+            for i in range(len(split["dst"]))
+        )
 
     return write
 
 
-_ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
-_BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
-_OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
-_OF_ONE = (Access("src", "r", GENERIC), Access("dst", "w", GENERIC))
+ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
+BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
+OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
+OF_ONE = (Access("src", "r", GENERIC), Access("dst", "w", GENERIC))
 
 sum_f32 = define(
     Atom(
         "sum_f32",
-        _BINARY,
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        _each("add.rn.f32 {dst}, {a}, {b};"),
+        each("add.rn.f32 {dst}, {a}, {b};"),
         "9.7.3.3 add",
-        accesses=_OF_TWO,
-        rules=(_ALIKE,),
+        accesses=OF_TWO,
+        rules=(ALIKE,),
     )
 )
 mul_f32 = define(
     Atom(
         "mul_f32",
-        _BINARY,
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        _each("mul.rn.f32 {dst}, {a}, {b};"),
+        each("mul.rn.f32 {dst}, {a}, {b};"),
         "9.7.3.5 mul",
-        accesses=_OF_TWO,
-        rules=(_ALIKE,),
+        accesses=OF_TWO,
+        rules=(ALIKE,),
     )
 )
 scale_f32 = define(
     Atom(
         "scale_f32",
-        _BINARY,
+        BINARY,
         Scope.THREAD,
         Lanes.ALL,
-        _each("mul.rn.f32 {dst}, {a}, {b};"),
+        each("mul.rn.f32 {dst}, {a}, {b};"),
         "9.7.3.5 mul: every register by one factor",
-        accesses=_OF_TWO,
+        accesses=OF_TWO,
         rules=(
             Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
             Rule("there is one factor", lambda u: u.src[2].arg == 1),
@@ -251,7 +264,7 @@ scale_f32 = define(
 
 def _fma_text(use: UOp, text: dict[str, str]) -> str:
     bits = {name: f"0f{use.arg.attr(name):08X}" for name in ("factor", "summand")}
-    return _each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
+    return each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
 
 
 fma_constants = define(
@@ -262,8 +275,8 @@ fma_constants = define(
         Lanes.ALL,
         _fma_text,
         "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-        accesses=_OF_ONE,
-        rules=(_ALIKE,),
+        accesses=OF_ONE,
+        rules=(ALIKE,),
     )
 )
 rsqrt = define(
@@ -272,18 +285,18 @@ rsqrt = define(
         (("dst", "frag"), ("src", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        _each("rsqrt.approx.ftz.f32 {dst}, {src};"),
+        each("rsqrt.approx.ftz.f32 {dst}, {src};"),
         "9.7.3.17 rsqrt.approx: relative error 2^-22.9; subnormals count as zero",
-        accesses=_OF_ONE,
+        accesses=OF_ONE,
         sass=("rsqrt.approx",),
-        rules=(_ALIKE,),
+        rules=(ALIKE,),
     )
 )
 
 
 def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
     lanes = use.arg.attr("lanes")
-    return _each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
+    return each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
 
 
 shuffle_xor = define(
@@ -294,10 +307,10 @@ shuffle_xor = define(
         Lanes.ALL,
         _shuffle_text,
         "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
-        accesses=_OF_ONE,
+        accesses=OF_ONE,
         sass=("shfl.sync.bfly",),
         rules=(
-            _ALIKE,
+            ALIKE,
             Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
         ),
     )

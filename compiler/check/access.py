@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from ptxflow.compiler.atoms.table import Access, Atom, atom
 from ptxflow.compiler.check import explain
+from ptxflow.compiler.check.contents import Contents
 from ptxflow.compiler.check.program import Agent, Event, Group, Program
 from ptxflow.compiler.check.state import (
     Barrier,
@@ -20,13 +21,9 @@ from ptxflow.compiler.check.state import (
     Rendezvous,
     TensorMemory,
     Unread,
-    inside,
-    minus,
-    overlap,
-    uncovered,
 )
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, UOp
 from ptxflow.compiler.strategy import Trip
 
 LANES = 32
@@ -34,7 +31,7 @@ K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type
 _BAND = 8  # rows of a global tensor that share a history
 
 
-class Accesses:
+class Accesses(Contents):
     """The state of one abstract run, and its memory."""
 
     def __init__(self, program: Program, trip: Trip, schedule: str):
@@ -73,11 +70,6 @@ class Accesses:
             )
             for i in range(self.info.cluster * self.info.warps)
         ]
-
-    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> NoReturn:
-        raise HazardError(
-            f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
-        )
 
     # -- events and histories -----------------------------------------------------------------
 
@@ -324,11 +316,6 @@ class Accesses:
             partial(self._refuse, agent, node),
         )
 
-    def _must_be_used(self, kind: Op) -> bool:
-        """Whether sums and values may not be overwritten or left unread: this run says what it
-        computes, so nothing else is worth computing."""
-        return bool(self.trip.outputs) and kind in (Op.FRAG, Op.TMEM, Op.SMEM)
-
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
         if access.mode == "rw" and access.done != "now":
@@ -350,91 +337,6 @@ class Accesses:
         )
         name = row.operand(node, "map").arg
         return name, value(row.operand(node, "c0"))(env), row_at_0 & 0xFFFFFFFF
-
-    def _check_data(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
-    ) -> None:
-        if access.mode in "ra" or (access.mode == "rw" and self._accumulates(agent, node)):
-            self._check_read(agent, node, access, history, region)
-        if access.mode != "r" and history.unread:
-            for event, waiting, loaded in history.unread:
-                # threads fill a tile bit by bit, through regions larger than what each one writes
-                again = history.kind is Op.SMEM and not loaded and access.proxy == "generic"
-                if overlap(waiting, region) and not again:
-                    self._refuse(
-                        agent,
-                        node,
-                        f"overwrites {history.name} before anyone read what "
-                        f"{self.events[event]} put there",
-                        "consume every stage, sum and value that is produced",
-                    )
-
-    def _check_sum(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
-    ) -> None:
-        """Nothing is added to a sum that somebody has read, until it is begun anew."""
-        if access.mode == "r":
-            history.taken.append(region)
-        elif access.mode == "rw" and self._accumulates(agent, node):
-            if self._must_be_used(history.kind) and any(overlap(t, region) for t in history.taken):
-                self._refuse(
-                    agent,
-                    node,
-                    f"adds to {history.name}, which was read already",
-                    "read a sum when it is complete",
-                )
-        else:
-            history.taken = [t for t in history.taken if not overlap(t, region)]
-
-    def _check_begun(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
-    ) -> None:
-        """A sum that is begun in memory is read when something was added to it."""
-        if access.mode == "r" and any(overlap(f, region) for f in history.fresh):
-            self._refuse(
-                agent,
-                node,
-                f"reads {history.name}, to which nothing was added since it was begun",
-                "add to it first, or read what was added to",
-            )
-        if not node.arg.attr("partial"):  # what is added beside the sum's main part
-            history.fresh = [rest for f in history.fresh for rest in minus(f, region)]
-        if node.arg.attr("begun"):
-            history.fresh.append(region)
-
-    def _check_read(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
-    ) -> None:
-        if not any(inside(region, w) for w in history.written) and uncovered(
-            region, history.written
-        ):
-            self._refuse(
-                agent,
-                node,
-                explain.unwritten(self, node, access, history),
-                "wait for the data before reading it, on a barrier that expects all its bytes",
-            )
-        history.read(region)
-        if access.proxy == "generic" or history.kind is not Op.SMEM:
-            return
-        sources = {p.source for p in history.past if p.source and overlap(p.region, region)}
-        if len(sources) > 1 and dict(atom(node.arg.atom).operands)[access.operand] == "desc":
-            told = ", ".join(
-                f"{name} at column {column}, row {row} upwards"
-                for name, column, row in sorted(sources)
-            )
-            self._refuse(
-                agent,
-                node,
-                f"{history.name} holds parts of different tiles ({told})",
-                "let all CTAs that share an operand work on the same tile",
-            )
-
-    def _accumulates(self, agent: Agent, node: UOp) -> bool:
-        row = atom(node.arg.atom)
-        if not any(name == "accumulate" for name, _ in row.operands):
-            return True
-        return bool(self.program.value(row.operand(node, "accumulate"))(agent.env))
 
     def _pending(
         self, agent: Agent, node: UOp, access: Access, kind: Op, bit: int, cta: int, lanes: int

@@ -13,6 +13,7 @@ from ptxflow.compiler.ir import Op, UOp, show
 
 if TYPE_CHECKING:
     from ptxflow.compiler.check.access import Accesses
+    from ptxflow.compiler.check.contents import Contents
     from ptxflow.compiler.check.machine import Machine
 
 
@@ -71,7 +72,7 @@ def _missing(
     )
 
 
-def unwritten(machine: Accesses, node: UOp, access: Access, history: History) -> str:
+def unwritten(machine: Contents, node: UOp, access: Access, history: History) -> str:
     """A read of what nothing wrote, and who writes there."""
     operand = atom(node.arg.atom).operand(node, access.operand)
     writers = machine.program.writers(operand.src[0])

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.emulator import emulate, to_bfloat16
-from ptxflow.compiler.families.gdn_decode.gates import decay, float_bits, sigmoid
+from ptxflow.compiler.families.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 REGISTERS, BULK_LOAD, BULK = "registers", "bulk_load", "bulk"
 TOGETHER, APART = "together", "apart"
@@ -142,82 +142,78 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )
 
 
-def _rule(sentence: str, reads: str, legal: Any) -> Rule:
-    return Rule(sentence, tuple(reads.split()), legal)
-
-
 _STEP = "row_threads rows_in_flight warps"
 _TILES = "heads head_ctas ctas_per_sm"
 _ALL = "row_threads vector rows_in_flight warps heads path stages load_ahead"
 RULES = (
-    _rule(
+    rule(
         "lanes take whole vectors of a row, all of them as many",
         "row_threads vector",
         lambda f, p, d: p["head_size"] % (f.row_threads * f.vector) == 0,
     ),
-    _rule(
+    rule(
         f"a lane holds at most {MAX_ELEMENTS} elements of a row",
         "row_threads",
         lambda f, p, d: elements(f, p) <= MAX_ELEMENTS,
     ),
-    _rule(
+    rule(
         "the rows of a step divide those of a head",
         _STEP,
         lambda f, p, d: p["head_size"] % step_rows(f) == 0,
     ),
-    _rule(
+    rule(
         "the CTAs of a head have as many steps each",
         f"{_STEP} head_ctas",
         lambda f, p, d: p["head_size"] % (f.head_ctas * step_rows(f)) == 0,
     ),
-    _rule(
+    rule(
         "heads that share a CTA are whole, and divide the heads",
         "heads head_ctas",
         lambda f, p, d: (f.heads == 1) | ((f.head_ctas == 1) & (p["num_v_heads"] % f.heads == 0)),
     ),
-    _rule(
+    rule(
         "a CTA has at most 1024 threads",
         "warps heads",
         lambda f, p, d: threads(f) <= d.threads_per_block,
     ),
-    _rule(
+    rule(
         "a CTA that strides over tiles needs more of them than the first",
         _TILES,
         lambda f, p, d: (f.ctas_per_sm == 0) | (tiles(f, p) > d.sms * f.ctas_per_sm),
     ),
-    _rule(
+    rule(
         "bulk copies leave 16 bytes to a lane",
         "vector path",
         lambda f, p, d: (f.vector == WIDE) | direct(f),
     ),
-    _rule(
+    rule(
         "a ring is for bulk copies, and has no more stages than its warp has steps",
         f"{_STEP} {_TILES} path stages",
         lambda f, p, d: (f.stages == 1) | (bulk(f) & (f.stages <= uses(f, p, d))),
     ),
-    _rule(
+    rule(
         f"the rings of a CTA have at most {MAX_BARRIERS} stages",
         "warps heads path stages",
         lambda f, p, d: direct(f) | (f.stages * f.warps * f.heads <= MAX_BARRIERS),
     ),
-    _rule(
+    rule(
         "the rings exceed the shared memory of a CTA",
         "row_threads rows_in_flight warps heads path stages",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
-    _rule(
+    rule(
         "rows are asked for ahead where they come by loads, and more than once",
         f"{_STEP} {_TILES} path load_ahead",
         lambda f, p, d: (f.load_ahead == 0) | (direct(f) & (uses(f, p, d) > 1)),
     ),
-    _rule(
+    rule(
         "gates come around or after rows that are asked for just then",
         "path load_ahead gates",
         lambda f, p, d: (
             (f.gates == BEFORE) | ((f.load_ahead == 0) & (direct(f) | (f.gates == AROUND)))
         ),
     ),
-    _rule(
+    rule(
         "hints are for loads and stores of a lane",
         "path load_cache load_prefetch store_cache",
         lambda f, p, d: (
@@ -225,12 +221,12 @@ RULES = (
             & ((f.path != BULK) | (f.store_cache == DEFAULT))
         ),
     ),
-    _rule(
+    rule(
         "rows and keys exceed the registers of a thread",
         _ALL,
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
-    _rule(
+    rule(
         "CTAs that stride over tiles are all resident",
         f"{_ALL} ctas_per_sm",
         lambda f, p, d: f.ctas_per_sm <= resources(f, p, d).occupancy,

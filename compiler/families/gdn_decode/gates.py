@@ -9,19 +9,14 @@ definition asks. With e = exp(-|x|) and z = e / (2 + e), at most 1/3, log1p(e) i
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import UOp
 
 TERMS = 8  # of the series: what is left out is below 9^-8 / 17 = 1.4e-9
 Named = Callable[[str], UOp]  # one register of its own by name
-
-
-def float_bits(number: float) -> int:
-    """The bits of a number rounded to float32."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 def times(target: UOp, source: UOp, factor: float, plus: float = 0.0) -> UOp:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import cache_hint, float_bits
 from ptxflow.compiler.families.gdn_decode.decisions import (
     AFTER,
     BEFORE,
     BULK,
-    DEFAULT,
     TOGETHER,
 )
-from ptxflow.compiler.families.gdn_decode.gates import decay, float_bits, sigmoid, times
+from ptxflow.compiler.families.gdn_decode.gates import decay, sigmoid, times
 from ptxflow.compiler.families.gdn_decode.places import PRESENT, part
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.families.gdn_decode.ring import Ring
@@ -128,7 +128,7 @@ class Kernel(Ring):
                         place,
                         element=self.width * STATE_BYTES,
                         offset=offset,
-                        cache=_cache(self.s.load_cache),
+                        cache=cache_hint(self.s.load_cache),
                         prefetch=self.s.load_prefetch,
                     )
                 )
@@ -286,7 +286,7 @@ class Kernel(Ring):
             self._new(r, j),
             element=self.width * STATE_BYTES,
             offset=offset,
-            cache=_cache(self.s.store_cache),
+            cache=cache_hint(self.s.store_cache),
         )
 
     def _output(self, use: UOp) -> list[UOp]:
@@ -309,7 +309,3 @@ class Kernel(Ring):
 def _word(name: str, row: Value, column: Value) -> UOp:
     """One element of a tensor."""
     return rectangle(global_tensor(name), row, column, 1, 1)
-
-
-def _cache(choice: str) -> str:
-    return "" if choice == DEFAULT else f"L1::{choice}"

@@ -30,7 +30,7 @@ from ptxflow.compiler.families.gdn_decode.decisions import (
     tiles,
 )
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
-from ptxflow.compiler.strategy import Fields, Load, Problem
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,6 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(dram=1.0)}
 FILL = {"h200": 3000.0, "h100": 3000.0, "b200": 1600.0}  # the model's latency of DRAM: see `load`
 
 
-def costs(device: Device) -> Costs:
-    """The costs of a device; KeyError listing the known ones."""
-    try:
-        return COSTS[device.name]
-    except KeyError:
-        known = ", ".join(COSTS)
-        raise KeyError(f"no gdn_decode costs for {device.name!r}; known: {known}") from None
-
-
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a CTA's part of a head, a step its rows at a time.
 
@@ -84,7 +75,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     first step is like any other: the latency that the model adds for filling a pipeline is taken
     back.
     """
-    c, fill, zero = costs(device), FILL[device.name], 0 * f.warps
+    c, fill, zero = costs_of("gdn_decode", COSTS, device), FILL[device.name], 0 * f.warps
     total = tiles(f, problem)
     blocks = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
     count, steps = -(-total // blocks), passes(f, problem)

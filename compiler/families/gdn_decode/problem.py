@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.strategy import Problem, bind_axis
 
 _HEADS = ("batch_size", "seq_len")
 KEYS = [*_HEADS, "num_q_heads", "head_size"]
@@ -48,7 +48,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     if "cu_seqlens" in (definition.get("inputs") or {}):
         raise ValueError(f"{name}: kernels exist for decoding, one token each, not for prefill")
     dtype = _dtype(name, definition)
-    bound = {axis: _axis(name, axis, definition["axes"], axes) for axis in _axes()}
+    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in _axes()}
     batch, heads, size = (bound[axis] for axis in ("batch_size", "num_v_heads", "head_size"))
     _refuse(name, bound)
     elements = batch * heads * size * size
@@ -108,16 +108,3 @@ def _dtype(name: str, definition: Mapping[str, Any]) -> str:
             f"{', '.join(sorted(narrow))}"
         )
     return narrow.pop()
-
-
-def _axis(
-    name: str, axis: str, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, int]
-) -> int:
-    """An axis, a positive integer: from the definition if it is constant there, else as given."""
-    spec = declared.get(axis, {})
-    value = given.get(axis, spec.get("value"))
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
-    if spec.get("type") == "const" and value != spec.get("value"):
-        raise ValueError(f"{name}: axis {axis} is {spec.get('value')} by definition, not {value}")
-    return value

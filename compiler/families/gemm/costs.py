@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.strategy import costs_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,4 @@ COSTS = {"h200": HOPPER, "h100": HOPPER, "b200": BLACKWELL}
 
 def costs(device: Device) -> Costs:
     """The costs of a device; KeyError listing the known ones."""
-    try:
-        return COSTS[device.name]
-    except KeyError:
-        raise KeyError(f"no gemm costs for {device.name!r}; known: {', '.join(COSTS)}") from None
+    return costs_of("gemm", COSTS, device)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.lower import TILE_ALIGN
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 WARPGROUP = 128
 ELEMENT = 2  # bytes of a float16 or bfloat16
@@ -222,52 +222,48 @@ def _smaller_tile_n(f: Fields, device: Device) -> Any:
     return np.where(below < least, 0, below)
 
 
-def _rule(sentence: str, reads: str, legal: Any) -> Rule:
-    return Rule(sentence, tuple(reads.split()), legal)
-
-
 RULES = (
-    _rule(
+    rule(
         "a CTA pair needs tcgen05 (sm_100a)",
         "cta_group",
         lambda f, p, d: (f.cta_group == 1) | d.has_tmem,
     ),
-    _rule(
+    rule(
         "a CTA pair is a 2x1 cluster; a single CTA on sm_100a may multicast in any",
         "cta_group cluster",
         lambda f, p, d: (f.cta_group == 1) | (f.cluster == "2x1"),
     ),
-    _rule(
+    rule(
         "an MMA of a CTA pair has M 256: tile_m 128",
         "cta_group tile_m",
         lambda f, p, d: (f.cta_group == 1) | (f.tile_m == 128),
     ),
-    _rule(
+    rule(
         f"swapped operands are for M up to {SWAP_ROWS}",
         "swap",
         lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS),
     ),
-    _rule(
+    rule(
         "tile_m far beyond its side of the problem computes nothing useful",
         "swap tile_m",
         lambda f, p, d: f.tile_m <= np.maximum(64, MAX_TILE_WASTE * _padded(sides(f, p)[0], 64)),
     ),
-    _rule(
+    rule(
         "a smaller tile_n would cover its side of the problem",
         "swap tile_n",
         lambda f, p, d: _smaller_tile_n(f, d) < sides(f, p)[1],
     ),
-    _rule(
+    rule(
         "tcgen05 takes N in steps of 16, a CTA pair in steps of 32",
         "cta_group tile_n",
         lambda f, p, d: (not d.has_tmem) | (f.tile_n % (16 * f.cta_group) == 0),
     ),
-    _rule(
+    rule(
         "narrow tiles are for swapped operands",
         "swap tile_n",
         lambda f, p, d: (f.swap == 1) | (f.tile_n >= NARROW),
     ),
-    _rule(
+    rule(
         "swapped tiles of tcgen05 fill all 128 lanes, once for each warpgroup",
         "swap tile_m consumers",
         lambda f, p, d: (
@@ -277,7 +273,7 @@ RULES = (
             | ((f.tile_m == 256) & (f.consumers == 2))
         ),
     ),
-    _rule(
+    rule(
         f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate",
         "tile_m tile_n consumers schedule",
         lambda f, p, d: (
@@ -288,7 +284,7 @@ RULES = (
             )
         ),
     ),
-    _rule(
+    rule(
         "a cluster wider than the problem has CTAs without work",
         "swap tile_m tile_n cluster",
         lambda f, p, d: (
@@ -296,7 +292,7 @@ RULES = (
             & (f.tile_n * (cluster_shape(f)[1] - 1) < sides(f, p)[1])
         ),
     ),
-    _rule(
+    rule(
         "the CTAs of a cluster load shares of whole groups of eight rows",
         "tile_m tile_n cluster",
         lambda f, p, d: (
@@ -304,7 +300,7 @@ RULES = (
             & (f.tile_n % (8 * cluster_shape(f)[0]) == 0)
         ),
     ),
-    _rule(
+    rule(
         "warpgroups take turns at the tiles of persistent wgmma kernels",
         "consumers schedule persistent",
         lambda f, p, d: (
@@ -312,22 +308,22 @@ RULES = (
             | ((not d.has_tmem) & (f.consumers == 2) & (f.persistent == 1))
         ),
     ),
-    _rule(
+    rule(
         "a cluster either splits K, or shares operands or MMAs",
         "cta_group cluster split_k",
         lambda f, p, d: (f.split_k == 1) | ((f.cta_group == 1) & (f.cluster == "1x1")),
     ),
-    _rule(
+    rule(
         "splitting K is for problems with fewer tiles than the device has SMs",
         "swap tile_m tile_n split_k",
         lambda f, p, d: (f.split_k == 1) | (tiles(f, p) < d.sms),
     ),
-    _rule(
+    rule(
         "every CTA of a K split needs two steps of its own",
         "tile_k split_k",
         lambda f, p, d: (f.split_k == 1) | (-(-p["K"] // f.tile_k) >= 2 * f.split_k),
     ),
-    _rule(
+    rule(
         "a K split writes C from registers, once a launch, with no register split",
         "split_k epilogue persistent producer_regs",
         lambda f, p, d: (
@@ -335,52 +331,52 @@ RULES = (
             | ((f.epilogue == DIRECT) & (f.persistent == 0) & (f.producer_regs == 0))
         ),
     ),
-    _rule(
+    rule(
         "swapped operands leave C transposed in registers, from where it is written",
         "swap epilogue",
         lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT),
     ),
-    _rule(
+    rule(
         "a TMA store needs rows of C that are a multiple of 16 bytes",
         "epilogue",
         lambda f, p, d: (f.epilogue == DIRECT) | (p["N"] * ELEMENT % 16 == 0),
     ),
-    _rule(
+    rule(
         "stages deeper than the K loop are never filled",
         "tile_k split_k num_stages",
         lambda f, p, d: (f.num_stages <= -(-p["K"] // f.tile_k) // f.split_k) | (f.num_stages == 2),
     ),
-    _rule(
+    rule(
         "shared memory of the ring and the staged tile exceeds what a block may have",
         "cta_group tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
-    _rule(
+    rule(
         "a persistent kernel specialises its warps",
         "warp_specialized persistent",
         lambda f, p, d: (f.persistent == 0) | (f.warp_specialized == 1),
     ),
-    _rule(
+    rule(
         "a persistent kernel needs more tiles than the device has SMs",
         "swap tile_m tile_n persistent",
         lambda f, p, d: (f.persistent == 0) | (tiles(f, p) > d.sms),
     ),
-    _rule(
+    rule(
         "two accumulators are for persistent tcgen05 kernels",
         "persistent acc_buffers",
         lambda f, p, d: (f.acc_buffers == 1) | (d.has_tmem & (f.persistent == 1)),
     ),
-    _rule(
+    rule(
         "the accumulators exceed the 512 columns of TMEM",
         "tile_m tile_n acc_buffers",
         lambda f, p, d: (not d.has_tmem) | (tmem_columns(f, d) <= d.tmem_columns),
     ),
-    _rule(
+    rule(
         "two epilogue warpgroups share the columns in blocks of 16",
         "tile_m tile_n consumers",
         lambda f, p, d: (not d.has_tmem) | (store_columns(f, d) % 16 == 0),
     ),
-    _rule(
+    rule(
         "a tile of one or two blocks of columns is staged whole",
         "tile_m tile_n consumers epilogue",
         lambda f, p, d: (
@@ -388,29 +384,29 @@ RULES = (
             | (store_columns(f, d) > 2 * store_block(store_columns(f, d)))
         ),
     ),
-    _rule(
+    rule(
         "C has at most 2^32 elements, which a direct epilogue counts in 32 bits",
         "epilogue",
         lambda f, p, d: (f.epilogue != DIRECT) | (p["M"] * p["N"] < 2**32),
     ),
-    _rule(
+    rule(
         "a register split needs a producer warpgroup",
         "warp_specialized producer_regs",
         lambda f, p, d: (f.producer_regs == 0) | (f.warp_specialized == 1),
     ),
-    _rule(
+    rule(
         "accumulators, epilogue and addresses exceed the registers of a consumer thread",
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
-    _rule(
+    rule(
         "a smaller group of tile rows would hold them all",
         "swap tile_m raster_group",
         lambda f, p, d: (
             (f.raster_group == 1) | (f.raster_group < 2 * -(-sides(f, p)[0] // f.tile_m))
         ),
     ),
-    _rule(
+    rule(
         "swapped tiles walk along the tokens",
         "swap raster_group",
         lambda f, p, d: (f.swap == 0) | (f.raster_group == 1),

@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.rmsnorm.problem import PER_THREAD
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 REGISTERS, REREAD = "registers", "reread"
 KEPT, EARLY, LATE = "kept", "early", "late"
@@ -109,30 +109,26 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )
 
 
-def _rule(sentence: str, reads: str, legal: Any) -> Rule:
-    return Rule(sentence, tuple(reads.split()), legal)
-
-
 _SHAPE = (
     "ctas_per_row row_threads rows vector rows_in_flight residency unroll load_ahead parts weights"
 )
 RULES = (
-    _rule(
+    rule(
         "CTAs that share a row have four warps of it each",
         "ctas_per_row row_threads",
         lambda f, p, d: (f.ctas_per_row == 1) | (row_warps(f) >= QUAD),
     ),
-    _rule(
+    rule(
         "a CTA has 32 to 1024 threads",
         "row_threads rows",
         lambda f, p, d: (threads(f) >= WARP) & (threads(f) <= d.threads_per_block),
     ),
-    _rule(
+    rule(
         "the hidden size is a multiple of the vector",
         "vector",
         lambda f, p, d: p["hidden_size"] % f.vector == 0,
     ),
-    _rule(
+    rule(
         "half as many threads would cover the row",
         "ctas_per_row row_threads vector",
         lambda f, p, d: (
@@ -140,49 +136,49 @@ RULES = (
             | (f.row_threads == 4)
         ),
     ),
-    _rule(
+    rule(
         f"a thread takes at most {PER_THREAD} elements of a row",
         "ctas_per_row row_threads vector",
         lambda f, p, d: vectors(f, p) * f.vector <= PER_THREAD,
     ),
-    _rule(
+    rule(
         "half as many rows would hold the batch",
         "rows rows_in_flight row_threads",
         lambda f, p, d: (
             (group_rows(f) < 2 * p["batch_size"]) | ((threads(f) <= WARP) & (f.rows_in_flight == 1))
         ),
     ),
-    _rule(
+    rule(
         "CTAs share rows that are too few for the SMs",
         "ctas_per_row rows rows_in_flight",
         lambda f, p, d: (f.ctas_per_row == 1) | (groups(f, p) < d.sms),
     ),
-    _rule(
+    rule(
         "rows that are read again come one at a time",
         "residency rows_in_flight",
         lambda f, p, d: (f.residency == REGISTERS) | (f.rows_in_flight == 1),
     ),
-    _rule(
+    rule(
         "a row that stays in registers is loaded whole",
         "residency unroll",
         lambda f, p, d: (f.residency == REREAD) | (f.unroll == 1),
     ),
-    _rule(
+    rule(
         "a thread has fewer vectors than are unrolled",
         "ctas_per_row row_threads vector unroll",
         lambda f, p, d: (f.unroll == 1) | (f.unroll <= vectors(f, p)),
     ),
-    _rule(
+    rule(
         "a CTA that strides over the rows shares none",
         "ctas_per_row ctas_per_sm",
         lambda f, p, d: (f.ctas_per_row == 1) | (f.ctas_per_sm == 0),
     ),
-    _rule(
+    rule(
         "rows are asked for ahead where a CTA has many and keeps them in registers",
         "residency ctas_per_sm load_ahead",
         lambda f, p, d: (f.load_ahead == 0) | ((f.residency == REGISTERS) & loops(f)),
     ),
-    _rule(
+    rule(
         "a barrier of a row is for several rows of several warps, and there are 15",
         "ctas_per_row row_threads rows barrier",
         lambda f, p, d: (
@@ -195,34 +191,34 @@ RULES = (
             )
         ),
     ),
-    _rule(
+    rule(
         "sums are taken four at a time where there are, and those of other CTAs always",
         "ctas_per_row row_threads parts",
         lambda f, p, d: np.where(f.parts == QUAD, row_warps(f) >= QUAD, f.ctas_per_row == 1).astype(
             bool
         ),
     ),
-    _rule(
+    rule(
         "weights are kept where rows are, and a CTA has many",
         "residency weights ctas_per_sm",
         lambda f, p, d: (f.weights != KEPT) | ((f.residency == REGISTERS) & loops(f)),
     ),
-    _rule(
+    rule(
         "a row that is read again meets its weights then",
         "residency weights",
         lambda f, p, d: (f.residency == REGISTERS) | (f.weights == LATE),
     ),
-    _rule(
+    rule(
         "rows and weights exceed the registers of a thread",
         _SHAPE,
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
-    _rule(
+    rule(
         "a CTA that strides over the rows needs more of them than the first",
         "rows rows_in_flight ctas_per_sm",
         lambda f, p, d: (f.ctas_per_sm == 0) | (groups(f, p) > d.sms * f.ctas_per_sm),
     ),
-    _rule(
+    rule(
         "CTAs that stride over the rows are all resident",
         f"{_SHAPE} ctas_per_sm",
         lambda f, p, d: f.ctas_per_sm <= resources(f, p, d).occupancy,

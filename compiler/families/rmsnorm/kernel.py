@@ -9,14 +9,13 @@ that share a row meet at a cluster barrier instead, and each adds the parts of a
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import cache_hint, float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.rmsnorm.decisions import (
     ALL,
-    DEFAULT,
     EARLY,
     KEPT,
     LATE,
@@ -64,11 +63,6 @@ ENTRY = "rmsnorm"
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 CHAINS = 4  # sums of a thread for a row, so that additions need not wait for each other
 WEIGHT_CACHE = "L1::evict_last"  # every row reads it
-
-
-def float_bits(number: float) -> int:
-    """The bits of a number rounded to float32."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 @dataclass(frozen=True)
@@ -282,7 +276,7 @@ class Kernel:
                 *self._access(name, v),
                 element=ELEMENT,
                 offset=self._offset(v.j),
-                cache=_cache(self.s.load_cache),
+                cache=cache_hint(self.s.load_cache),
                 prefetch=self.s.load_prefetch,
             )
             for name in self.summands
@@ -475,10 +469,6 @@ class Kernel:
                 out,
                 element=ELEMENT,
                 offset=self._offset(v.j),
-                cache=_cache(self.s.store_cache),
+                cache=cache_hint(self.s.store_cache),
             ),
         ]
-
-
-def _cache(choice: str) -> str:
-    return "" if choice == DEFAULT else f"L1::{choice}"

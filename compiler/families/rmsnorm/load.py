@@ -28,7 +28,7 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     vectors,
 )
 from ptxflow.compiler.families.rmsnorm.problem import ELEMENT
-from ptxflow.compiler.strategy import Fields, Load, Problem
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,6 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(dram=0.92)}
 FILL = {"h200": 3000.0, "h100": 3000.0, "b200": 1600.0}  # the model's latency of DRAM: see `load`
 
 
-def costs(device: Device) -> Costs:
-    """The costs of a device; KeyError listing the known ones."""
-    try:
-        return COSTS[device.name]
-    except KeyError:
-        raise KeyError(f"no rmsnorm costs for {device.name!r}; known: {', '.join(COSTS)}") from None
-
-
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a group of rows, a step a wait for a part of it.
 
@@ -85,7 +77,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     vectors of it. Steps that find their bytes nearby count for less than one. The first step is
     like any other: the latency that the model adds for filling a pipeline is taken back.
     """
-    c, hidden, fill = costs(device), problem["hidden_size"], FILL[device.name]
+    c, hidden, fill = costs_of("rmsnorm", COSTS, device), problem["hidden_size"], FILL[device.name]
     summands = 1 + int(problem.constant("residual"))
     total = groups(f, problem)
     ctas = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)

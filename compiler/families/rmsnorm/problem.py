@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.strategy import Problem, bind_axis
 
 ROWS = ["batch_size", "hidden_size"]
 INPUTS = {"hidden_states": ROWS, "weight": ["hidden_size"]}
@@ -31,7 +31,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     name = str(definition.get("name", "rmsnorm"))
     fused = "residual" in (definition.get("inputs") or {})
     dtype = _dtype(name, definition, FUSED_INPUTS if fused else INPUTS)
-    batch, hidden = (_axis(name, axis, definition["axes"], axes) for axis in ROWS)
+    batch, hidden = (bind_axis(name, axis, definition["axes"], axes) for axis in ROWS)
     if hidden % UNIT or hidden > MAX_HIDDEN:
         raise ValueError(
             f"{name}: hidden_size = {hidden} must be a multiple of {UNIT}, at most {MAX_HIDDEN}"
@@ -80,16 +80,3 @@ def _dtype(name: str, definition: Mapping[str, Any], inputs: Mapping[str, list[s
             f"not {', '.join(sorted(dtypes))}"
         )
     return dtypes.pop()
-
-
-def _axis(
-    name: str, axis: str, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, int]
-) -> int:
-    """An axis, a positive integer: from the definition if it is constant there, else as given."""
-    spec = declared.get(axis, {})
-    value = given.get(axis, spec.get("value"))
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
-    if spec.get("type") == "const" and value != spec.get("value"):
-        raise ValueError(f"{name}: axis {axis} is {spec.get('value')} by definition, not {value}")
-    return value

@@ -13,7 +13,7 @@ import numpy as np
 from ptxflow.compiler.atoms.reductions import KEY_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.problem import ELEMENT
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 REGISTERS, SHARED, REREAD = "registers", "shared", "reread"
 ALL, BOUNDED = "all", "bounded"
@@ -48,7 +48,7 @@ def digits(choice: str) -> tuple[int, ...]:
     return out
 
 
-def _of_digits(f: Fields, number: Any) -> Any:
+def of_digits(f: Fields, number: Any) -> Any:
     """A function of a choice of digits, over one choice or an array of them."""
     if isinstance(f.digits, str):
         return number(digits(f.digits))
@@ -79,17 +79,17 @@ def _lines(size: Any) -> Any:
 
 def zeroed_bytes(f: Fields, problem: Problem) -> Any:
     """Histograms and totals of all rounds, the shares of the warps, the dump and the sample."""
-    first = _lines(_of_digits(f, lambda d: 4 << d[0]) * f.copies)
-    later = _of_digits(f, lambda d: sum(int(_lines(4 << bits)) for bits in d[1:]))
-    totals = _of_digits(f, len) * LINE
-    bound = _of_digits(f, lambda d: int(_lines(4 << d[0])) + LINE)
+    first = _lines(of_digits(f, lambda d: 4 << d[0]) * f.copies)
+    later = of_digits(f, lambda d: sum(int(_lines(4 << bits)) for bits in d[1:]))
+    totals = of_digits(f, len) * LINE
+    bound = of_digits(f, lambda d: int(_lines(4 << d[0])) + LINE)
     rounds = (first + later + totals) * selections(problem)
     return rounds + np.where(f.first == BOUNDED, bound, 0) + 3 * LINE
 
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    first = _of_digits(f, lambda d: 4 << d[0])
-    ordered = _of_digits(f, lambda d: sum(4 << bits for bits in d)) * selections(problem)
+    first = of_digits(f, lambda d: 4 << d[0])
+    ordered = of_digits(f, lambda d: sum(4 << bits for bits in d)) * selections(problem)
     ordered = ordered + np.where(f.first == BOUNDED, first, 0)
     folded = np.where(f.copies > 1, first * selections(problem), 0)
     row = np.where(f.residency == SHARED, vectors(f, problem) * f.vector * f.threads * ELEMENT, 0)
@@ -129,72 +129,68 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )  # fmt: skip
 
 
-def _rule(sentence: str, reads: str, legal: Any) -> Rule:
-    return Rule(sentence, tuple(reads.split()), legal)
-
-
 RULES = (
-    _rule(
+    rule(
         "the vocabulary is a multiple of the vector",
         "vector",
         lambda f, p, d: p["vocab_size"] % f.vector == 0,
     ),
-    _rule(
+    rule(
         "a lane loads single elements of odd rows alone",
         "vector",
         lambda f, p, d: (f.vector > 1) | (p["vocab_size"] % 2 == 1),
     ),
-    _rule(
+    rule(
         "the cluster exceeds what the device takes",
         "ctas",
         lambda f, p, d: f.ctas <= d.max_cluster,
     ),
-    _rule(
+    rule(
         "half as many CTAs would cover the row",
         "ctas threads vector",
         lambda f, p, d: (f.ctas == 1) | (f.ctas // 2 * f.threads * f.vector < p["vocab_size"]),
     ),
-    _rule(
+    rule(
         "half as many threads would cover the row",
         "ctas threads vector",
         lambda f, p, d: (f.threads == 256) | (f.ctas * f.threads // 2 * f.vector < p["vocab_size"]),
     ),
-    _rule(
+    rule(
         "a row that stays in registers is loaded whole",
         "residency unroll",
         lambda f, p, d: (f.residency != REGISTERS) | (f.unroll == 1),
     ),
-    _rule(
+    rule(
         "a thread has fewer vectors than are unrolled",
         "ctas threads vector unroll",
         lambda f, p, d: (
             (f.unroll == 1) | (f.unroll * f.ctas * f.threads * f.vector < 2 * p["vocab_size"])
         ),
     ),
-    _rule(
+    rule(
         "only the k largest are bounded by the largest of each thread",
         "first",
         lambda f, p, d: (f.first == ALL) | bool(p.constant("top_k")),
     ),
-    _rule(
+    rule(
         "a vote decides on more vectors than there are",
         "ctas threads vector residency unroll group",
         lambda f, p, d: (f.group <= 1) | (f.group <= at_once(f, p)),
     ),
-    _rule(
+    rule(
         "row and temporaries exceed the registers of a thread",
         "ctas threads vector residency unroll group aside resident",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
-    _rule(
+    rule(
         "a thread adds up at most 32 copies of bins, and 4 merged ones",
         "threads digits copies",
         lambda f, p, d: (
-            ((f.copies == 1) | (_of_digits(f, lambda x: 1 << x[0]) * f.copies <= 32 * f.threads))
-            & (_of_digits(f, lambda x: 1 << max(x)) <= 4 * f.threads)
+            ((f.copies == 1) | (of_digits(f, lambda x: 1 << x[0]) * f.copies <= 32 * f.threads))
+            & (of_digits(f, lambda x: 1 << max(x)) <= 4 * f.threads)
         ),
     ),
-    _rule(
+    rule(
         "threads and shared memory of so many CTAs exceed those of an SM",
         "ctas threads vector residency unroll digits copies first resident",
         lambda f, p, d: (
@@ -202,7 +198,7 @@ RULES = (
             & (f.resident * (smem_bytes(f, p) + d.smem_reserved) <= d.smem_per_sm)
         ),
     ),
-    _rule(
+    rule(
         "row and histograms exceed the shared memory of a block",
         "ctas threads vector residency unroll digits copies first",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.decisions import (
     BOUNDED,
-    DEFAULT,
     LINE,
     REGISTERS,
     SHARED,
@@ -170,7 +170,6 @@ class Kernel:
         """A vector of a chunk from global memory; zeros beyond the row, which nobody draws."""
         first = self._first(chunk) + j * self.step
         whole = self.vocab >= self.ctas * self.warps * self.run
-        cache = "" if self.s.load_cache == DEFAULT else f"L1::{self.s.load_cache}"
         return at.ld_global(
             slot(self._elements().src[0], 0, j * self.width, self.width),
             param("probs"),
@@ -178,7 +177,7 @@ class Kernel:
             1 if whole else first < self.vocab,
             rectangle(global_tensor("probs"), self.row, 0, 1, self.step),
             element=ELEMENT,
-            cache=cache,
+            cache=cache_hint(str(self.s.load_cache)),
             prefetch=self.s.load_prefetch,
         )
 

@@ -13,21 +13,21 @@ from ptxflow.compiler.families.sampling.decisions import (
     BOUNDED,
     REREAD,
     SHARED,
-    _of_digits,
     at_once,
+    of_digits,
     resources,
     selections,
     vectors,
 )
 from ptxflow.compiler.families.sampling.problem import ELEMENT
-from ptxflow.compiler.strategy import Fields, Load, Problem
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Cycles of the parts of a row, fitted to 700 kernels on an H200 but for `voted` and `vector`.
-
-    The order of strategies they get right at small batches only: see docs/training.md.
+    """Cycles of the parts of a row; all but `voted` and `vector` are fitted to 700 kernels on an
+    H200, of a form that kept more in registers. They order strategies badly from batch 16 on:
+    docs/training.md has the figures.
     """
 
     block_setup: float = 570  # launch of a CTA, its parameters, the random number
@@ -48,20 +48,10 @@ class Costs:
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
-def costs(device: Device) -> Costs:
-    """The costs of a device; KeyError listing the known ones."""
-    try:
-        return COSTS[device.name]
-    except KeyError:
-        raise KeyError(
-            f"no sampling costs for {device.name!r}; known: {', '.join(COSTS)}"
-        ) from None
-
-
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a row's share of a CTA, a step one pass over it."""
-    c, times = costs(device), selections(problem)
-    rounds = times * _of_digits(f, len) + (f.first == BOUNDED)
+    c, times = costs_of("sampling", COSTS, device), selections(problem)
+    rounds = times * of_digits(f, len) + (f.first == BOUNDED)
     passes = rounds + 2
     share = vectors(f, problem) * f.vector * f.threads  # elements of a CTA
     reads = np.where(f.residency == REREAD, passes, 1)
@@ -90,7 +80,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 def _work(f: Fields, problem: Problem, c: Costs) -> Any:
     """Instructions of an element in all passes."""
-    times, rounds = selections(problem), _of_digits(f, len)
+    times, rounds = selections(problem), of_digits(f, len)
     skipped = np.where(f.group > 0, c.seen, c.counted)
     votes = np.where(f.group > 0, c.voted / np.maximum(f.group * f.vector, 1), 0) * rounds
     first = np.where(f.first == BOUNDED, skipped + 1, c.counted)
@@ -101,10 +91,10 @@ def _work(f: Fields, problem: Problem, c: Costs) -> Any:
 
 def _exchanges(f: Fields, problem: Problem, c: Costs, rounds: Any) -> Any:
     """Cycles in which the threads of a row wait for each other."""
-    bins = _of_digits(f, lambda d: float(sum(1 << b for b in d))) / f.threads
+    bins = of_digits(f, lambda d: float(sum(1 << b for b in d))) / f.threads
     across = np.where(f.ctas > 1, c.cluster, 0)
     merge = selections(problem) * bins * f.ctas * c.bin_ * 32
-    fold = np.where(f.copies > 1, _of_digits(f, lambda d: float(1 << d[0])) * f.copies / 32, 0)
+    fold = np.where(f.copies > 1, of_digits(f, lambda d: float(1 << d[0])) * f.copies / 32, 0)
     walk = at_once(f, problem) * c.vector
     return rounds * (c.round_ + across) + merge + fold + c.draw + 2 * across + walk
 

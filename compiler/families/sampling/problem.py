@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.strategy import Problem, bind_axis
 
 ROWS = ["batch_size", "vocab_size"]
 FILTERS = {"top_k": "int32", "top_p": "float32"}
@@ -34,7 +34,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
             f"top_p float32 or both [batch_size], and gives samples [batch_size] int64, not "
             f"{given} and {made}"
         )
-    batch, vocab = (_axis(name, axis, definition["axes"], axes) for axis in ROWS)
+    batch, vocab = (bind_axis(name, axis, definition["axes"], axes) for axis in ROWS)
     if batch * vocab > MAX_ELEMENTS:
         raise ValueError(f"{name}: {batch} x {vocab} elements; at most {MAX_ELEMENTS} are counted")
     return Problem(
@@ -50,16 +50,3 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
 
 def _spec(spec: Mapping[str, Any]) -> tuple[list[str], str]:
     return list(spec["shape"] or []), str(spec["dtype"])
-
-
-def _axis(
-    name: str, axis: str, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, int]
-) -> int:
-    """An axis, a positive integer: from the definition if it is constant there, else as given."""
-    spec = declared.get(axis, {})
-    value = given.get(axis, spec.get("value"))
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
-    if spec.get("type") == "const" and value != spec.get("value"):
-        raise ValueError(f"{name}: axis {axis} is {spec.get('value')} by definition, not {value}")
-    return value
