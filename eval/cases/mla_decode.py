@@ -1,0 +1,22 @@
+"""One query a sequence over paged latents, which all heads share: uneven lengths, an empty one.
+
+Bounds are those of `cases.attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptxflow.compiler.strategy import Problem
+from ptxflow.eval.cases.case import Case
+from ptxflow.eval.cases.mla_prefill import latent
+
+
+def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
+    """All tensors; `lengths` are tokens of each sequence, which must fill the axes' pages.
+
+    With an odd seed an empty sequence has a page, which holds no token.
+    """
+    return latent(problem, lengths, None, np.random.default_rng(seed), seed)

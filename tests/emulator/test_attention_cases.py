@@ -1,0 +1,172 @@
+"""The attention cases hold what is right: the definitions' references, and float32 with rounded
+probabilities; a token, a page or a rule that is missed lies outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptxflow.compiler.strategy import Problem
+from ptxflow.eval.cases import case_of
+from ptxflow.eval.cases.case import Case, plain, stored
+from ptxflow.eval.cases.gqa_decode import case as gqa_decode
+from ptxflow.eval.cases.gqa_prefill import case as gqa_prefill
+from ptxflow.eval.cases.mla_prefill import case as mla_prefill
+from ptxflow.eval.definition import load
+
+GQA = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+MLA = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
+PAGES = {"num_pages": 20, "len_indptr": 4, "num_kv_indices": 15}
+DECODE, PACKED = PAGES | {"batch_size": 3}, PAGES | {"total_q": 20}
+PROBLEMS = {  # family and name of a definition, and its axes
+    ("gqa_decode", "gqa_paged_decode_h32_kv8_d128_ps1"): GQA | DECODE,
+    ("gqa_decode", "gqa_paged_decode_h32_kv4_d128_ps64"): GQA | DECODE | {"page_size": 4},
+    ("gqa_prefill", "gqa_paged_prefill_causal_h32_kv8_d128_ps1"): GQA | PACKED,
+    ("gqa_prefill", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"): GQA
+    | PACKED
+    | {"batch_size": 3, "page_size": 4},
+    ("gqa_prefill", "gqa_ragged_prefill_causal_h32_kv4_d128"): GQA
+    | {"len_indptr": 4, "total_q": 30, "total_kv": 40},
+    ("mla_decode", "mla_paged_decode_h16_ckv512_kpe64_ps1"): MLA | DECODE,
+    ("mla_decode", "mla_paged_decode_h16_ckv512_kpe64_ps64"): MLA | DECODE | {"page_size": 4},
+    ("mla_prefill", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"): MLA
+    | PACKED
+    | {"total_q": 11},
+    ("mla_prefill", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64"): MLA
+    | PACKED
+    | {"batch_size": 3, "page_size": 4},
+}
+
+
+def problem(key: tuple[str, str], dtype: str = "bfloat16", **changed: int) -> Problem:
+    definition = load(key[1])
+    axes = dict(definition.const_axes) | PROBLEMS[key] | changed
+    return Problem(key[0], key[1], tuple(axes.items()), dtype, 1.0, 1.0)
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    tensor = torch.from_numpy(array.view(np.int16) if array.dtype == np.uint16 else array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
+def reference(key: tuple[str, str], p: Problem, case: Case) -> dict[str, Any]:
+    """What the definition's own reference makes of the tensors."""
+    definition = load(key[1])
+    definition = definition.resized(**{n: p[n] for n in definition.const_axes})
+    given: dict[str, Any] = {n: to_torch(t) for n, t in case.tensors.items()}
+    given |= dict(case.arguments.scalars)
+    out = definition.reference()(*(given[n] for n in definition.inputs))
+    return {n: t.float().numpy() for n, t in zip(definition.outputs, out, strict=True)}
+
+
+def outside(case: Case, found: dict[str, Any]) -> dict[str, int]:
+    return {
+        name: int((~((found[name] >= low) & (found[name] <= high))).sum())
+        for name, (low, high) in case.expected.items()
+    }
+
+
+@pytest.mark.parametrize("key", PROBLEMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_references_lie_inside(key: tuple[str, str], seed: int) -> None:
+    p = problem(key)
+    case = import_module(f"ptxflow.eval.cases.{key[0]}").case(p, seed=seed)
+    definition = load(key[1])
+    shapes = definition.shapes({**definition.inputs, **definition.outputs}, dict(p.axes))
+    for name, tensor in case.tensors.items():
+        assert tensor.shape == shapes[name], name
+    assert set(case.tensors) == set(shapes) - {"sm_scale"}
+    assert outside(case, reference(key, p, case)) == {"output": 0, "lse": 0}
+    low, high = case.expected["lse"]
+    live = np.isfinite(low)
+    assert not live.all() and live.any()  # some query sees nothing
+    assert (high[live] - low[live]).max() < 0.01
+    if seed == 0:
+        again = case_of(p)
+        assert all(t.tobytes() == again.tensors[n].tobytes() for n, t in case.tensors.items())
+
+
+def attend(
+    p: Problem, case: Case, weights: Callable[[Any], Any], drop: int | None = None
+) -> dict[str, Any]:
+    """Decoding in float32 as kernels do it, block after block, with a token left out, if any."""
+    t: dict[str, Any] = {n: plain(x) for n, x in case.tensors.items()}
+    t |= {n: t[n].astype(np.float32) for n in ("q", "k_cache", "v_cache")}
+    page, share = p["page_size"], p["num_qo_heads"] // p["num_kv_heads"]
+    scale = np.float32((case.arguments.scalars["sm_scale"] or 0) * np.log2(np.e))
+    output, lse = np.zeros_like(t["output"]), np.full(t["lse"].shape, -np.inf)
+    for b, h in np.ndindex(lse.shape):
+        first, end = t["kv_indptr"][b : b + 2]
+        length = (end - first) * page
+        if page > 1 and end > first:
+            length += t["kv_last_page_len"][b] - page
+        slots = [(t["kv_indices"][first + i // page], i % page) for i in range(length)]
+        slots = [s for i, s in enumerate(slots) if i != drop]
+        if not slots:
+            continue
+        k, v = (np.stack([t[n][*s, h // share] for s in slots]) for n in ("k_cache", "v_cache"))
+        top, total, acc = np.float32(-np.inf), np.float32(0), np.zeros(v.shape[1], np.float32)
+        for i in range(0, len(slots), 8):
+            x = (k[i : i + 8] @ t["q"][b, h]) * scale
+            new = max(top, x.max())
+            w = np.exp2(x - new)
+            total = total * np.exp2(top - new) + w.sum()
+            acc = acc * np.exp2(top - new) + weights(w) @ v[i : i + 8]
+            top = new
+        output[b, h], lse[b, h] = acc / total, top + np.log2(total)
+    return {"output": plain(stored(output, p.dtype)), "lse": lse.astype(np.float32)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("key", [k for k in PROBLEMS if k[0] == "gqa_decode"])
+def test_rounded_probabilities_lie_inside_and_a_missing_token_outside(
+    key: tuple[str, str], dtype: str
+) -> None:
+    p = problem(key, dtype, num_kv_indices=200, num_pages=220)
+    for seed in range(4):
+        case = gqa_decode(p, seed=seed)
+        fine = attend(p, case, lambda w: w)
+        rounded = attend(p, case, lambda w: plain(stored(w, dtype)))
+        assert outside(case, fine) == outside(case, rounded) == {"output": 0, "lse": 0}
+        short = outside(case, attend(p, case, lambda w: w, drop=7))
+        assert short["output"] > 100 and short["lse"] > 2
+        coarse = attend(p, case, lambda w: np.round(w * 64) / 64)
+        assert outside(case, coarse)["output"] > 20
+
+
+def test_sequences_are_those_asked_for() -> None:
+    key = ("gqa_decode", "gqa_paged_decode_h32_kv4_d128_ps64")
+    p = problem(key, num_kv_indices=6)
+    tensors = gqa_decode(p, lengths=(9, 0, 10)).tensors
+    assert tensors["kv_indptr"].tolist() == [0, 3, 3, 6]
+    assert tensors["kv_last_page_len"].tolist() == [1, 0, 2]
+    with pytest.raises(ValueError, match="fill 5 pages of 4 in 3 sequences; the axes say 6"):
+        gqa_decode(p, lengths=(9, 0, 8))
+    idle = gqa_decode(p, seed=1).tensors  # a page that holds no token
+    assert np.diff(idle["kv_indptr"])[1] == 1
+    assert idle["kv_last_page_len"][1] == 0
+    with pytest.raises(ValueError, match="own 15 pages and the cache has 9"):
+        gqa_decode(problem(key, num_pages=9))
+
+
+def test_prefills_have_every_kind_of_sequence() -> None:
+    paged = problem(("gqa_prefill", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"))
+    case = gqa_prefill(paged)
+    queries = np.diff(case.tensors["qo_indptr"])
+    pages = np.diff(case.tensors["kv_indptr"])
+    keys = pages * 4 - np.where(pages > 0, 4 - case.tensors["kv_last_page_len"], 0)
+    assert queries[1] == 2 and keys[1] == 0  # queries without keys
+    assert (queries > keys)[keys > 0].any() and (queries < keys).any()
+    exact = gqa_prefill(paged, lengths=(40, 3, 16), queries=(10, 5, 5))
+    assert np.isneginf(exact.expected["lse"][0][10:12]).all()  # 5 queries of 3 keys: 2 see none
+    assert not np.isneginf(exact.expected["lse"][0][12:]).any()
+    latent = problem(("mla_prefill", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"))
+    with pytest.raises(ValueError, match="are not total_q=11 in 3 rows"):
+        mla_prefill(latent, queries=(1, 2, 3))
+    with pytest.raises(ValueError, match="there are 16 queries for 15 keys"):
+        mla_prefill(problem(("mla_prefill", latent.definition), total_q=16))
