@@ -6,18 +6,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from ptxflow.eval.evaluation_arguments import PAGE, PLOTS, RECORDS, RESULTS, arguments
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ptxflow.env.reward import Reward
-    from ptxflow.env.space import Space, SpaceSet
+    from ptxflow.env.space import Space
     from ptxflow.eval.evaluation_results import Belief
     from ptxflow.eval.search.play import Method
     from ptxflow.eval.search.replay import Replay
@@ -27,85 +28,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent
 MEASUREMENTS, CHECKPOINTS = ROOT / "eval" / "measurements", ROOT / "checkpoints"
-RESULTS, PAGE, PLOTS = "results.json", "report.html", "plots"
-
-HELP = """\
-Play policies and searches on spaces whose every strategy was measured, and report what they find.
-
-Of a brute-forced sub-space the best strategy is known, so that a method's loss is, too. Methods are
-told nothing but the times of what they choose to measure; all have the same budget of 1 to 128
-measurements. Which sub-spaces there are, the measurement files say. Policies are those in
-checkpoints/ and those given; a policy proposes strategies of the sub-space with its probabilities,
-renormalised. No GPU is needed.
-"""
-EPILOG = """\
-examples:
-  python evaluate.py                                     everything, into out/evaluation
-  python evaluate.py --into docs/evaluation.md --plots plots/evaluation
-  python evaluate.py --policy norms=runs/norms/checkpoint.safetensors --only uniform,policy,norms
-  python evaluate.py --results out/evaluation/results.json --plots out/plots    draw again only
-
-writes into --out:
-  results.json   every figure, with the files that it follows from
-  report.html    tables and plots in one file that needs no network
-  plots/*.png    the plots
-exit codes: 0 done, 1 a method broke the rules of play (one line says which), 2 bad input
-"""
 
 
 class BadInput(ValueError):
     """What the user asked for cannot be done; the message is one line."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        print(f"evaluate: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="evaluate.py",
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--measurements", type=Path, nargs="+", metavar="FILE",
-        help="where to look for brute-forced sub-spaces, and what surrogates are fitted to "
-        "(default: all in eval/measurements)")  # fmt: skip
-    add(
-        "--kernels",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="measured kernels that policies chose (default: those files whose names say policy)",
-    )
-    add("--policy", nargs="+", default=[], metavar="NAME=FILE", help="further policies")
-    add(
-        "--only",
-        metavar="NAME,...",
-        help="only these methods, or those whose names begin like this",
-    )
-    add(
-        "--workloads",
-        metavar="TEXT,...",
-        help="only workloads of these names, or that contain one of these texts",
-    )
-    add("--seeds", type=int, default=50, help="runs of each method that draws (default: 50)")
-    add("--least", type=int, help="strategies that make a sub-space (default: 600)")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    add("--out", type=Path, default=Path("out/evaluation"), help="folder (default: out/evaluation)")
-    add("--into", type=Path, metavar="PAGE.md", help="also renew the tables of this page")
-    add("--plots", type=Path, metavar="DIR", help="also write the plots there")
-    add("--results", type=Path, metavar="FILE", help="report these results; nothing is played")
-    args = parser.parse_args(argv)
-    for name in ("seeds", "jobs", "least"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} must be positive, not {value}")
-    return args
 
 
 def digest(path: Path) -> str:
@@ -144,44 +70,6 @@ def find_policies(given: Sequence[str]) -> dict[str, Policy]:
     return found
 
 
-def untrained(policy: Policy) -> Policy:
-    """The same network with random weights, those of its output rows too."""
-    import torch
-
-    from ptxflow.gfn.inference import Policy
-    from ptxflow.gfn.network import PolicyNetwork
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = PolicyNetwork(policy.network.config)
-        torch.nn.init.normal_(network.head, std=policy.network.config.hidden**-0.5)
-    return Policy(network.eval(), policy.path, policy.about)
-
-
-def leaf_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> Array:
-    """[len(part)] log-probabilities of a part's strategies in the whole space of their problem.
-
-    Walks that are forced to these strategies, so that only their prefixes are evaluated. Raises
-    CheckpointError when the policy knows no such space.
-    """
-    import torch
-
-    from ptxflow.gfn.checkpoint import require_space
-    from ptxflow.gfn.forest import Forest, family_shape, feature_names
-
-    config = policy.network.config
-    require_space(policy.path, config, family_shape(part), feature_names([part]))
-    forest = Forest(whole, config.features)
-    with torch.no_grad():
-        walk = forest.walk(
-            policy.network,
-            torch.zeros(len(part), dtype=torch.int64),
-            given=torch.from_numpy(part.indices()),
-        )
-    exact: Array = walk.log_probs.double().sum(0).numpy()
-    return exact
-
-
 def rewards_of(policies: Mapping[str, Policy]) -> dict[str, Reward]:
     """The rewards that policies were trained on, where their files are still the same."""
     from ptxflow.eval.reward_source import RewardError, build
@@ -196,11 +84,10 @@ def rewards_of(policies: Mapping[str, Policy]) -> dict[str, Reward]:
     return out
 
 
-def own_target(policy: Policy, reward: Reward | None, replay: Replay) -> Array | None:
+def own_target(policy: Policy, reward: Reward | None, space: Space) -> Array | None:
     """[n] log R of the policy's reward; None where it is not at hand or of another device."""
     from ptxflow.env.reward import log_reward
 
-    space = replay.space
     if reward is None or policy.about["settings"]["device"] != space.device.name:
         return None
     tflops = reward.tflops(space, space.codes)
@@ -208,18 +95,19 @@ def own_target(policy: Policy, reward: Reward | None, replay: Replay) -> Array |
 
 
 def beliefs_on(
-    replay: Replay,
+    part: Space,
     policies: Mapping[str, Policy],
     rewards: Mapping[str, Reward],
     absent: dict[str, str],
 ) -> list[Belief]:
-    """What each policy says of a sub-space, that of its device first, and what an untrained one
-    does; `absent` is told of those that know no such space."""
+    """What each policy says of a space or a part, that of its device first, and what an untrained
+    one does; `absent` is told of those that know no such space."""
     from ptxflow.env.space import SpaceSet, enumerate_space
     from ptxflow.eval.evaluation_results import Belief
     from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.parts import leaf_log_probs, untrained
 
-    part, home, out = replay.space, replay.space.device.name, []
+    home, out = part.device.name, []
     whole = SpaceSet([enumerate_space(part.family, part.problem, part.device)])
     for name in sorted(policies, key=lambda name: name != home):
         policy = policies[name]
@@ -227,9 +115,9 @@ def beliefs_on(
         try:
             logs = leaf_log_probs(policy, whole, part)
         except CheckpointError as error:
-            absent[f"{shown} on {replay.space.family.name}"] = str(error).replace(f"{ROOT}/", "")
+            absent[f"{shown} on {part.family.name}"] = str(error).replace(f"{ROOT}/", "")
             continue
-        out.append(Belief(shown, logs, own_target(policy, rewards.get(name), replay)))
+        out.append(Belief(shown, logs, own_target(policy, rewards.get(name), part)))
         if name == home:
             out.append(Belief("untrained policy", leaf_log_probs(untrained(policy), whole, part)))
     return out
@@ -302,59 +190,127 @@ def find_replays(args: argparse.Namespace, files: Sequence[Path]) -> list[Replay
 
 
 def chosen_methods(text: str | None, names: Sequence[str]) -> list[str]:
-    """Of the methods' names those that `--only` asks for: by name, or by how a name begins."""
-    asked = [item.strip() for item in (text or "").split(",")]
-    return [n for n in names if any(n == a if a in names else n.startswith(a) for a in asked)]
+    """Of the methods' names those that `--methods` asks for: by name, else by how one of its words
+    begins, as `random` does for `uniform random`; case does not matter."""
+    known = {n.lower() for n in names}
+    asked = [item.strip().lower() for item in (text or "").split(",")]
+
+    def meant(name: str) -> bool:
+        return any(name == a if a in known else f" {name}".find(f" {a}") >= 0 for a in asked)
+
+    return [n for n in names if meant(n.lower())]
 
 
 def fitted_scores(
-    replays: Sequence[Replay], files: Sequence[Path], jobs: int
+    spaces: Sequence[Space], files: Sequence[Path], args: argparse.Namespace
 ) -> list[Array | None]:
-    """Scores of surrogates that were fitted to the files without the workload they score."""
+    """Scores of surrogates that were fitted to the files without the workload they score; None
+    where none is asked for."""
     from ptxflow.eval.evaluation_knowledge import surrogate_scores
     from ptxflow.eval.observing import read_observed
 
-    devices = {r.space.device.name: r.space.device for r in replays}
+    if not chosen_methods(args.methods, ["surrogate top-k"]):
+        return [None] * len(spaces)
+    devices = {s.device.name: s.device for s in spaces}
     observed = [o for name in sorted(devices) for o in read_observed(files, devices[name])[0]]
-    return surrogate_scores([r.space for r in replays], observed, jobs)
+    return surrogate_scores(spaces, observed, args.jobs)
+
+
+def players(
+    beliefs: Sequence[Belief], space: Space, scores: Array | None, asked: str | None
+) -> list[Method]:
+    """The methods of one workload that are asked for."""
+    from ptxflow.eval.evaluation_knowledge import model_scores
+
+    held = methods_on(beliefs, model_scores(space), scores)
+    names = chosen_methods(asked, [m.name for m in held])
+    return [m for m in held if m.name in names]
+
+
+def sources(
+    args: argparse.Namespace, files: Sequence[Path], kernels: Sequence[Path],
+    policies: Mapping[str, Policy],
+) -> dict[str, Any]:  # fmt: skip
+    """What the results follow from."""
+    return {
+        "seeds": args.seeds,
+        "budget": args.budget,
+        "measurements": {stored(f): digest(f) for f in files},
+        "kernels": {stored(f): digest(f) for f in kernels},
+        "policies": {n: [stored(p.path), digest(p.path)] for n, p in policies.items()},
+        "absent": {},
+    }
 
 
 def play_all(args: argparse.Namespace) -> dict[str, Any]:
-    """The results of everything: JSON data."""
+    """The results of everything that can be replayed: JSON data."""
     from ptxflow.eval.evaluation import evaluate
     from ptxflow.eval.evaluation_kernels import roofline, summary
-    from ptxflow.eval.evaluation_knowledge import model_scores
     from ptxflow.eval.evaluation_results import assemble
     from ptxflow.eval.records import read_records
 
     files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
     chosen = sorted(args.kernels or MEASUREMENTS.glob("*policy.jsonl.xz"))
     policies = find_policies(args.policy)
-    about: dict[str, Any] = {
-        "seeds": args.seeds,
-        "measurements": {stored(f): digest(f) for f in files},
-        "kernels": {stored(f): digest(f) for f in chosen},
-        "policies": {n: [stored(p.path), digest(p.path)] for n, p in policies.items()},
-        "absent": {},
-    }
+    about = sources(args, files, chosen, policies)
     records = [r for path in chosen for r in read_records(path)]
     replays, rewards = find_replays(args, files), rewards_of(policies)
-    beliefs = {r.name: beliefs_on(r, policies, rewards, about["absent"]) for r in replays}
-    fitted: list[Array | None] = [None] * len(replays)
-    if chosen_methods(args.only, ["surrogate top-k"]):
-        fitted = fitted_scores(replays, files, args.jobs)
-    methods = {}
-    for r, scores in zip(replays, fitted, strict=True):
-        held = methods_on(beliefs[r.name], model_scores(r.space), scores)
-        names = chosen_methods(args.only, [m.name for m in held])
-        methods[r.name] = [m for m in held if m.name in names]
-    runs = evaluate(replays, methods, args.seeds, jobs=args.jobs)
+    beliefs = {r.name: beliefs_on(r.space, policies, rewards, about["absent"]) for r in replays}
+    fitted = fitted_scores([r.space for r in replays], files, args)
+    methods = {
+        r.name: players(beliefs[r.name], r.space, scores, args.methods)
+        for r, scores in zip(replays, fitted, strict=True)
+    }
+    runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
     return {
         "about": about,
         "training": costs(policies),
         "kernels": summary(records),
         "roofline": roofline(records),
         **assemble(replays, runs, beliefs, args.seeds),
+    }
+
+
+def play_live(args: argparse.Namespace) -> dict[str, Any]:
+    """The results of playing on this machine's GPU: JSON data, as of what is replayed."""
+    from ptxflow.env.measurements import by_workload, load_measurements
+    from ptxflow.eval import on_demand
+    from ptxflow.eval.evaluation_kernels import roofline, summary
+    from ptxflow.eval.evaluation_live import find_fields, judged, play_field
+    from ptxflow.eval.evaluation_results import assemble
+    from ptxflow.eval.records import read_records
+
+    fields = find_fields(args.definition or (), args.axes, args.device)
+    path = args.records or args.out / RECORDS
+    files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
+    policies = find_policies(args.policy)
+    absent: dict[str, str] = {}
+    fitted = fitted_scores([f.space for f in fields], files, args)
+    played = {}
+    families = [f.space.family for f in fields]
+    command = "python evaluate.py --live"
+    with on_demand.on_demand(path, fields[0].space.device, families, command) as measure:
+        for field, scores in zip(fields, fitted, strict=True):
+            beliefs = beliefs_on(field.space, policies, {}, absent)
+            methods = players(beliefs, field.space, scores, args.methods)
+            played[field.name] = play_field(field, methods, args.seeds, args.budget, measure)
+    measured = {g[0].workload: g for g in by_workload(load_measurements([path])).values()}
+    found = []
+    for f in fields:
+        place = f.definition.name, tuple(sorted(f.axes.items())), f.space.device.name
+        found.append(judged(f, played[f.name], measured[place], args.budget))
+    kept = [item for item in found if item is not None]
+    if not kept:
+        raise BadInput(f"no kernel was right: {path} says why")
+    replays, runs = [r for r, _ in kept], [run for _, own in kept for run in own]
+    about = sources(args, [path], [path], policies) | {"absent": absent, "live": True}
+    records = read_records(path)
+    return {
+        "about": about,
+        "training": costs(policies),
+        "kernels": summary(records),
+        "roofline": roofline(records),
+        **assemble(replays, runs, {}, args.seeds),
     }
 
 
@@ -383,7 +339,7 @@ def run(args: argparse.Namespace) -> int:
     if args.results:
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
-        results = play_all(args)
+        results = play_live(args) if args.live else play_all(args)
         write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)
     return 0
@@ -391,10 +347,8 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     from ptxflow.env.measurements import MeasurementError
-    from ptxflow.eval.arguments import UsageError
-    from ptxflow.eval.definition import DefinitionError
+    from ptxflow.eval.campaign import FAILURES
     from ptxflow.eval.evaluation_tables import PageError
-    from ptxflow.eval.records import RecordError
     from ptxflow.eval.search.play import Foul
     from ptxflow.gfn.checkpoint import CheckpointError
 
@@ -405,11 +359,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evaluate: {foul}", file=sys.stderr)
         return 1
     except (
-        BadInput, CheckpointError, DefinitionError, MeasurementError, OSError, PageError,
-        RecordError, UsageError, json.JSONDecodeError,
+        *FAILURES, BadInput, CheckpointError, MeasurementError, OSError, PageError,
+        json.JSONDecodeError,
     ) as error:  # fmt: skip
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"evaluate: stopped{'; the same command goes on' * args.live}", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

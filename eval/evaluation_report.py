@@ -17,6 +17,13 @@ INTRO = (
     "medians over {seeds} seeds with 95% bootstrap intervals. Everything follows from the files "
     "named at the end: `{command}`."
 )
+LIVE = (
+    "Methods played live: on all valid strategies of a workload, each measured when a method asked "
+    "for it. The true optimum is not known: losses are against the best that any run found, and "
+    "`spaces` counts what was measured. All methods have the same budget of measurements. Figures "
+    "are medians over {seeds} seeds with 95% bootstrap intervals. Everything follows from the "
+    "records named at the end: `{command}`."
+)
 COMMAND = "python evaluate.py"
 TRAINING = {
     "loss": "The loss of training.",
@@ -81,5 +88,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
         Section("Spaces", "", pick("spaces")),
         Section("Files", "", pick("sources")),
     ]  # fmt: skip
-    intro = INTRO.format(seeds=results["about"]["seeds"], command=COMMAND)
+    about = results["about"]
+    text, command = (LIVE, f"{COMMAND} --live") if about.get("live") else (INTRO, COMMAND)
+    intro = text.format(seeds=about["seeds"], command=command)
     return page("ptxflow: policies beside searches", intro, sections)

@@ -51,8 +51,12 @@ def assemble(
     beliefs: Mapping[str, Sequence[Belief]],
     seeds: int,
 ) -> dict[str, Any]:
-    """All that follows from the runs, and from the beliefs on each workload (by its name)."""
+    """All that follows from the runs, and from the beliefs on each workload (by its name).
+
+    Without beliefs nothing is said of whole spaces: of live runs only a few strategies are known.
+    """
     at = {r.name: r for r in replays}
+    whole = [r for r in replays if r.name in beliefs]
     by_method: dict[str, list[Runs]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
@@ -60,10 +64,10 @@ def assemble(
         "workloads": [describe(r) for r in replays],
         "groups": groups(at, by_method, seeds),
         "each": {r.name: each(r, runs, seeds) for r in replays},
-        "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in replays},
-        "scatter": scatter(replays, beliefs),
-        "transfer": transfer(replays),
-        "attribution": attribution(replays),
+        "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in whole},
+        "scatter": scatter(whole, beliefs),
+        "transfer": transfer(whole),
+        "attribution": attribution(whole),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }
 

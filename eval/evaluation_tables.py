@@ -6,10 +6,11 @@ A page holds a table between `<!-- table NAME -->` and `<!-- end -->`; `renew` p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ptxflow.eval.evaluation import BUDGETS
+from ptxflow.eval.evaluation_metrics import MODES_IN
 
 Results = Mapping[str, Any]
 Row = Sequence[str]
@@ -40,11 +41,12 @@ def tables(results: Results) -> dict[str, str]:
     devices = {w["device"] for w in results["workloads"]}
     home = [t for name, t in results["training"].items() if name in devices]
     spent = sum(n for t in home for n, _ in t["measured"].values())
+    budget = results["about"]["budget"]
     for group, held in results["groups"].items():
         name = re.sub(r"\W+", "-", group)
-        out[f"gap-{name}"] = gaps(held["methods"])
-        out[f"reach-{name}"] = reach(held["methods"])
-        out[f"match-{name}"] = matches(held["methods"], spent)
+        out[f"gap-{name}"] = gaps(held["methods"], budget)
+        out[f"reach-{name}"] = reach(held["methods"], budget)
+        out[f"match-{name}"] = matches(held["methods"], spent, budget)
     return {name: text for name, text in out.items() if text}
 
 
@@ -78,9 +80,10 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
-def count(value: float | None, most: int = BUDGETS[-1]) -> str:
-    """A number of measurements, which may be a median of two."""
-    return f"> {most}" if value is None else f"{value:g}"
+def counted(most: int) -> Callable[[float | None], str]:
+    """Shows a number of measurements, which may be a median of two, and of which none is above
+    `most`."""
+    return lambda value: f"> {most}" if value is None else f"{value:g}"
 
 
 def span(figure: Sequence[float | None], show: Any = percent) -> str:
@@ -108,28 +111,31 @@ def spaces(results: Results) -> str:
     return markdown(head, [(*r[:2], *r[2:6], r[6]) for r in rows], 2)
 
 
-def gaps(methods: Mapping[str, Any]) -> str:
-    head = ("method", *map(str, BUDGETS), f"95% interval at {FEW}")
+def gaps(methods: Mapping[str, Any], budget: int) -> str:
+    at = [str(b) for b in BUDGETS if b <= budget]
+    head = ("method", *at, f"95% interval at {FEW}")
     rows = []
     for name, f in ordered(methods):
-        shown = [percent(f["gap"][str(b)][0]) if str(b) in f["gap"] else "" for b in BUDGETS]
+        shown = [percent(f["gap"][b][0]) if b in f["gap"] else "" for b in at]
         _, low, high = f["gap"][FEW]
         rows.append((name, *shown, "-" if low == high else f"{percent(low)} to {percent(high)}"))
     return markdown(head, rows)
 
 
-def reach(methods: Mapping[str, Any]) -> str:
-    head = ("method", "to 90%", "to 95%", "to 99%", f"solved in {FEW}", "in 32", "in 128",
-            "modes in 64")  # fmt: skip
+def reach(methods: Mapping[str, Any], budget: int) -> str:
+    later = [b for b in ("32", "128") if int(b) <= budget]
+    head = ("method", "to 90%", "to 95%", "to 99%", f"solved in {FEW}",
+            *(f"in {b}" for b in later), f"modes in {min(MODES_IN, budget)}")  # fmt: skip
     rows = []
     for name, f in ordered(methods):
-        to = [span(f["reach"][level], count) for level in ("90%", "95%", "99%")]
-        within = [span(f["solved"][b], lambda v: f"{v:.0%}") for b in (FEW, "32", "128")]
+        to = [span(f["reach"][level], counted(budget)) for level in ("90%", "95%", "99%")]
+        shares = [f["solved"].get(b) for b in (FEW, *later)]
+        within = ["" if s is None else span(s, lambda v: f"{v:.0%}") for s in shares]
         rows.append((name, *to, *within, span(f["modes"], lambda v: f"{v:.1f}")))
     return markdown(head, rows)
 
 
-def matches(methods: Mapping[str, Any], spent: int) -> str:
+def matches(methods: Mapping[str, Any], spent: int, budget: int) -> str:
     """What others need to be as good as the policy's best of 8, and after how many workloads the
     measurements `spent` on the policy's reward have paid."""
     if "policy" not in methods:
@@ -143,10 +149,10 @@ def matches(methods: Mapping[str, Any], spent: int) -> str:
     for name, _ in ordered(methods):
         figure = methods["policy"]["to_match"][name]
         if name != "policy":
-            needed = figure[0] or BUDGETS[-1]
+            needed = figure[0] or budget
             more = spent / (needed - int(FEW)) if needed > int(FEW) else None
             after = "never" if more is None else f"{'at most ' * (figure[0] is None)}{more:,.0f}"
-            rows.append((name, span(figure, count), after))
+            rows.append((name, span(figure, counted(budget)), after))
     return markdown(head, rows)
 
 
@@ -157,6 +163,7 @@ def claims(results: Results) -> str:
         return ""
     gap = {m: held["methods"][m]["gap"][FEW][0] for m in ("policy", "uniform random", "TPE")}
     ours, reached = gap["policy"], held["methods"]["policy"]["reach"]["99%"][0]
+    shown = counted(results["about"]["budget"])(reached)
     rows = [
         ("best of 8 loses at most 2%", percent(ours), ours <= 0.02),
         *(
@@ -164,7 +171,7 @@ def claims(results: Results) -> str:
              ours <= gap[other] / 3)
             for other in ("uniform random", "TPE")
         ),
-        ("99% of the optimum in at most 8 measurements", count(reached),
+        ("99% of the optimum in at most 8 measurements", shown,
          reached is not None and reached <= 8),
     ]  # fmt: skip
     names = ", ".join(held["workloads"])
@@ -189,6 +196,8 @@ def each(results: Results) -> str:
 
 
 def distances(results: Results) -> str:
+    if not results["beliefs"]:
+        return ""
     names = list(dict.fromkeys(n for found in results["beliefs"].values() for n in found))
     head = ["workload", "in training", "to its reward: TV", "JS", "its reward to measured: TV",
             *(f"{n} to measured: {d}" for n in names for d in ("TV", "JS"))]  # fmt: skip
@@ -232,6 +241,8 @@ def kernels(results: Results) -> str:
 def decisions(results: Results) -> str:
     head = ("family", "decision", "workloads", "best other choice", "worst other choice",
             "worst of all", "indifferent in")  # fmt: skip
+    if not results["attribution"]:
+        return ""
     rows = [
         (family, r["decision"], str(r["workloads"]), percent(r["other"]), percent(r["worst"]),
          percent(r["largest"]), str(r["indifferent"]))
@@ -244,16 +255,21 @@ def decisions(results: Results) -> str:
 def bico(results: Results) -> str:
     if not results["bico"]:
         return ""
-    head = ("workload", "plateau after", "lost there", "guaranteed loss at 32, p = 0.5", "p = 0.9",
-            "at 128, p = 0.5", "p = 0.9", "region at 128, p = 0.9")  # fmt: skip
+    budget = results["about"]["budget"]
+    at = [b for b in (32, 128) if b <= budget] or [budget]
+    head = ["workload", "plateau after", "lost there"]
+    for b in at:
+        lead = "guaranteed loss at" if b == at[0] else "at"
+        head += [f"{lead} {b}, p = 0.5", "p = 0.9"]
     rows = []
     for name, b in results["bico"].items():
         half, most = (b["guaranteed"][p] for p in ("0.5", "0.9"))
-        edges = [percent(g["edge"][n]) for n in (31, 127) for g in (half, most)]
+        last = min(at[-1], len(most["edge"])) - 1
+        edges = [percent(g["edge"][min(n - 1, last)]) for n in at for g in (half, most)]
         stop = "never" if b["plateau"] is None else f"{b['plateau']:g}"
         rows.append((name, stop, percent(b["lost_at_plateau"]), *edges,
-                     f"{most['region'][127]:.1%}"))  # fmt: skip
-    return markdown(head, rows)
+                     f"{most['region'][last]:.1%}"))  # fmt: skip
+    return markdown([*head, f"region at {at[-1]}, p = 0.9"], rows)
 
 
 def sources(results: Results) -> str:

@@ -45,33 +45,47 @@ class Method(Protocol):
         ...
 
 
-def play(method: Method, replay: Replay, budget: int, seed: int) -> Indices:
-    """[at most `budget`] what the method measured, in order; Foul where it broke a rule.
+class Game:
+    """One run of a method under the rules. `asked` are its questions so far, in order.
 
     The numbers depend on the method's name, the workload and the seed alone, not on what was
     played before.
     """
-    key = [zlib.crc32(text.encode()) for text in (method.name, replay.name)]
-    rng = np.random.default_rng([seed, *key])
-    measured: list[int] = []
-    watch = _Watch(f"{method.name} on {replay.name}")
-    search = method.search(replay.space, rng)
+
+    def __init__(self, method: Method, space: Space, workload: str, seed: int):
+        key = [zlib.crc32(text.encode()) for text in (method.name, workload)]
+        self.asked: list[int] = []
+        self._size = len(space)
+        self._watch = _Watch(f"{method.name} on {workload}")
+        self._search = method.search(space, np.random.default_rng([seed, *key]))
+
+    def next(self, answer: float | None = None) -> int | None:
+        """The first question, or the next one after the answer to the last; None where the method
+        has no more. Foul where it broke a rule."""
+        try:
+            with self._watch:
+                at = next(self._search) if answer is None else self._search.send(answer)
+        except StopIteration:
+            return None
+        if not 0 <= at < self._size:
+            raise Foul(f"{self._watch.who}: {at} is no strategy of the {self._size} there are")
+        self.asked.append(int(at))
+        return int(at)
+
+    def close(self) -> None:
+        self._search.close()
+
+
+def play(method: Method, replay: Replay, budget: int, seed: int) -> Indices:
+    """[at most `budget`] what the method measured, in order; Foul where it broke a rule."""
+    game = Game(method, replay.space, replay.name, seed)
     try:
-        with watch:
-            at = next(search)
-        while True:
-            if not 0 <= at < len(replay.times):
-                raise Foul(f"{watch.who}: {at} is no strategy of the {len(replay.times)} there are")
-            measured.append(int(at))
-            if len(measured) == budget:
-                break
-            with watch:
-                at = search.send(float(replay.times[at]))
-    except StopIteration:
-        pass
+        at = game.next()
+        while at is not None and len(game.asked) < budget:
+            at = game.next(float(replay.times[at]))
     finally:
-        search.close()
-    return np.array(measured, np.int64)
+        game.close()
+    return np.array(game.asked, np.int64)
 
 
 def interference(method: Method, replay: Replay, budget: int, seed: int = 0) -> str | None:

@@ -9,7 +9,7 @@ the same workload are left out: they know something.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -89,29 +89,58 @@ def read_replays(paths: Iterable[Path], least: int = LEAST) -> list[Replay]:
 
 def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
     """The largest sub-space of one workload that a campaign, or all of them, measured whole."""
-    first = measured[0]
-    if first.device not in DEVICES or registered(load(first.definition)) is None:
+    whole = whole_space(measured[0])
+    if whole is None:
         return None
-    family, problem = find_problem(load(first.definition), dict(first.axes))
-    whole = enumerate_space(family, problem, DEVICES[first.device])
     best: tuple[Observed, list[Measured]] | None = None
     for runs in _sessions(measured):
         rows = [m for m in measured if m.run in runs]
-        relative = relative_times(rows)
-        timed = [Timed(m.choices, relative.get(m.key, np.inf)) for m in rows]
-        observed, _ = observe(family, problem, whole.device, timed)
-        known = observed.pick(np.isin(observed.codes, whole.codes))
+        known = _known(rows, whole)
         bigger = len(known) >= least and (best is None or len(known) > len(best[0]))
         if bigger and closed(known.codes, whole) and len(known.succeeded):
             best = known, rows
-    if best is None:
+    return None if best is None else _replay(*best, whole)
+
+
+def measured_part(measured: Sequence[Measured]) -> Replay | None:
+    """All that was measured of one workload, as a space of its own: its optimum is the best that is
+    known. None where nothing succeeded."""
+    whole = whole_space(measured[0])
+    known = None if whole is None else _known(measured, whole)
+    if whole is None or known is None or not len(known.succeeded):
         return None
-    observed, rows = best
-    space = Space(family, problem, whole.device, observed.codes)
+    return replace(_replay(known, measured, whole), choices={})
+
+
+def whole_space(measured: Measured) -> Space | None:
+    """All valid strategies of a measured workload; None where no family or device is known."""
+    if measured.device not in DEVICES or registered(load(measured.definition)) is None:
+        return None
+    family, problem = find_problem(load(measured.definition), dict(measured.axes))
+    return enumerate_space(family, problem, DEVICES[measured.device])
+
+
+def _known(measured: Sequence[Measured], whole: Space) -> Observed:
+    """Times over the yardstick's, of the strategies that are valid today."""
+    relative = relative_times(measured)
+    timed = [Timed(m.choices, relative.get(m.key, np.inf)) for m in measured]
+    observed, _ = observe(whole.family, whole.problem, whole.device, timed)
+    return observed.pick(np.isin(observed.codes, whole.codes))
+
+
+def _replay(observed: Observed, measured: Sequence[Measured], whole: Space) -> Replay:
+    first = measured[0]
+    space = Space(whole.family, whole.problem, whole.device, observed.codes)
     space.codes.flags.writeable = False
-    peers = [m.peer_us for m in rows if m.peer_us and m.timing_pass == SCREEN]
-    name = " ".join([first.definition, *(f"{a}={v}" for a, v in sorted(first.axes.items()))])
-    return Replay(name, space, observed.seconds, median(peers), kind_of(first), kept(space, whole))
+    peers = [m.peer_us for m in measured if m.peer_us and m.timing_pass == SCREEN]
+    name = workload_name(first.definition, first.axes)
+    times = observed.seconds
+    return Replay(name, space, times, median(peers), kind_of(first), kept(space, whole))
+
+
+def workload_name(definition: str, axes: Mapping[str, int]) -> str:
+    """As in `gemm_n128_k2048 M=17`."""
+    return " ".join([definition, *(f"{a}={v}" for a, v in sorted(axes.items()))])
 
 
 def kept(part: Space, whole: Space) -> dict[str, tuple[Choice, ...]]:

@@ -22,7 +22,7 @@ from ptxflow.eval.evaluation_tables import PageError, quoted, renew, tables
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = "eval/measurements/h200-gemm-held-out.jsonl.xz"
 ASKED = ("--measurements", HELD_OUT, "--workloads", "M=17", "--seeds", "3", "--jobs", "1",
-         "--only", "policy,policy top-k,uniform,model,BICO")  # fmt: skip
+         "--methods", "policy,policy top-k,uniform,model,BICO")  # fmt: skip
 
 
 def run(*arguments: object) -> int:
@@ -165,7 +165,7 @@ def test_a_browser_shows_it_without_a_network(out: Path, tmp_path: Path) -> None
         (("--policy", "x"), "--policy 'x' must have the form NAME=FILE"),
         (("--policy", "x=none.safetensors"), "none.safetensors: cannot read the checkpoint"),
         (("--measurements", HELD_OUT, "--workloads", "nothing"), "none is asked for"),
-        (("--seeds", "0"), "--seeds must be positive"),
+        (("--seeds", "0"), "--seeds must be at least 1, not 0"),
         (("--results", "none.json"), "none.json"),
     ],
 )

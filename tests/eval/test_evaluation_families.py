@@ -56,7 +56,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 def test_families_stand_beside_each_other(file: tuple[Path, int], tmp_path: Path) -> None:
     path, count = file
     asked = ["--measurements", str(path), str(HELD_OUT), "--kernels", str(path), "--least", "200",
-             "--workloads", "batch_size=7,M=17", "--only", "uniform,model", "--seeds", "3",
+             "--workloads", "batch_size=7,M=17", "--methods", "uniform,model", "--seeds", "3",
              "--jobs", "1", "--out", str(tmp_path)]  # fmt: skip
     assert evaluate.main(asked) == 0
     results = json.loads((tmp_path / "results.json").read_text())
