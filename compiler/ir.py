@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Union
 class Op(Enum):
     CONST = auto()  # arg: (value, name or ""); a named constant is a dimension
     PARAM = auto()  # arg: name of a kernel parameter
-    VAR = auto()  # arg: (name, kind); kind "loop" or "special"
+    VAR = auto()  # arg: (name, kind); kind "loop", "special", or "held" for a register's content
     ALU = auto()  # arg: operation name
     SMEM = auto()  # arg: Buffer
     MBAR = auto()  # arg: Buffer
@@ -32,11 +32,12 @@ class Op(Enum):
     IF = auto()  # src: condition, *body; arg: True where one elected lane runs the body
     ROLE = auto()  # arg: Role; src: body
     KERNEL = auto()  # arg: KernelInfo; src: prologue, roles and teardown, in program order
+    PROGRAM = auto()  # src: kernels, in the order of their launches; they share a workspace
 
 
 VALUES = {Op.CONST, Op.PARAM, Op.VAR, Op.ALU}
 STORAGE = {Op.SMEM, Op.MBAR, Op.FRAG, Op.TMEM, Op.GLOBAL}
-STATEMENTS = {Op.ATOM, Op.LOOP, Op.IF, Op.ROLE, Op.KERNEL}
+STATEMENTS = {Op.ATOM, Op.LOOP, Op.IF, Op.ROLE, Op.KERNEL, Op.PROGRAM}
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,19 @@ def special(name: str) -> UOp:
     return UOp(Op.VAR, (), (name, "special"))
 
 
+def held(register: UOp) -> UOp:
+    """What a register holds, as a value: data that a kernel branches on or computes places from.
+
+    One instruction writes it, before any use and in the same block or around it. Where branches,
+    loops or shared memory depend on it, that instruction gives all lanes of a warp the same.
+    An abstract run takes it from its trip, by the register's name.
+    """
+    buffer = register.arg
+    if register.op is not Op.FRAG or buffer.size != 1 or buffer.dtype != "b32":
+        raise TypeError(f"{register!r} is not one register of 32 bits")
+    return UOp(Op.VAR, (), (buffer.name, "held"))
+
+
 CTAID, CTA_RANK, WARP, LANE = map(special, ("ctaid", "cta_rank", "warp", "lane"))
 
 
@@ -334,7 +348,17 @@ def kernel(info: KernelInfo, *body: Body) -> UOp:
     return UOp(Op.KERNEL, tuple(flatten(list(body))), info, call_site())
 
 
-BODY_START = {Op.LOOP: 4, Op.IF: 1, Op.ROLE: 0, Op.KERNEL: 0}
+def program(*kernels: UOp) -> UOp:
+    """Kernels that are launched one after another, as one call."""
+    return UOp(Op.PROGRAM, kernels, None, call_site())
+
+
+def kernels_of(lowered: UOp) -> tuple[UOp, ...]:
+    """The kernels of a program, or the one that there is, in the order of their launches."""
+    return lowered.src if lowered.op is Op.PROGRAM else (lowered,)
+
+
+BODY_START = {Op.LOOP: 4, Op.IF: 1, Op.ROLE: 0, Op.KERNEL: 0, Op.PROGRAM: 0}
 
 
 def body_of(statement: UOp) -> tuple[UOp, ...]:

@@ -150,8 +150,24 @@ def _param(data: Mapping[str, Any]) -> Param:
 
 
 @dataclass(frozen=True)
+class Workspace:
+    """Memory that the kernels of a program hand on: a pointer parameter names it like a tensor.
+
+    It holds nothing when a call begins, and nothing of it outlives the call.
+    """
+
+    name: str
+    bytes: Expr
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One kernel launch; `params` in the order of the kernel's parameters."""
+    """A kernel launch, `params` in the order of the kernel's parameters, and those behind it.
+
+    `then` are the launches that follow in the same call, of other entries of the same module.
+    `dependent`: the grid may start while the one before it in the call still runs; it waits for it
+    itself. `workspace` belongs to the whole call and stands at its first launch.
+    """
 
     entry: str
     grid: tuple[Expr, Expr, Expr]
@@ -159,6 +175,14 @@ class Launch:
     cluster: tuple[int, int, int]
     smem_bytes: int
     params: tuple[Param, ...]
+    then: tuple[Launch, ...] = ()
+    dependent: bool = False
+    workspace: tuple[Workspace, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Launch, ...]:
+        """All launches of the call, in order."""
+        return (self, *self.then)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,4 +197,7 @@ class Launch:
             cluster=tuple(data["cluster"]),
             smem_bytes=data["smem_bytes"],
             params=params,
+            then=tuple(map(Launch.from_json, data.get("then", ()))),
+            dependent=data.get("dependent", False),
+            workspace=tuple(Workspace(**w) for w in data.get("workspace", ())),
         )

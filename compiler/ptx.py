@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import STORAGE_OF, Atom, atom
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ir import PREDICATES, Op, UOp, alu, body_of, const, show, special
+from ptxflow.compiler.ir import PREDICATES, Op, UOp, alu, body_of, const, kernels_of, show, special
 from ptxflow.compiler.lower import layout
 
 ISA_VERSION = "8.8"  # driver 580 takes at most 9.0
@@ -38,9 +38,17 @@ _PARAM_TYPES = {
 }
 
 
-def write(kernel: UOp, device: Device) -> str:
-    """The PTX text of a lowered kernel for the device's architecture."""
-    return _Writer(kernel, device).text()
+def write(lowered: UOp, device: Device) -> str:
+    """The PTX text of a lowered kernel, or of all kernels of a program, for the device."""
+    header = [
+        f".version {ISA_VERSION}",
+        f".target {device.arch}",
+        ".address_size 64",
+        "",
+        ".extern .shared .align 1024 .b8 dynamic_smem[];",
+        "",
+    ]
+    return "\n".join([*header, "\n".join(_Writer(k).text() for k in kernels_of(lowered))])
 
 
 def is_predicate(node: UOp) -> bool:
@@ -81,8 +89,8 @@ def reciprocal(divisor: int) -> tuple[int, int]:
 
 
 class _Writer:
-    def __init__(self, kernel: UOp, device: Device):
-        self.kernel, self.info, self.device = kernel, kernel.arg, device
+    def __init__(self, kernel: UOp):
+        self.kernel, self.info = kernel, kernel.arg
         self.plan = layout(kernel.arg)
         self.lines: list[str] = []
         self.counts = {"r": 0, "rd": 0, "p": 0}
@@ -101,17 +109,7 @@ class _Writer:
     def _header(self) -> list[str]:
         info = self.info
         params = ",\n".join("\t" + _PARAM_TYPES[kind].format(name) for name, kind in info.params)
-        out = [
-            f".version {ISA_VERSION}",
-            f".target {self.device.arch}",
-            ".address_size 64",
-            "",
-            ".extern .shared .align 1024 .b8 dynamic_smem[];",
-            "",
-            f".visible .entry {info.name}(",
-            params,
-            ")",
-        ]
+        out = [f".visible .entry {info.name}(", params, ")"]
         if info.cluster > 1:
             out += [".explicitcluster", f".reqnctapercluster {info.cluster}, 1, 1"]
         # setmaxnreg is ignored without both bounds
@@ -203,6 +201,8 @@ class _Writer:
         found = self._find(node)
         if found is not None:
             return found
+        if node.op is Op.VAR and node.arg[1] == "held":
+            return f"%{node.arg[0]}0"
         if node.op is not Op.ALU:
             raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")
         cheaper = reduced(node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from ptxflow.compiler.launch import (
     RandomParam,
     ScalarParam,
     TensorMapParam,
+    Workspace,
     evaluate,
 )
 
@@ -43,6 +44,7 @@ _INTERLEAVE_NONE = 0
 _FILL_ZERO = 0
 _ATTRIBUTE_MAX_DYNAMIC_SMEM = 8
 _LAUNCH_ATTRIBUTE_CLUSTER = 4
+_LAUNCH_ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DEVICE_ATTRIBUTE = {"sms": 16, "l2_bytes": 38, "major": 75, "minor": 76}
 _CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
@@ -183,11 +185,18 @@ class BoundLaunch:
         config.grid = (ctypes.c_uint32 * 3)(*(evaluate(g, axes) for g in launch.grid))
         config.block = (ctypes.c_uint32 * 3)(launch.block, 1, 1)
         config.smem_bytes = launch.smem_bytes
+        attributes = []
         if launch.cluster != (1, 1, 1):
             cluster = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_CLUSTER)
             cluster.value[:3] = launch.cluster
-            config.attributes = ctypes.pointer(cluster)
-            config.attribute_count = 1
+            attributes.append(cluster)
+        if launch.dependent:
+            early = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC)
+            early.value[0] = 1
+            attributes.append(early)
+        if attributes:
+            config.attributes = (_LaunchAttribute * len(attributes))(*attributes)
+            config.attribute_count = len(attributes)
         self.config = config
 
     def _place(
@@ -227,24 +236,45 @@ class BoundLaunch:
         )
 
 
+class BoundCall:
+    """All launches of a kernel with their arguments in place, and the workspace they share."""
+
+    def __init__(self, steps: Sequence[BoundLaunch], driver: Driver, workspace: Sequence[int]):
+        self.steps, self._driver, self._workspace = tuple(steps), driver, list(workspace)
+
+    def __call__(self, stream: int = 0) -> None:
+        for step in self.steps:
+            step(stream)
+
+    def free(self) -> None:
+        """Give the workspace back, once no launch uses it any more."""
+        while self._workspace:
+            self._driver("cuMemFree_v2", ctypes.c_uint64(self._workspace.pop()))
+
+
 class LoadedKernel:
-    """A kernel's image (a cubin, or PTX for the driver to translate) in the current context."""
+    """A kernel's image (a cubin, or PTX for the driver to translate) in the current context; of a
+    program, all its kernels."""
 
     def __init__(self, launch: Launch, image: bytes, driver: Driver | None = None):
         self.launch = launch
         self._driver = driver or Driver()
         self._driver.use_context()
         self._module = ctypes.c_void_p()
-        self._function = ctypes.c_void_p()
+        self._bound: list[BoundCall] = []
         self._driver(
             "cuModuleLoadData",
             ctypes.byref(self._module),
             ctypes.c_char_p(image + b"\0"),
             note=launch.entry,
         )
+        self._functions = [self._function(step) for step in launch.steps]
+
+    def _function(self, launch: Launch) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
         self._driver(
             "cuModuleGetFunction",
-            ctypes.byref(self._function),
+            ctypes.byref(function),
             self._module,
             ctypes.c_char_p(launch.entry.encode()),
             note=launch.entry,
@@ -252,25 +282,41 @@ class LoadedKernel:
         if launch.smem_bytes:
             self._driver(
                 "cuFuncSetAttribute",
-                self._function,
+                function,
                 ctypes.c_int(_ATTRIBUTE_MAX_DYNAMIC_SMEM),
                 ctypes.c_int(launch.smem_bytes),
                 note=f"{launch.entry} asks for {launch.smem_bytes} bytes of shared memory",
             )
+        return function
 
     def bind(
         self,
         addresses: Mapping[str, int | None],
         axes: Mapping[str, int],
         arguments: Arguments = NO_ARGUMENTS,
-    ) -> BoundLaunch:
-        """The launch over the tensors at these device addresses, for these axis values.
+    ) -> BoundCall:
+        """The call over the tensors at these device addresses, for these axis values.
 
-        An optional tensor that is not given has the address None.
+        An optional tensor that is not given has the address None. The workspace is allocated here.
         """
-        return BoundLaunch(self._driver, self._function, self.launch, addresses, axes, arguments)
+        space = {w.name: self._allocate(w, axes) for w in self.launch.workspace}
+        known = {**addresses, **space}
+        steps = [
+            BoundLaunch(self._driver, function, step, known, axes, arguments)
+            for function, step in zip(self._functions, self.launch.steps, strict=True)
+        ]
+        self._bound.append(BoundCall(steps, self._driver, list(space.values())))
+        return self._bound[-1]
+
+    def _allocate(self, workspace: Workspace, axes: Mapping[str, int]) -> int:
+        address, size = ctypes.c_uint64(), max(1, evaluate(workspace.bytes, axes))
+        note = f"{workspace.name} of {self.launch.entry}: {size} bytes"
+        self._driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size), note=note)
+        return address.value
 
     def unload(self) -> None:
+        while self._bound:
+            self._bound.pop().free()
         self._driver("cuModuleUnload", self._module)
 
 

@@ -214,14 +214,17 @@ def no_features(problem: Problem, device: Device) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Trip:
-    """One abstract run: values for dimensions, parameters and specials, and what it must write.
+    """One abstract run: values for dimensions, parameters, specials and what registers hold, and
+    what it must write.
 
     `outputs` are (tensor, rows, columns): the simulated cluster must write every element of each.
+    `entry` names the kernel of a program that runs.
     """
 
     name: str
     values: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, int, int], ...] = ()
+    entry: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,17 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
         f"device={next(iter(definition.inputs))}.device)"
         for n, t in definition.outputs.items()
     )
-    parameters = "\n".join(f"        {_parameter(p)}," for p in launch.params)
-    step = RANDOM_STEP if any(isinstance(p, RandomParam) for p in launch.params) else 0
+    places = "\n".join(_place(step) for step in launch.steps)
+    space = "".join(
+        f"    {w.name} = torch.empty({w.bytes}, dtype=torch.uint8, "
+        f"device={next(iter(definition.inputs))}.device)\n"
+        for w in launch.workspace
+    )
+    steps = "\n".join(
+        f"    {(s.entry, s.block, tuple(s.cluster), s.smem_bytes, s.dependent)!r},"
+        for s in launch.steps
+    )
+    draws = any(isinstance(p, RandomParam) for step in launch.steps for p in step.params)
     return f'''"""{definition.name} for {device.arch}: launches the kernel in kernel.ptx.
 
 Made by ptxflow {__version__}; strategy {key}.
@@ -91,20 +100,18 @@ Made by ptxflow {__version__}; strategy {key}.
 
 {launcher}
 
-ENTRY = "{launch.entry}"
-BLOCK = {launch.block}
-CLUSTER = {tuple(launch.cluster)!r}
-SMEM_BYTES = {launch.smem_bytes}
+STEPS = (
+{steps}
+)
 CAPABILITY = {CAPABILITY[device.arch]!r}
-RANDOM_STEP = {step}
+RANDOM_STEP = {RANDOM_STEP if draws else 0}
 
 
 def geometry({tensors}):
-    """Grid and parameters of the kernel for these tensors."""
-{_axis_lines(definition, f"{launch.grid} {parameters}")}
-    grid = ({", ".join(launch.grid)})
-    return grid, [
-{parameters}
+    """Grid and parameters of each launch for these tensors."""
+{_axis_lines(definition, f"{space} {places}")}
+{space}    return [
+{places}
     ]
 
 
@@ -118,9 +125,16 @@ def run({inputs}):
 '''
 
 
+def _place(step: Launch) -> str:
+    """Grid and parameters of a launch, as a pair."""
+    parameters = "\n".join(f"            {_parameter(p)}," for p in step.params)
+    return f"        (({', '.join(step.grid)}), [\n{parameters}\n        ]),"
+
+
 def _expectations(definition: Definition, launch: Launch) -> list[str]:
     """A line for each input tensor; those that a caller may leave out are checked where given."""
-    optional = {p.tensor for p in launch.params if isinstance(p, PresentParam)}
+    params = [p for step in launch.steps for p in step.params]
+    optional = {p.tensor for p in params if isinstance(p, PresentParam)}
     lines = []
     for name, t in definition.inputs.items():
         if t.shape is not None:
@@ -176,7 +190,7 @@ def _check_names(definition: Definition) -> None:
     """Axes and tensors become Python names in main.py: they must be names, and all different."""
     names = [*definition.axes, *definition.inputs, *definition.outputs]
     reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
-    reserved |= {"tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
+    reserved |= {"STEPS", "tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
             raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")

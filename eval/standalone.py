@@ -16,6 +16,7 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CUtensorMapSwizzle
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT = 128
 
 
@@ -38,8 +39,8 @@ Place = tuple[int, Any]  # a parameter's host address, and what keeps it alive
 
 words = (ctypes.c_uint32 * 4)()  # of the generator's state at this launch: seed, offset
 cuda: Any = None  # libcuda, once it is needed
-functions: dict[int, Any] = {}  # by device index: the kernel loaded there
-launches: dict[tuple[Any, ...], Any] = {}  # by tensor addresses and shapes: the prepared launch
+functions: dict[int, Any] = {}  # by device index: the kernels loaded there
+launches: dict[tuple[Any, ...], Any] = {}  # by tensor addresses and shapes: prepared launches
 MAX_LAUNCHES = 256
 
 
@@ -49,26 +50,30 @@ def driver(call: str, *args: Any) -> None:
     if code:
         name = ctypes.c_char_p()
         cuda.cuGetErrorName(code, ctypes.byref(name))
-        raise RuntimeError(f"{ENTRY}: {call}: {(name.value or b'unknown').decode()}")
+        raise RuntimeError(f"{STEPS[0][0]}: {call}: {(name.value or b'unknown').decode()}")
 
 
-def load(device: torch.device) -> Any:
-    """The kernel on a device; the driver translates the PTX beside this file."""
+def load(device: torch.device) -> list[Any]:
+    """The kernels on a device; the driver translates the PTX beside this file."""
     global cuda
     capability = torch.cuda.get_device_capability(device)
     if capability != CAPABILITY:
         raise RuntimeError(
-            f"{ENTRY} needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]}, and "
+            f"{STEPS[0][0]} needs compute capability {CAPABILITY[0]}.{CAPABILITY[1]}, and "
             f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
         )
     cuda = cuda or ctypes.CDLL("libcuda.so.1")
     torch.cuda.current_stream().synchronize()  # makes the device's context current
     ptx = (Path(__file__).parent / "kernel.ptx").read_bytes() + b"\0"
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    module, loaded = ctypes.c_void_p(), []
     driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx))
-    driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(ENTRY.encode()))
-    driver("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, ctypes.c_int(SMEM_BYTES))
-    return function
+    for entry, _, _, smem_bytes, _ in STEPS:
+        function = ctypes.c_void_p()
+        name = ctypes.c_char_p(entry.encode())
+        driver("cuModuleGetFunction", ctypes.byref(function), module, name)
+        driver("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, ctypes.c_int(smem_bytes))
+        loaded.append(function)
+    return loaded
 
 
 def tensor_map(
@@ -130,21 +135,28 @@ def draw(device: torch.device) -> None:
     words[:] = [n & 0xFFFFFFFF for n in (seed, seed >> 32, offset, offset >> 32)]
 
 
-def prepare(grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, Any]:
+def prepare(step: Any, grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, Any]:
     """A launch that can be repeated: its configuration, and the parameters it points to."""
-    config = LaunchConfig()
-    config.grid[:], config.block[:] = grid, (BLOCK, 1, 1)
-    config.smem_bytes = SMEM_BYTES
-    if CLUSTER != (1, 1, 1):
-        cluster = LaunchAttribute(id=CLUSTER_DIMENSION)
-        cluster.value[:3] = CLUSTER
-        config.attributes, config.attribute_count = ctypes.pointer(cluster), 1
+    _, block, across, smem_bytes, dependent = step
+    config, attributes = LaunchConfig(), []
+    config.grid[:], config.block[:] = grid, (block, 1, 1)
+    config.smem_bytes = smem_bytes
+    if across != (1, 1, 1):
+        attributes.append(LaunchAttribute(id=CLUSTER_DIMENSION))
+        attributes[-1].value[:3] = across
+    if dependent:
+        attributes.append(LaunchAttribute(id=PROGRAMMATIC))
+        attributes[-1].value[0] = 1
+    if attributes:
+        config.attributes = (LaunchAttribute * len(attributes))(*attributes)
+        config.attribute_count = len(attributes)
     addresses = (ctypes.c_void_p * len(parameters))(*(place for place, _ in parameters))
     return config, addresses, parameters
 
 
 def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
-    """Run the kernel on the current stream; `geometry(*arguments)` gives grid and parameters.
+    """Run the kernels on the current stream; `geometry(*arguments)` gives grid and parameters of
+    each.
 
     Arguments are tensors, the first of them given, and numbers; either may be None.
     """
@@ -156,13 +168,15 @@ def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
         if key not in launches:
             if len(launches) >= MAX_LAUNCHES:
                 launches.clear()
-            launches[key] = prepare(*geometry(*arguments))
+            places = zip(STEPS, geometry(*arguments), strict=True)
+            launches[key] = [prepare(step, *place) for step, place in places]
         if RANDOM_STEP:
             draw(device)
-        config, addresses, _ = launches[key]
-        config.stream = torch.cuda.current_stream().cuda_stream
-        function = functions[device.index]
-        driver("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
+        stream = torch.cuda.current_stream().cuda_stream
+        for function, ready in zip(functions[device.index], launches[key], strict=True):
+            config, addresses, _ = ready
+            config.stream = stream
+            driver("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
 
 
 def axis(name: str, tensor: torch.Tensor, rank: int, dimension: int) -> int:
@@ -187,4 +201,5 @@ def expect(name: str, tensor: torch.Tensor, dtype: Any, shape: tuple[int, ...]) 
 
 
 # ---- copied to here ----
-ENTRY, BLOCK, CLUSTER, SMEM_BYTES, CAPABILITY, RANDOM_STEP = "", 0, (1, 1, 1), 0, (0, 0), 0
+STEPS: tuple[Any, ...] = ()  # of each launch: entry, block, cluster, shared bytes, dependent
+CAPABILITY, RANDOM_STEP = (0, 0), 0

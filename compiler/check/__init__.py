@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ptxflow.compiler.check.held import check_held, held_values
 from ptxflow.compiler.check.machine import SCHEDULES, Machine
+from ptxflow.compiler.check.order import check_order, read_after_write, read_unwritten
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.lower import layout
 from ptxflow.compiler.strategy import Trip
@@ -17,18 +19,30 @@ from ptxflow.compiler.strategy import Trip
 __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 
 
-def check(kernel: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
-    """Prove a lowered kernel: static rules, then abstract execution of every trip class.
+def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+    """Prove a lowered kernel or program: static rules, then abstract execution of all trip classes.
 
     Returns one line per proof. Raises SpecError or HazardError with who, where, which rule, which
     facts, and what would fix it.
     """
-    rules = check_spec(kernel, device)
-    program = Program(kernel)
-    proofs = [f"static: {rules} rules hold"]
-    for trip in trips:
-        steps = [execute(program, trip, schedule) for schedule in schedules(program)]
-        proofs.append(f"abstract: {trip.name}: {steps[0]} steps, {len(steps)} schedules")
+    kernels = kernels_of(lowered)
+    check_order(kernels)
+    proofs = []
+    for kernel in kernels:
+        rules = check_spec(kernel, device) + check_held(kernel)
+        program = Program(kernel)
+        name = f"{kernel.arg.name}: " if len(kernels) > 1 else ""
+        proofs.append(f"static: {name}{rules} rules hold")
+        mine = [t for t in trips if t.entry in ("", kernel.arg.name)]
+        if not mine:
+            raise SpecError(f"kernel {kernel.arg.name} has no trip: nothing proves it")
+        needed = held_values(kernel)
+        for trip in mine:
+            unsaid = sorted(needed - {name for name, _ in trip.values})
+            if unsaid:
+                raise SpecError(f"trip {trip.name} does not say what {', '.join(unsaid)} hold")
+            steps = [execute(program, trip, schedule) for schedule in schedules(program)]
+            proofs.append(f"abstract: {name}{trip.name}: {steps[0]} steps, {len(steps)} schedules")
     return proofs
 
 
@@ -37,14 +51,29 @@ def schedules(program: Program) -> Sequence[str]:
     return SCHEDULES[:1] if program.in_step else SCHEDULES
 
 
-def check_launch(kernel: UOp, launch: Launch) -> None:
-    """Raise SpecError for a launch with less shared memory than the kernel's storage takes."""
-    needed = layout(kernel.arg).smem_bytes
-    if launch.smem_bytes < needed:
-        raise SpecError(
-            f"{launch.entry} is launched with {launch.smem_bytes} bytes of shared memory, and its "
-            f"storage ends at {needed}; fix: count every tile on its alignment"
-        )
+def check_launch(lowered: UOp, launch: Launch) -> None:
+    """Raise SpecError unless each kernel has its launch, in order, with enough shared memory."""
+    kernels = kernels_of(lowered)
+    entries = [k.arg.name for k in kernels], [step.entry for step in launch.steps]
+    if entries[0] != entries[1]:
+        raise SpecError(f"kernels {entries[0]} are launched as {entries[1]}")
+    for kernel, step in zip(kernels, launch.steps, strict=True):
+        needed = layout(kernel.arg).smem_bytes
+        if step.smem_bytes < needed:
+            raise SpecError(
+                f"{step.entry} is launched with {step.smem_bytes} bytes of shared memory, and its "
+                f"storage ends at {needed}; fix: count every tile on its alignment"
+            )
+        if step.dependent != kernel.arg.dependent:
+            raise SpecError(
+                f"{step.entry} is {'' if step.dependent else 'not '}launched as dependent, and its "
+                f"kernel is {'' if kernel.arg.dependent else 'not '}"
+            )
+    handed = {w.name for w in launch.workspace}
+    for unwritten in sorted(read_unwritten(kernels, handed)):
+        raise SpecError(f"workspace {unwritten}: a kernel reads it before any has written it")
+    for unread in sorted(handed - read_after_write(kernels)):
+        raise SpecError(f"workspace {unread}: no kernel reads there what one before it wrote")
 
 
 def execute(program: Program, trip: Trip, schedule: str) -> int:

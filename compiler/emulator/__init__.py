@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ptxflow.compiler.emulator import (
     atomics,
     bits,
@@ -33,7 +35,7 @@ from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
 from ptxflow.compiler.emulator.warp import Array
-from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch
+from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 _INSTRUCTIONS = (
@@ -67,14 +69,22 @@ def emulate(
     grid: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
 ) -> Report:
-    """Run a kernel; its output tensors are written in place.
+    """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
     `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits);
     an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
-    can, others mix. `clusters` runs some clusters of the grid only; `grid` (CTAs along x) replaces
-    the launch's, for persistent kernels. `arguments` are what parameters take besides tensors.
+    can, others mix. `clusters` runs some clusters of the (first) grid only; `grid` (CTAs along x)
+    replaces the (first) launch's, for persistent kernels. `arguments` are what parameters take
+    besides tensors. A workspace begins as NaN.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
-    program = Program(parse(ptx))
-    return Machine(program, launch, tensors, axes, seed, grid, arguments).run(clusters)
+    space = {
+        w.name: np.full(max(1, evaluate(w.bytes, axes)), 0xFF, np.uint8) for w in launch.workspace
+    }
+    whole, known = Report(), {**tensors, **space}
+    for i, step in enumerate(launch.steps):
+        program = Program(parse(ptx, step.entry))
+        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments)
+        whole.add(machine.run(None if i else clusters))
+    return whole

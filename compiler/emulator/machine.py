@@ -83,6 +83,12 @@ class Report:
     clusters: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
 
+    def add(self, other: Report) -> None:
+        self.instructions += other.instructions
+        self.clusters += other.clusters
+        for text, times in other.hazards.items():
+            self.hazards[text] = self.hazards.get(text, 0) + times
+
 
 class Cta:
     """One CTA of the cluster."""

@@ -1,4 +1,4 @@
-"""PTX text to a `Module`: one entry with parameters, directives, registers and instructions.
+"""PTX text to a `Module`: one entry of it with parameters, directives, registers and instructions.
 
 Registers are resolved to slots and labels to instruction indices, both by lexical scope, so that
 the machine never sees a name. Anything that is not understood is an error with its line.
@@ -127,9 +127,12 @@ class Module:
     code: list[Instruction] = field(default_factory=list)
 
 
-def parse(text: str) -> Module:
-    """The kernel of a PTX text with a single entry; raises PtxSyntaxError with the line."""
-    return _Parser(text).module()
+def parse(text: str, entry: str = "") -> Module:
+    """The kernel of that name in a PTX text, by default the only one.
+
+    Raises PtxSyntaxError with the line.
+    """
+    return _Parser(text, entry).module()
 
 
 def split(text: str, separator: str = ",") -> list[str]:
@@ -186,7 +189,8 @@ class _Scope:
 
 
 class _Parser:
-    def __init__(self, text: str):
+    def __init__(self, text: str, entry: str):
+        self.entry = entry
         blank = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
         self.text = blank.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
         self.at = 0
@@ -202,7 +206,8 @@ class _Parser:
             else:
                 self._top_level()
         if not self.out.entry:
-            raise PtxSyntaxError("the text holds no .entry")
+            named = f" {self.entry}" if self.entry else ""
+            raise PtxSyntaxError(f"the text holds no .entry{named}")
         return self.out
 
     # -- reading ------------------------------------------------------------------------------
@@ -254,6 +259,9 @@ class _Parser:
     def _entry(self) -> None:
         match = _ENTRY.match(self.text, self.at)
         assert match
+        if self.entry and match[1] != self.entry:
+            self._pass_over()
+            return
         if self.out.entry:
             raise self._fail("a second .entry")
         self.out.entry, self.at = match[1], match.end()
@@ -263,6 +271,17 @@ class _Parser:
             values = tuple(int(v) for v in re.findall(r"\d+", directive[1]))
             self.out.directives[directive[0]] = values
         self._body()
+
+    def _pass_over(self) -> None:
+        """The kernel that begins here is another one."""
+        self._until("{")
+        depth = 1
+        while depth:
+            found = re.compile("[{}]").search(self.text, self.at)
+            if found is None:
+                raise self._fail("the body does not end")
+            depth += 1 if found[0] == "{" else -1
+            self.at = found.end()
 
     def _parameter(self, declared: str) -> None:
         match = _PARAM.match(declared)

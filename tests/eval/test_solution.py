@@ -108,7 +108,7 @@ def test_it_asks_the_driver_for_what_the_runtime_does(data: dict[str, Any], tmp_
     a, b, c = (torch.empty(s, dtype=torch.float16) for s in ((m, k), (n, k), (m, n)))
     module = imported(tmp_path, data)
     module.cuda = theirs = Recorder()
-    config, addresses, _ = module.prepare(*module.geometry(a, b, c))
+    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(a, b, c)[0])
     module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
 
     ours = Recorder()
@@ -188,7 +188,7 @@ def test_numbers_optional_tensors_and_randomness(
     module.functions[0] = None
     generator = Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", [generator])
-    config, addresses, _ = module.prepare(*module.geometry(*arguments))
+    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(*arguments)[0])
     for _ in range(2):
         module.draw(torch.device("cuda", 0))
         module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)

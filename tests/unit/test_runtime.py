@@ -133,7 +133,7 @@ def test_no_cluster_no_attribute() -> None:
     cuda = FakeCuda()
     plain = Launch("gemm", ("1", "1", "1"), 128, (1, 1, 1), 0, LAUNCH.params)
     bound = LoadedKernel(plain, b"\x7fELF", Driver(cuda)).bind(ADDRESSES, AXES)
-    assert bound.config.attribute_count == 0
+    assert bound.steps[0].config.attribute_count == 0
     assert "cuFuncSetAttribute" not in cuda.calls
 
 

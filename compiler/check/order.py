@@ -1,0 +1,59 @@
+"""What must hold between the kernels of a program, which hand tensors on through global memory.
+
+A launch begins when the one before it has ended and its writes are visible, unless it is dependent:
+then it waits for it itself (griddepcontrol.wait), which the abstract machine asks of every access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.ir import Op, UOp, walk
+
+
+def touched(kernel: UOp) -> tuple[set[str], set[str]]:
+    """The names of the global tensors that a kernel reads, and that it writes."""
+    reads, writes = set[str](), set[str]()
+    for _, node in walk(kernel):
+        row = atom(node.arg.atom) if node.op is Op.ATOM else None
+        for access in row.accesses if row else ():
+            storage = row.operand(node, access.operand).src[0] if row else node
+            if storage.op is Op.GLOBAL:
+                (reads if access.mode == "r" else writes).add(storage.arg.name)
+                if access.mode in ("rw", "a"):
+                    reads.add(storage.arg.name)
+    return reads, writes
+
+
+def check_order(kernels: Sequence[UOp]) -> None:
+    """Raise SpecError for kernels of one name, and for a first kernel that does not wait."""
+    names = [k.arg.name for k in kernels]
+    if len(set(names)) < len(names):
+        raise SpecError(f"kernels of a program share a name: {names}")
+    if len(kernels) > 1 and kernels[0].arg.dependent:
+        raise SpecError(
+            f"{names[0]} is launched first and dependent: the last kernel of the call before may "
+            "still read the workspace that it writes; fix: launch it behind everything"
+        )
+
+
+def read_after_write(kernels: Sequence[UOp]) -> set[str]:
+    """Tensors that a kernel reads and one before it wrote."""
+    written, out = set[str](), set[str]()
+    for kernel in kernels:
+        reads, writes = touched(kernel)
+        out |= reads & written
+        written |= writes
+    return out
+
+
+def read_unwritten(kernels: Sequence[UOp], workspace: set[str]) -> set[str]:
+    """Parts of the workspace that a kernel reads before any has written them."""
+    written, out = set[str](), set[str]()
+    for kernel in kernels:
+        reads, writes = touched(kernel)
+        out |= (reads & workspace) - written - writes
+        written |= writes
+    return out
