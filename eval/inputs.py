@@ -2,7 +2,8 @@
 
 Values are drawn on the CPU, in fixed chunks that each have a stream of their own, so that they
 depend on the definition's input names, the axes and the seed alone: not on the device, the number
-of threads or the order of drawing. Index tensors are valid by construction.
+of threads or the order of drawing. Index tensors are valid by construction; how long sequences are
+follows from the axes (`sequences`), which pages they own from the seed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ptxflow.eval import sequences
 from ptxflow.eval.definition import Definition, DefinitionError
+from ptxflow.eval.sequences import RARE, Ints
 
 CHUNK = 1 << 20  # elements drawn from one stream
 FP8_MAX = 448.0  # largest float8_e4m3fn
 MLA_SCALE = 0.1352337747812271  # recorded with a long-context model; nominally 1/sqrt(192)
-RARE = 16  # where a case is rare, every 16th sequence or row has it
 
 Inputs = dict[str, Any]
-Ints = NDArray[np.int64]
 
 
 class Draw:
@@ -82,25 +82,8 @@ def _split(total: int, parts: int, rng: np.random.Generator) -> Ints:
     Every 16th is empty, and as many as must be where there are more sequences than tokens.
     """
     weight = rng.uniform(0.5, 1.5, parts)
-    weight[rng.permutation(parts)[: max(parts // RARE, parts - total)]] = 0.0
-    live = np.flatnonzero(weight)
-    sizes = np.zeros(parts, np.int64)
-    sizes[live] = 1
-    share = weight / weight.sum() * (total - len(live))
-    sizes += np.maximum(share - 1e-6, 0).astype(np.int64)
-    rest = total - int(sizes.sum())  # lost to rounding down: at most one token a live sequence
-    sizes[live[:rest]] += 1
-    return sizes
-
-
-def _within(total: int, limits: Ints, rng: np.random.Generator) -> Ints:
-    """Random sizes that sum to `total`, each at most its limit."""
-    sizes: Ints = rng.multivariate_hypergeometric(limits, total, method="marginals")
-    return sizes
-
-
-def _indptr(sizes: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(sizes)])
+    weight[rng.permutation(parts)[: parts // RARE]] = 0.0
+    return sequences.apportion(total, weight)
 
 
 def _page_ids(d: Draw, name: str, counts: Ints, num_pages: int) -> Ints:
@@ -123,31 +106,32 @@ def _page_table(d: Draw, queries: bool) -> Inputs:
     Queries are the last tokens of their sequence, so none has more queries than tokens, unless the
     axes leave no choice: then grouped-query attention gets rows that see nothing, which it defines.
     """
-    page_size, parts = d.axes["page_size"], d.axes["len_indptr"] - 1
+    _check_count(d)
+    page_size = d.axes["page_size"]
+    found = sequences.paged_prefill(d.axes) if queries else sequences.decoding(d.axes)
+    if found is None:
+        if d.definition.op_type != "gqa_paged":
+            raise d.fail("there are more queries than cached tokens")
+        found = sequences.blind_prefill(d.axes)
+    ids = _page_ids(d, "kv_indices", found.pages, d.axes["num_pages"])
+    made: Inputs = {
+        "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.pages)),
+        "kv_indices": d.ints("kv_indices", ids),
+    }
+    if found.queries is not None:
+        made["qo_indptr"] = d.ints("qo_indptr", sequences.indptr(found.queries))
+    if "kv_last_page_len" in d.definition.inputs:
+        last = found.keys - page_size * np.maximum(found.pages - 1, 0)
+        made["kv_last_page_len"] = d.ints("kv_last_page_len", last)
+    return made
+
+
+def _check_count(d: Draw) -> None:
+    parts = d.axes["len_indptr"] - 1
     if parts < 1:
         raise d.fail("len_indptr is the number of sequences plus one, so at least 2")
     if d.axes.get("batch_size", parts) != parts:
         raise d.fail("len_indptr must be batch_size + 1")
-    pages = _split(d.axes["num_kv_indices"], parts, d.rng("kv_indptr"))
-    needed = np.where(pages > 0, 1, 0)
-    made: Inputs = {
-        "kv_indptr": d.ints("kv_indptr", _indptr(pages)),
-        "kv_indices": d.ints("kv_indices", _page_ids(d, "kv_indices", pages, d.axes["num_pages"])),
-    }
-    if queries:
-        rng, total = d.rng("qo_indptr"), d.axes["total_q"]
-        if total <= int(pages.sum()) * page_size:
-            sizes = _within(total, pages * page_size, rng)
-        elif d.definition.op_type == "gqa_paged":
-            sizes = _split(total, parts, rng)
-        else:
-            raise d.fail("there are more queries than cached tokens")
-        made["qo_indptr"] = d.ints("qo_indptr", _indptr(sizes))
-        needed = np.clip(sizes - page_size * (pages - 1), needed, page_size)
-    if "kv_last_page_len" in d.definition.inputs:
-        last = d.rng("kv_last_page_len").integers(needed, page_size + 1)
-        made["kv_last_page_len"] = d.ints("kv_last_page_len", np.where(pages > 0, last, 0))
-    return made
 
 
 def _gemm(d: Draw) -> Inputs:
@@ -166,16 +150,13 @@ def _gqa_paged(d: Draw) -> Inputs:
 
 
 def _gqa_ragged(d: Draw) -> Inputs:
-    parts = d.axes["len_indptr"] - 1
-    if parts < 1:
-        raise d.fail("len_indptr is the number of sequences plus one, so at least 2")
-    if d.axes["total_q"] > d.axes["total_kv"]:
+    _check_count(d)
+    found = sequences.ragged_prefill(d.axes)
+    if found is None or found.queries is None:
         raise d.fail("there are more queries than keys")
-    keys = _split(d.axes["total_kv"], parts, d.rng("kv_indptr"))
-    queries = _within(d.axes["total_q"], keys, d.rng("qo_indptr"))
     return {name: d.normal(name) for name in ("q", "k", "v")} | {
-        "qo_indptr": d.ints("qo_indptr", _indptr(queries)),
-        "kv_indptr": d.ints("kv_indptr", _indptr(keys)),
+        "qo_indptr": d.ints("qo_indptr", sequences.indptr(found.queries)),
+        "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.keys)),
         "sm_scale": 1 / math.sqrt(d.axes["head_dim"]),
     }
 
@@ -261,7 +242,7 @@ def _gdn(d: Draw) -> Inputs:
     made["scale"] = 1 / math.sqrt(size)
     if "cu_seqlens" in d.definition.inputs:
         sizes = _split(d.axes["total_seq_len"], d.axes["num_seqs"], d.rng("cu_seqlens"))
-        made["cu_seqlens"] = d.ints("cu_seqlens", _indptr(sizes))
+        made["cu_seqlens"] = d.ints("cu_seqlens", sequences.indptr(sizes))
     return made
 
 

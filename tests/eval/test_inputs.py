@@ -12,6 +12,7 @@ from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import Definition, DefinitionError, load, names, parse
 from ptxflow.eval.inputs import CHUNK, Draw, _page_table, _split, make_inputs
 from ptxflow.eval.references import moe
+from ptxflow.eval.sequences import paged_prefill, pattern, ragged_prefill, split
 from ptxflow.eval.tolerance import tolerance
 from ptxflow.eval.workload import workloads
 
@@ -20,6 +21,7 @@ AXES = {
     "total_seq_len": 64, "num_seqs": 4, "len_cu_seqlens": 5, "M": 5, "len_indptr": 21,
     "total_q": 40, "total_kv": 90, "num_kv_indices": 50,
 }  # fmt: skip
+LENGTHS = {"kv_indptr", "qo_indptr", "kv_last_page_len"}  # of the axes alone, as plans are
 SMALL = {
     "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "head_dim_ckv": 8, "head_dim_kpe": 4,
     "hidden_size": 16, "N": 8, "K": 64, "vocab_size": 50, "topk": 12, "num_index_heads": 3,
@@ -61,7 +63,7 @@ def test_inputs_are_reproducible_and_fit_the_definition(name: str) -> None:
             continue
         assert tuple(first[key].shape) == shapes[key]
         assert first[key].dtype == getattr(torch, tensor.dtype)
-        assert not same(first[key], other[key]), key
+        assert same(first[key], other[key]) == (key in LENGTHS), key
     outputs = definition.reference()(**first)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     shapes = definition.shapes(definition.outputs, bound)
@@ -121,6 +123,44 @@ def test_split(total: int, parts: int) -> None:
         live = sizes[sizes > 0]
         assert len(live) == min(total, parts - parts // 16)
         assert live.max() <= 3 * live.min() + 3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 16, 33])
+def test_lengths_follow_the_remainder(parts: int) -> None:
+    for total in (*range(1, 3 * parts), *range(1000 * parts, 1000 * parts + 4)):
+        sizes, kind = split(total, parts, "pages"), pattern(total, parts)
+        assert (sizes.sum(), len(sizes), sizes.min() >= 0) == (total, parts, True)
+        assert (sizes == split(total, parts, "pages")).all()
+        assert (kind == "even") == (total % parts == 0) >= (sizes.max() - sizes.min() == 0)
+        if total < 1000 * parts or parts < 3:
+            continue
+        live, mean = sizes[sizes > 0], total / parts
+        match kind:
+            case "exponential":
+                assert live.max() > 2 * mean and live.min() < mean / 3
+            case "long":
+                assert live.max() == pytest.approx(total / 2, rel=0.1)
+                assert np.sort(live)[-2] - live.min() <= 1
+            case "uniform":
+                assert live.max() <= 3 * live.min() + 3 and live.max() > 1.1 * mean
+        assert len(live) == parts - (parts // 16 if kind in ("exponential", "uniform") else 0)
+
+
+def test_prefixes_are_whole_pages_and_have_a_pattern_of_their_own() -> None:
+    axes = {"len_indptr": 5, "page_size": 4, "total_q": 38, "num_kv_indices": 111}
+    found = paged_prefill(axes)
+    assert found is not None and found.queries is not None
+    own = int((-(-found.queries // 4)).sum())
+    assert (pattern(38, 4), own) == ("long", 11)
+    before = found.keys - found.queries
+    assert before.tolist() == [100] * 4  # in 25 pages each
+    assert (found.pages == -(-found.keys // 4)).all()
+    tight = paged_prefill(axes | {"num_kv_indices": 10})  # a page short of the queries' own
+    assert tight is not None and tight.queries is not None
+    assert (tight.queries <= tight.keys).all() and tight.queries.sum() == 38
+    assert paged_prefill(axes | {"num_kv_indices": 9}) is None
+    ragged = ragged_prefill({"len_indptr": 5, "total_q": 42, "total_kv": 42})
+    assert ragged is not None and (ragged.keys == ragged.queries).all()
 
 
 def page_table_is_valid(definition: Definition, axes: Any, inputs: Any) -> None:
