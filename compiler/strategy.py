@@ -186,10 +186,13 @@ class Load:
     """What strategies ask of the machine, for the analytic model; arrays over candidates.
 
     A block (or a cluster's share of one) works through `tiles` output tiles in sequence, each of
-    `steps` pipeline steps. Per step it takes `mma_cycles` of the tensor core, `smem_bytes` of
-    shared-memory traffic and `l2_bytes` from L2 into its SM. Filling the pipeline costs one memory
-    latency, hidden over `stages` steps; `epilogue_cycles` follow each tile, of which the fraction
-    `overlap` is hidden under the next tile. `dram_bytes` is for the whole problem.
+    `steps` pipeline steps. Per step it takes `mma_cycles` of the tensor core (or of whatever else
+    does the arithmetic), `special` results of the special function unit, `smem_bytes` of
+    shared-memory traffic and `l2_bytes` from L2 into its SM. Data come one memory latency after
+    they were asked for, for `stages` steps at a time: a ring's, or 1 where a block asks, waits and
+    works in turn. `epilogue_cycles` follow each tile, of which the fraction `overlap` is hidden
+    under the next tile. `dram_bytes` is for the whole problem. Where kernels run one after another,
+    each has a load: see `following`.
     """
 
     blocks: Any  # launched
@@ -205,6 +208,12 @@ class Load:
     overlap: Any
     dram_bytes: Any
     setup_cycles: Any  # per block, before the first load
+    latency: Any = 1.0  # of a step's loads, over what the device's rates say
+    special: Any = 0.0  # results per step: exp2, rsqrt and the like, of all lanes
+    imbalance: Any = 1.0  # work of the busiest SM, over that which blocks of this load would make
+    following: Load | None = (
+        None  # of the kernel launched next; its blocks are 0 where there is none
+    )
 
 
 def no_features(problem: Problem, device: Device) -> dict[str, float]:

@@ -30,6 +30,8 @@ class Rates:
     l2_latency: float  # cycles from the TMA instruction to the barrier, hit in L2
     dram_latency: float  # the same from DRAM, under load
     launch_s: float  # what an empty kernel takes by the clock that times kernels
+    special_per_cycle: float = 16.0  # results of an SM's special function units, as published
+    gap_s: float = 1.0e-6  # from the end of a kernel to the start of the next (estimated)
 
 
 RATES = {
@@ -58,10 +60,20 @@ def rates(device: Device) -> Rates:
 
 
 def seconds(load: Load, device: Device, rates: Rates) -> NDArray[np.float64]:
-    """Time of each strategy, from launch to the last store, in seconds."""
+    """Time of each strategy, from launch to the last store of its last kernel, in seconds."""
+    time = rates.launch_s + _kernel_seconds(load, device, rates)
+    while (load_ := load.following) is not None:
+        launched = np.asarray(load_.blocks) > 0
+        time = time + launched * (rates.gap_s + _kernel_seconds(load_, device, rates))
+        load = load_
+    return np.asarray(time, np.float64)
+
+
+def _kernel_seconds(load: Load, device: Device, rates: Rates) -> Any:
+    """Of one kernel, without its launch."""
     sm = sm_cycles(load, device, rates) / (device.clock_ghz * 1e9)
     dram = load.dram_bytes / (device.hbm_bytes_per_s * rates.hbm_efficiency)
-    return np.asarray(rates.launch_s + _join(sm, dram), np.float64)
+    return _join(sm, dram)
 
 
 def sm_cycles(load: Load, device: Device, rates: Rates) -> Any:
@@ -70,30 +82,36 @@ def sm_cycles(load: Load, device: Device, rates: Rates) -> Any:
     A ring slot is refilled one latency after it was drained, so `stages` slots of r resident
     blocks bound the step by (latency + r busy) / (stages r). What surrounds the main loop (setup,
     first fill, last epilogue) is exposed once, and again for each later block as far as the other
-    residents leave the SM idle.
+    residents leave the SM idle; the first fill only as far as steps do not wait that long anyway.
     """
-    per_sm = -(-load.blocks // device.sms)
+    blocks = np.maximum(load.blocks, 1)
+    per_sm = -(-blocks // device.sms)
     resident = np.minimum(load.resident, per_sm)
     busy = _busy_cycles(load, resident, device, rates)
-    fetched = load.l2_bytes * load.steps * load.blocks * load.tiles
+    fetched = load.l2_bytes * load.steps * blocks * load.tiles
     from_dram = np.minimum(1.0, load.dram_bytes / fetched)
-    latency = rates.l2_latency + from_dram * (rates.dram_latency - rates.l2_latency)
+    mixed = rates.l2_latency + from_dram * (rates.dram_latency - rates.l2_latency)
+    latency = load.latency * mixed
     step = _join(busy, (latency + resident * busy) / (load.stages * resident))
     tile = load.steps * step
     hidden = np.minimum(load.overlap * load.epilogue_cycles, tile)
-    around = load.setup_cycles + latency + load.epilogue_cycles
     between = (load.tiles - 1) * (load.epilogue_cycles - hidden)
-    return per_sm * (load.tiles * tile + between) + around * (1 + (per_sm - 1) / resident**2)
+    times = 1 + (per_sm - 1) / resident**2
+    waits = per_sm * load.tiles * load.steps * (step - busy)
+    filling = np.maximum(latency * times - waits, 0)
+    around = (load.setup_cycles + load.epilogue_cycles) * times + filling
+    return load.imbalance * (per_sm * (load.tiles * tile + between) + around)
 
 
 def _busy_cycles(load: Load, resident: Any, device: Device, rates: Rates) -> Any:
-    """Cycles an SM needs for a step once its data is there: tensor core, smem and L2 port."""
-    active = np.minimum(load.blocks, device.sms)
+    """Cycles an SM needs for a step once its data is there: arithmetic, smem, L2 port."""
+    active = np.clip(load.blocks, 1, device.sms)
     port = np.minimum(rates.port_bytes_per_cycle, rates.l2_bytes_per_cycle / active)
     return _join(
         load.mma_cycles / rates.mma_efficiency + load.issue_cycles / resident,
         load.smem_bytes / rates.smem_bytes_per_cycle,
         load.l2_bytes / port,
+        load.special / rates.special_per_cycle,
     )
 
 

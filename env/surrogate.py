@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Family, Fields, Load, Problem, Resources
-from ptxflow.env.cost import model_tflops, rates
+from ptxflow.env import cost
 from ptxflow.env.features import describe_problem
 from ptxflow.env.space import Space
 
@@ -44,7 +44,7 @@ def strategy_features(
     logs of the time each limit alone would take over the modelled time, so that they mean the same
     for every problem; `problem.` are the same for every strategy of a problem.
     """
-    modelled = problem.flops / model_tflops(family, f, problem, device) / 1e12
+    modelled = problem.flops / cost.model_tflops(family, f, problem, device) / 1e12
     n = len(modelled)
     out: dict[str, Any] = {
         f"{d.name}={c}": np.asarray(getattr(f, d.name)) == c
@@ -54,12 +54,13 @@ def strategy_features(
     load_, taken = family.load(f, problem, device), family.resources(f, problem, device)
     for prefix, source, rows in (("load", load_, Load), ("resources", taken, Resources)):
         for row in fields(rows):
-            value = np.asarray(getattr(source, row.name), np.float64)
-            out[f"{prefix}.{row.name}"] = np.log2(1 + np.maximum(value, 0))
+            value = getattr(source, row.name)
+            if not isinstance(value, Load | None):
+                out[f"{prefix}.{row.name}"] = np.log2(1 + np.asarray(value, np.float64))
     out |= _shares(load_, device, modelled)
     ideal = problem.flops / (problem.roofline_tflops(device) * 1e12)
     out["log_modelled_over_ideal"] = np.log(modelled / ideal)
-    out["log_modelled_over_launch"] = np.log(modelled / rates(device).launch_s)
+    out["log_modelled_over_launch"] = np.log(modelled / cost.rates(device).launch_s)
     out |= _problem_features(family, problem, device)
     return {k: np.broadcast_to(np.asarray(v, np.float64), n) for k, v in out.items()}, modelled
 
@@ -74,7 +75,7 @@ def _problem_features(family: Family, problem: Problem, device: Device) -> dict[
 
 def _shares(load_: Load, device: Device, modelled: Array) -> dict[str, Array]:
     """log2 of times over the modelled time, and how evenly the blocks fill the SMs."""
-    rate, second = rates(device), device.clock_ghz * 1e9
+    rate, second = cost.rates(device), device.clock_ghz * 1e9
     per_sm = -(-np.asarray(load_.blocks) // device.sms)
     steps = load_.steps * load_.tiles * per_sm
     seconds = {
@@ -85,11 +86,15 @@ def _shares(load_: Load, device: Device, modelled: Array) -> dict[str, Array]:
         "l2": load_.l2_bytes * load_.steps * load_.tiles * load_.blocks
         / (rate.l2_bytes_per_cycle * second),
         "dram": load_.dram_bytes / (device.hbm_bytes_per_s * rate.hbm_efficiency),
-        "fill": rate.dram_latency * steps / (load_.stages * load_.resident) / second,
+        "special": load_.special * steps / (rate.special_per_cycle * second),
+        "fill": load_.latency * rate.dram_latency * steps
+        / (load_.stages * load_.resident * second),
         "epilogue": load_.epilogue_cycles * load_.tiles * per_sm / second,
         "setup": load_.setup_cycles * per_sm / load_.resident / second,
         "launch": rate.launch_s + 0 * per_sm,
     }  # fmt: skip
+    if load_.following is not None:  # a kernel's launch is in its time
+        seconds["following"] = cost.seconds(load_.following, device, rate)
     out = {f"share.{k}": np.log2(np.maximum(v / modelled, LEAST)) for k, v in seconds.items()}
     out["fill.sms"] = load_.blocks / (per_sm * device.sms)
     out["fill.waves"] = load_.blocks / (per_sm * device.sms) * (per_sm > 1)

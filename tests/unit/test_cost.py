@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
 from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.env.cost import attainable_tflops, derived, model_tflops, rates
+from ptxflow.compiler.strategy import Load, Problem, Strategy
+from ptxflow.env.cost import (
+    attainable_tflops,
+    derived,
+    model_tflops,
+    rates,
+    seconds,
+    sm_cycles,
+)
 from ptxflow.env.space import Space, enumerate_space
 
 Array = NDArray[np.float64]
@@ -192,3 +199,38 @@ def test_a_device_without_rates_is_named() -> None:
     other = Device(**{**B200.__dict__, "name": "b300"})
     with pytest.raises(KeyError, match="no cost rates for 'b300'; known: b200, h200, h100"):
         rates(other)
+
+
+def plain(**changes: Any) -> Load:
+    """One block for each SM, of one tile, whose steps wait for 1 MB from DRAM altogether."""
+    per_step = {"mma_cycles": 100.0, "smem_bytes": 0.0, "l2_bytes": 1000.0, "issue_cycles": 0.0}
+    around = {"epilogue_cycles": 0.0, "overlap": 0.0, "setup_cycles": 0.0}
+    once = {"blocks": 132, "resident": 1, "tiles": 1, "steps": 8, "stages": 1, "dram_bytes": 1e6}
+    return Load(**{**once, **per_step, **around, **changes})
+
+
+def cycles(**changes: Any) -> float:
+    return float(sm_cycles(plain(**changes), H200, rates(H200)))
+
+
+def test_the_first_fill_counts_once() -> None:
+    """A block that asks, waits and works in turn waits at every step; a deep ring once."""
+    latency, busy = rates(H200).dram_latency, 100 / rates(H200).mma_efficiency
+    assert cycles() == pytest.approx(8 * (latency + busy), rel=0.05)
+    assert cycles(stages=8, mma_cycles=5000.0) == pytest.approx(50 * 8 * busy + latency, rel=0.05)
+    assert cycles(latency=0.5) == pytest.approx(8 * (latency / 2 + busy), rel=0.05)
+
+
+def test_other_limits_of_a_step_take_their_time() -> None:
+    assert cycles(special=16 * 6000.0) - cycles() == pytest.approx(8 * 6000, rel=0.1)
+    assert cycles(imbalance=1.5) == pytest.approx(1.5 * cycles())
+
+
+def test_kernels_in_sequence_add_up() -> None:
+    def us(load: Load) -> float:
+        return float(seconds(load, H200, rates(H200))) * 1e6
+
+    alone, gap = us(plain()), rates(H200).gap_s * 1e6
+    floor = rates(H200).launch_s * 1e6
+    assert us(plain(following=plain())) == pytest.approx(2 * alone - floor + gap)
+    assert us(plain(following=plain(blocks=0))) == pytest.approx(alone)

@@ -37,45 +37,42 @@ from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 class Costs:
     """Cycles, or the unit that is given; fitted to 3,300 kernels of 12 workloads on an H200."""
 
-    latency: float = 1040.0  # of a load from DRAM, as these kernels see it
-    dram: float = 0.95  # the time of DRAM traffic over what the device's rates say
-    ramp: float = 0.53e-6  # seconds before DRAM is busy, and after
+    latency: float = 0.137  # that a round waits for DRAM, over what the device's rates say
+    dram: float = 0.966  # the time of DRAM traffic over what the device's rates say
+    ramp: float = 0.51e-6  # seconds before DRAM is busy, and after
     exposed: float = 0.37  # of a round that no other hides, at the end
-    share: float = 2.17  # rate of an SM's traffic, over its part of DRAM's bandwidth
+    share: float = 2.8  # rate of an SM's traffic, over its part of DRAM's bandwidth
     held: float = 0.87  # registers that ptxas takes, over those that rules allow for,
     spare: float = 8.0  # and as many less
-    element: float = 6.1  # instructions of an element of the state
+    element: float = 5.0  # instructions of an element of the state
     row: float = 1.9  # and of a lane for each row: its value, its output
-    line: float = 0.47  # cycles of an SM for each row that an access of a warp touches
-    issue: float = 64.0  # lanes of them that an SM gets done in a cycle, half of what it issues
+    line: float = 0.4  # cycles of an SM for each row that an access of a warp touches
+    issue: float = 76.1  # lanes of them that an SM gets done in a cycle, half of what it issues
     launch: float = 10.0  # cycles between two CTAs that an SM begins
-    lane: float = 2.9  # cycles of one of a warp that is alone
+    lane: float = 2.8  # cycles of one of a warp that is alone
     shuffle: float = 0.2  # cycles of an SM for a warp's shuffle and the addition behind it
-    step_latency: float = 12.0  # of a step of a butterfly, before the next
-    gates: float = 45.0  # the chain of the gates' instructions
-    token: float = 68.0  # and waiting for what they are computed from, where nothing else waits
-    store: float = 125.0  # of a warp whose rows leave in bulk
+    step_latency: float = 11.2  # of a step of a butterfly, before the next
+    gates: float = 45.3  # the chain of the gates' instructions
+    token: float = 72.2  # and waiting for what they are computed from, where nothing else waits
+    store: float = 124.0  # of a warp whose rows leave in bulk
     barrier: float = 8.0  # to initialise an mbarrier
     conflict: float = 2.0  # of shared memory, where four lanes share a row
-    start: float = 1330.0  # of a CTA that loops over tiles: how many it has
-    turn: float = 270.0  # of a loop over steps
+    start: float = 1080.0  # of a CTA that loops over tiles: how many it has
+    turn: float = 383.0  # of a loop over steps
     wave: float = 0.4  # how far a last round of few CTAs takes as long as a full one
 
 
 # Cycles and instructions are taken to be H200's, as those kernels are the same. `dram` is such that
 # both reach about 90% of nominal bandwidth at the most; `share` and `ramp` scale with bandwidth.
-COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(dram=1.0)}
-FILL = {"h200": 3000.0, "h100": 3000.0, "b200": 1600.0}  # the model's latency of DRAM: see `load`
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(latency=0.26, dram=1.0)}
 
 
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a CTA's part of a head, a step its rows at a time.
 
-    Half of the traffic are stores, which nobody waits for: a step waits for what it loads. The
-    first step is like any other: the latency that the model adds for filling a pipeline is taken
-    back.
+    Half of the traffic are stores, which nobody waits for: a step waits for what it loads.
     """
-    c, fill, zero = costs_of("gdn_decode", COSTS, device), FILL[device.name], 0 * f.warps
+    c, zero = costs_of("gdn_decode", COSTS, device), 0 * f.warps
     total = tiles(f, problem)
     blocks = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
     count, steps = -(-total // blocks), passes(f, problem)
@@ -98,7 +95,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         resident=resident,
         tiles=count,
         steps=steps,
-        stages=np.where(bulk(f), f.stages, 1 + f.load_ahead) * fill / (c.latency * wave),
+        stages=np.where(bulk(f), f.stages, 1 + f.load_ahead),
         mma_cycles=each * threads(f) / c.issue + others + passing + c.launch / (count * steps),
         smem_bytes=shared * np.where(f.row_threads == 4, c.conflict, 1.0),
         l2_bytes=bytes_,
@@ -106,7 +103,8 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         epilogue_cycles=zero,
         overlap=zero,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=-fill + zero,
+        setup_cycles=zero,
+        latency=c.latency * wave,
     )
 
 

@@ -35,49 +35,47 @@ from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 class Costs:
     """Cycles, or the unit that is given; fitted to 4,600 kernels of 35 workloads on an H200."""
 
-    latency: float = 1120.0  # of a load from DRAM, as these kernels see it
-    dram: float = 0.87  # the time of DRAM traffic over what the device's rates say
-    ramp: float = 0.62e-6  # seconds before DRAM is busy, and after
+    latency: float = 0.263  # that a round waits for DRAM, over what the device's rates say
+    dram: float = 0.89  # the time of DRAM traffic over what the device's rates say
+    ramp: float = 0.61e-6  # seconds before DRAM is busy, and after
     exposed: float = 0.34  # of a round that no other hides, at the end
-    share: float = 1.9  # rate at which an SM's loads arrive, over its part of DRAM's bandwidth
+    share: float = 2.0  # rate at which an SM's loads arrive, over its part of DRAM's bandwidth
     spare: float = 24.0  # registers of a thread that rules allow for and ptxas does not take
-    element: float = 7.1  # instructions of an element, all passes together
-    summand: float = 2.7  # and of each further summand of it
-    issue: float = 64.0  # lanes of them that an SM gets done in a cycle, half of what it issues
-    launch: float = 54.0  # cycles between two CTAs that an SM begins
+    element: float = 4.8  # instructions of an element, all passes together
+    summand: float = 2.8  # and of each further summand of it
+    issue: float = 69.8  # lanes of them that an SM gets done in a cycle, half of what it issues
+    launch: float = 52.9  # cycles between two CTAs that an SM begins
     lane: float = 2.6  # cycles of one of a warp that is alone
     shuffle: float = 5.2  # a step of a butterfly
     barrier: float = 25.0  # between warps: store, barrier, load
     warp: float = 1.9  # and for each warp that meets
     branch: float = 6.0  # a barrier of a row that is not the warp's
     weight_latency: float = 36.0  # weights that are asked for after the sum, beyond what is hidden
-    cluster: float = 1330.0  # launch of a cluster and its barrier
-    peer: float = 230.0  # and the sums of each of its CTAs
-    start: float = 1500.0  # of a CTA that loops: how many groups it has, weights that it keeps
-    turn: float = 140.0  # of its loop
-    again: float = 0.073  # a step that reads a row again, from L1 or L2, over the first
-    line: float = 215.0  # bytes that a miss brings near: steps that take less share it
-    near: float = 0.66  # a step that finds its bytes near, over one that does not
-    no_allocate: float = 1.23  # latency of loads that leave no line in L1, over plain ones
-    evict_first: float = 1.08  # of loads whose lines are the first to go
-    prefetch: float = 1.01  # of loads that bring 256 bytes
+    cluster: float = 962.0  # launch of a cluster and its barrier
+    peer: float = 210.0  # and the sums of each of its CTAs
+    start: float = 924.0  # of a CTA that loops: how many groups it has, weights that it keeps
+    turn: float = 133.0  # of its loop
+    again: float = 0.084  # a step that reads a row again, from L1 or L2, over the first
+    line: float = 212.0  # bytes that a miss brings near: steps that take less share it
+    near: float = 0.849  # a step that finds its bytes near, over one that does not
+    no_allocate: float = 1.4  # latency of loads that leave no line in L1, over plain ones
+    evict_first: float = 1.1  # of loads whose lines are the first to go
+    prefetch: float = 1.0  # of loads that bring 256 bytes
     wave: float = 0.38  # how far a last round of few CTAs takes as long as a full one
 
 
 # Cycles and instructions are taken to be H200's, as those kernels are the same. `dram` is such that
 # both reach about 98% of nominal bandwidth at the most; `share` and `ramp` scale with bandwidth.
-COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(dram=0.92)}
-FILL = {"h200": 3000.0, "h100": 3000.0, "b200": 1600.0}  # the model's latency of DRAM: see `load`
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(latency=0.49, dram=0.92)}
 
 
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a group of rows, a step a wait for a part of it.
 
     What a thread asks for before it waits is a step: all of a row in registers, else `unroll`
-    vectors of it. Steps that find their bytes nearby count for less than one. The first step is
-    like any other: the latency that the model adds for filling a pipeline is taken back.
+    vectors of it. Steps that find their bytes nearby count for less than one.
     """
-    c, hidden, fill = costs_of("rmsnorm", COSTS, device), problem["hidden_size"], FILL[device.name]
+    c, hidden = costs_of("rmsnorm", COSTS, device), problem["hidden_size"]
     summands = 1 + int(problem.constant("residual"))
     total = groups(f, problem)
     ctas = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
@@ -102,7 +100,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         resident=resident,
         tiles=tiles,
         steps=steps,
-        stages=(1 + f.load_ahead) * fill / (c.latency * _hints(f, c) * wave),
+        stages=1 + f.load_ahead,
         mma_cycles=(each * threads(f) / c.issue + arrival + c.launch / tiles) / steps,
         smem_bytes=0 * f.rows,
         l2_bytes=bytes_ / steps,
@@ -110,7 +108,8 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         epilogue_cycles=0 * f.rows,
         overlap=0 * f.rows,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=-fill + 0 * f.rows,
+        setup_cycles=0 * f.rows,
+        latency=c.latency * _hints(f, c) * wave,
     )
 
 
