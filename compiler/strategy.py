@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -221,6 +221,11 @@ def no_features(problem: Problem, device: Device) -> dict[str, float]:
     return {}
 
 
+def any_inputs(names: Collection[str]) -> bool:
+    """For a family that builds kernels for all definitions of its op types."""
+    return True
+
+
 @dataclass(frozen=True)
 class Trip:
     """One abstract run: values for dimensions, parameters, specials and what registers hold, and
@@ -260,6 +265,8 @@ class Family:
     launch: Callable[[Problem, Strategy, Device], Launch]
     trial: Callable[[Problem, Strategy, Device], Trial]
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
+    #: which definitions of its op types, by the names of their inputs
+    accepts: Callable[[Collection[str]], bool] = any_inputs
     #: device -> frozen dataclass of the constants that `load` uses; calibration replaces entries
     costs: dict[str, Any] = field(default_factory=dict)
 

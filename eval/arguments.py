@@ -70,7 +70,7 @@ def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
 def find_family(definition: Definition) -> Family:
     """The family that builds kernels for the definition; UsageError if none does."""
     try:
-        return family_for(definition.op_type)
+        return family_for(definition.op_type, definition.inputs)
     except KeyError as error:
         raise UsageError(f"{definition.name}: {error.args[0]}") from None
 

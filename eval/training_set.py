@@ -126,7 +126,7 @@ PRESETS = {
 def registered(definition: Definition) -> Family | None:
     """The family that builds kernels for a definition, if there is one."""
     try:
-        return family_for(definition.op_type)
+        return family_for(definition.op_type, definition.inputs)
     except KeyError:
         return None
 
@@ -214,7 +214,7 @@ def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
 def family_of(definition: Definition) -> Family:
     """The definition's family; DefinitionError where none is registered."""
     try:
-        return family_for(definition.op_type)
+        return family_for(definition.op_type, definition.inputs)
     except KeyError as error:
         raise DefinitionError(f"{definition.name}: {error.args[0]}") from None
 

@@ -10,6 +10,7 @@ from ptxflow.compiler.atoms import (
     draws,
     filters,
     hopper,
+    matrix,
     reductions,
     registers,
     streaming,
@@ -36,6 +37,7 @@ _ROWS = (
     filters,
     draws,
     streaming,
+    matrix,
     hopper,
     blackwell,
 )  # importing them fills the table

@@ -1,7 +1,7 @@
 """Values that registers hold: written once, before they are used, and alike where lanes must agree.
 
-A loop count or a place in memory may come from data. The writer of PTX reads the register where the
-value is used, so whatever is computed from it must be computed behind the instruction that wrote it.
+A loop count or a place in memory may come from data. The writer of PTX reads the register where
+the value is used, so what depends on it must be computed behind the instruction that wrote it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
 
 def check_held(kernel: UOp) -> int:
     """Check every use of a held value; the number of checks that held. Raises SpecError."""
-    return _Walk().block(kernel.src, {}, False)
+    return _Walk().kernel(kernel)
 
 
 def held_values(kernel: UOp) -> set[str]:
@@ -26,14 +26,38 @@ def _values(node: UOp) -> set[str]:
 
 
 class _Walk:
-    """Program order through a kernel; `known` maps registers written so far to how they vary."""
+    """Program order through a kernel. `alike`: registers of which all lanes hold the same, as far
+    as is known; the first walk assumes it of all, and further ones drop what the last one refuted.
+    """
 
     def __init__(self) -> None:
-        self.writers: dict[str, UOp] = {}
-        self.used: dict[str, UOp] = {}
+        self.writers: dict[str, set[UOp]] = {}
+        self.parted: set[str] = set()
+        self.used: set[str] = set()
+        self.together: list[tuple[UOp, str]] = []  # statements, and registers they need alike
 
-    def block(self, body: tuple[UOp, ...], known: dict[str, bool], elected: bool) -> int:
-        known, checks = dict(known), 0
+    def kernel(self, kernel: UOp) -> int:
+        before = -1
+        while before != len(self.parted):
+            before, self.together = len(self.parted), []
+            checks = self.block(kernel.src, set(), False)
+        for node, name in self.together:
+            if name in self.parted:
+                raise SpecError(
+                    f"{show(node)} at {node.site}: lanes would part, as {name} differs between "
+                    "them; fix: have all lanes load the same"
+                )
+        for name in self.used:
+            if len(self.writers[name]) > 1:
+                where = ", ".join(sorted(f"{show(w)} at {w.site}" for w in self.writers[name]))
+                raise SpecError(
+                    f"values depend on {name}, which is written more than once ({where}); fix: a "
+                    "register for each"
+                )
+        return checks
+
+    def block(self, body: tuple[UOp, ...], known: set[str], elected: bool) -> int:
+        known, checks = set(known), 0
         for node in body:
             checks += self._uses(node, known)
             if node.op is Op.ATOM:
@@ -44,58 +68,50 @@ class _Walk:
                 checks += self.block(body_of(node), known, alone)
         return checks
 
-    def _uses(self, node: UOp, known: dict[str, bool]) -> int:
+    def _uses(self, node: UOp, known: set[str]) -> int:
         checks = 0
         for source in node.src:
             if source.op in STATEMENTS:
                 continue
             place = source.op is Op.SLOT and source.src[0].op is not Op.GLOBAL
-            together = place or node.op in (Op.LOOP, Op.IF)
             for name in held_names(source):
-                self.used.setdefault(name, node)
+                self.used.add(name)
                 checks += 1
                 if name not in known:
                     raise SpecError(
                         f"{show(node)} at {node.site}: uses what {name} holds, and no instruction "
                         "before it in this block or around it wrote it; fix: load it first"
                     )
-                if together and not known[name]:
-                    raise SpecError(
-                        f"{show(node)} at {node.site}: lanes would part, as {name} differs between "
-                        "them; fix: have all lanes load the same"
-                    )
+                if place or node.op in (Op.LOOP, Op.IF):
+                    self.together.append((node, name))
         return checks
 
-    def _writes(self, node: UOp, known: dict[str, bool], elected: bool) -> None:
+    def _writes(self, node: UOp, known: set[str], elected: bool) -> None:
         row = atom(node.arg.atom)
         for access in row.accesses:
             target = row.operand(node, access.operand)
             if access.mode == "r" or target.op is not Op.SLOT or target.src[0].op is not Op.FRAG:
                 continue
             name = target.src[0].arg.name
-            other = self.writers.setdefault(name, node)
-            if other is not node and name in self.used:
-                raise SpecError(
-                    f"{show(node)} at {node.site}: writes {name}, which {show(other)} at "
-                    f"{other.site} wrote and values depend on; fix: another register"
-                )
+            self.writers.setdefault(name, set()).add(node)
+            if elected or row.lanes is not Lanes.ALL or not self._alike(node, access.operand):
+                self.parted.add(name)
             if not elected:  # else the other lanes would not have it
-                known[name] = row.lanes is Lanes.ALL and self._alike(node, known, access.operand)
+                known.add(name)
 
-    def _alike(self, node: UOp, known: dict[str, bool], target: str) -> bool:
+    def _alike(self, node: UOp, target: str) -> bool:
         """Whether all lanes of a warp get the same: nothing that it reads differs between them."""
         row = atom(node.arg.atom)
         if node.arg.attr("alike"):
             return True
-        if any(kind in ("smem", "tmem") for _, kind in row.operands):
+        if any(kind in ("smem", "tmem", "desc") for _, kind in row.operands):
             return False
-        for (name, kind), source in zip(row.operands, node.src, strict=True):
-            if name == target or kind == "global":
-                continue
-            if kind == "frag":
-                if not known.get(source.src[0].arg.name, False):
+        sources = [s for (n, k), s in zip(row.operands, node.src, strict=True) if k != "global"]
+        for source in sources:
+            if source.op is Op.SLOT and source.src[0].op is Op.FRAG:
+                if source.src[0].arg.name in self.parted:
                     return False
-            elif varies(source) or not all(known.get(n, False) for n in held_names(source)):
+            elif varies(source) or held_names(source) & self.parted:
                 return False
         return True
 
