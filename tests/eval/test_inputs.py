@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.eval import attention_rows
 from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import Definition, DefinitionError, load, names, parse
 from ptxflow.eval.inputs import CHUNK, Draw, _page_table, _split, make_inputs
@@ -288,6 +289,38 @@ def test_workload_round_trip() -> None:
     assert row.scalars == {"sm_scale": 0.08838834764831843}
     with pytest.raises(DefinitionError, match="unknown definition"):
         workloads("nothing")
+
+
+ATTENTION = [n for n in names() if load(n).op_type in attention_rows.OP_TYPES]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_rows_are_those_of_the_list(name: str) -> None:
+    definition = load(name)
+    ours = [row for row in workloads(name) if not row.public]
+    assert ours == list(attention_rows.rows(definition))
+    if "total_q" not in definition.var_axes:
+        page = definition.const_axes["page_size"]
+        sums = {(row.axes["batch_size"], row.axes["num_kv_indices"] * page) for row in ours}
+        assert {(1, 64), (16, 4096 * 16), (64, 4096 * 64), (64, 8192 * 64)} <= sums
+        kinds = [pattern(row.axes["num_kv_indices"], row.axes["batch_size"]) for row in ours]
+    else:
+        kinds = [pattern(row.axes["total_q"], row.axes["len_indptr"] - 1) for row in ours]
+    assert set(kinds) == {"even", "exponential", "long", "uniform"}
+
+
+def test_a_chunked_prefill_keeps_its_prefix_in_whole_pages() -> None:
+    for name in (
+        "gqa_paged_prefill_causal_h32_kv8_d128_ps64",
+        "gqa_ragged_prefill_causal_h32_kv4_d128",
+    ):
+        definition = load(name)
+        chunk = attention_rows.Batch(4, 2304, queries=256)
+        axes = attention_rows.axes_of(definition, chunk) | dict(definition.const_axes)
+        found = paged_prefill(axes) if "num_pages" in axes else ragged_prefill(axes)
+        assert found is not None and found.queries is not None
+        assert found.queries.tolist() == [256] * 4
+        assert found.keys.tolist() == [2304] * 4
 
 
 # tolerances
