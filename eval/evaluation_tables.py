@@ -252,6 +252,18 @@ def decisions(results: Results) -> str:
     return markdown(head, rows, 2)
 
 
+def ablation(steps: Sequence[Mapping[str, Any]]) -> str:
+    """The steps of one strategy, as `eval.ablation` makes them."""
+    head = ("decision", "chosen", "default", "what differs", "the decision is", "default's time")
+    rows = [
+        (s["decision"], str(s["chosen"]), "-" if s["other"] is None else str(s["other"]),
+         "; ".join(s["evidence"]), s["verdict"],
+         "-" if s["change"] is None else f"{100 * s['change']:+.1f}%")
+        for s in steps
+    ]  # fmt: skip
+    return markdown(head, rows, 5)
+
+
 def bico(results: Results) -> str:
     if not results["bico"]:
         return ""

@@ -1,93 +1,28 @@
-"""evaluate.py --live against a scripted GPU: kernels are named by their strategies, and the child
-times them by these names. Nothing is compiled; schedules, records and judgement are the real ones.
-"""
+"""evaluate.py --live, and measuring on demand, against a scripted GPU."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import evaluate
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.compile import CompiledKernel
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.compiler.ptxas import Usage
-from ptxflow.compiler.sass import SassReport
-from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval import campaign
 from ptxflow.eval.evaluation_arguments import arguments
 from ptxflow.eval.evaluation_live import find_fields
 from ptxflow.eval.on_demand import on_demand, seconds
 from ptxflow.eval.records import read_records
-from ptxflow.eval.schedule import Outcome
 from ptxflow.eval.worker import Worker, WorkerError
 from ptxflow.gfn.checkpoint import Checkpoint, write
 from ptxflow.gfn.forest import family_shape, feature_names
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+from tests.scripted_gpu import MADE, scripted_gpu
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
 PLACE = ("--live", "--definition", NAME, "--axes", "batch_size=20", "--budget", "8", "--seeds", "2")
-MADE: Counter[str] = Counter()  # what was compiled, by key
-LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
-
-CHILD = """
-import os
-from ptxflow.eval.worker import serve
-
-def us(image, samples):
-    key = open(image, "rb").read().decode()
-    return {"median": 5.0 + int(key[:4], 16) / 4096, "q1": 5.0, "q3": 25.0, "samples": samples}
-
-def measure(job, stage):
-    check = {"correct": True, "seeds": job["seeds"]}
-    peers = {"copy": 8.0, "torch": 16.0} if job["every_peer"] else {"copy": 8.0}
-    about = {"peers": peers, "timing": {"yardstick": "copy"}}
-    stage("time")
-    if "kernels" in job:
-        return {"status": "ok", "outcomes": [
-            {"status": "ok", "detail": "", "check": check, "latency_us": us(k["image"], 40)} | about
-            for k in job["kernels"]]}
-    key = open(job["image"], "rb").read()
-    if key[:1] == b"f":
-        return {"status": "wrong", "detail": "off", "check": check | {"correct": False}}
-    if key[:1] == b"e" and os.path.exists(os.environ["FAKE_BROKEN"]):
-        os.unlink(os.environ["FAKE_BROKEN"])
-        raise KeyError("the machinery failed once")
-    return {"status": "ok", "check": check, "latency_us": us(job["image"], 7)} | about
-
-serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-0"})
-"""
-
-
-class FakeCompiler:
-    """Compiles on a thread, by doing nothing."""
-
-    def __init__(self, workers: int):
-        self.workers = workers
-        self.pool = ThreadPoolExecutor(1)
-
-    def submit(self, tasks: list[tuple[Problem, Strategy, Device]]) -> Future[list[Outcome]]:
-        return self.pool.submit(lambda: [fake_compile(*task) for task in tasks])
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-
-def fake_compile(problem: Problem, s: Strategy, device: Device) -> Outcome:
-    MADE[s.key] += 1
-    if s.key[0] == "d":
-        return HazardError("a race")
-    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
-    return CompiledKernel(problem, s, device, LAUNCH, "// ptx", s.key.encode(), usage, sass, ())
 
 
 @pytest.fixture
@@ -113,16 +48,7 @@ def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
-    script = tmp_path / "child.py"
-    script.write_text(CHILD)
-    environment = {"FAKE_BROKEN": str(tmp_path / "broken")}
-    worker = Worker([sys.executable, str(script)], environment=environment)
-    monkeypatch.setattr(campaign, "fleet", lambda device: [worker])
-    monkeypatch.setattr(campaign, "ProcessCompiler", FakeCompiler)
-    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
-    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
-    MADE.clear()
-    return worker
+    return scripted_gpu(monkeypatch, tmp_path)
 
 
 def test_what_is_asked_for_again_is_not_measured_again(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""A GPU that is scripted: kernels are named by their strategies, and the child that stands for the
+GPU times them by these names. Nothing is compiled; schedules, children and records are real ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler import ptxas
+from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.ptxas import Usage
+from ptxflow.compiler.sass import SassReport
+from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.eval import campaign
+from ptxflow.eval.schedule import Outcome
+from ptxflow.eval.worker import Worker
+
+MADE: Counter[str] = Counter()  # what was compiled, by key
+LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
+
+CHILD = """
+import os
+from ptxflow.eval.worker import serve
+
+def us(image, samples):
+    key = open(image, "rb").read().decode()
+    return {"median": 5.0 + int(key[:4], 16) / 4096, "q1": 5.0, "q3": 25.0, "samples": samples}
+
+def measure(job, stage):
+    check = {"correct": True, "seeds": job["seeds"]}
+    peers = {"copy": 8.0, "torch": 16.0} if job["every_peer"] else {"copy": 8.0}
+    about = {"peers": peers, "timing": {"yardstick": "copy"}}
+    stage("time")
+    if "kernels" in job:
+        return {"status": "ok", "outcomes": [
+            {"status": "ok", "detail": "", "check": check, "latency_us": us(k["image"], 40)} | about
+            for k in job["kernels"]]}
+    key = open(job["image"], "rb").read()
+    if key[:1] == b"f":
+        return {"status": "wrong", "detail": "off", "check": check | {"correct": False}}
+    if key[:1] == b"e" and os.path.exists(os.environ["FAKE_BROKEN"]):
+        os.unlink(os.environ["FAKE_BROKEN"])
+        raise KeyError("the machinery failed once")
+    return {"status": "ok", "check": check, "latency_us": us(job["image"], 7)} | about
+
+serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-0"})
+"""
+
+
+class FakeCompiler:
+    """Compiles on a thread, by doing nothing."""
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        self.pool = ThreadPoolExecutor(1)
+
+    def submit(self, tasks: list[tuple[Problem, Strategy, Device]]) -> Future[list[Outcome]]:
+        return self.pool.submit(lambda: [fake_compile(*task) for task in tasks])
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+def fake_compile(problem: Problem, s: Strategy, device: Device) -> Outcome:
+    MADE[s.key] += 1
+    if s.key[0] == "d":
+        return HazardError("a race")
+    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
+    return CompiledKernel(problem, s, device, LAUNCH, "// ptx", s.key.encode(), usage, sass, ())
+
+
+def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
+    """What `on_demand` finds from here on. A file `broken` in the folder makes the child fail once."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    environment = {"FAKE_BROKEN": str(tmp_path / "broken")}
+    worker = Worker([sys.executable, str(script)], environment=environment)
+    monkeypatch.setattr(campaign, "fleet", lambda device: [worker])
+    monkeypatch.setattr(campaign, "ProcessCompiler", FakeCompiler)
+    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
+    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
+    MADE.clear()
+    return worker
