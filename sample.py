@@ -11,6 +11,7 @@ examples:
   python sample.py --definition gemm_n128_k2048 --device h200 -k 16 --out out/small
   python sample.py --definition rmsnorm_h4096 --axes batch_size=700
   python sample.py --definition my_gemm.json --axes M=77 --measure no
+  python sample.py --definition rmsnorm_h4096 --device h200 --measure yes -k 32 --stop-at 0.9
 """
 
 from __future__ import annotations
@@ -84,6 +85,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="rank by measurement: where this GPU is present (auto, the default), always, never",
     )
     add(
+        "--stop-at",
+        type=float,
+        metavar="SHARE",
+        help="stop measuring when a kernel has this share of the attainable speed, as 0.95: a "
+        "launch and the roofline with nominal peaks (default: measure all)",
+    )
+    add(
         "--no-emulate",
         action="store_true",
         help="do not run each kernel's PTX in the emulator (a second or two a kernel)",
@@ -94,6 +102,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"-k must be positive, not {args.k}")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
+    if args.stop_at is not None and not 0 < args.stop_at <= 1:
+        parser.error(f"--stop-at must be a share of 1, as 0.95, not {args.stop_at}")
+    if args.stop_at is not None and args.measure == "no":
+        parser.error("--stop-at ends measuring, and --measure no does not measure")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     return args
@@ -125,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         result = compile_and_rank(
             definition, axes, space, codes, scores, gpu, reward,
             seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
-            emulate=not args.no_emulate,
+            emulate=not args.no_emulate, stop_at=args.stop_at,
         )  # fmt: skip
         write(result, definition, folder)
     report(result, out)
@@ -210,6 +222,10 @@ def report(result: Run, out: Path) -> None:
     print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")
     if result.samples:
         print(sample_table(result))
+    if result.stopped:
+        print(result.stopped)
+    elif result.stop_at and not result.measured:
+        print("nothing was measured here, so that --stop-at had nothing to stop", file=sys.stderr)
     for sample in result.samples:
         if sample.emulation is not None and not sample.emulation.right:
             print(f"{sample.key}: emulated: {sample.emulation}", file=sys.stderr)

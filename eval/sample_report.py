@@ -21,6 +21,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import align, peer_name
+from ptxflow.eval.roofline import Floors
 from ptxflow.eval.trial import Emulation
 
 Json = dict[str, Any]
@@ -74,10 +75,27 @@ class Run:
     refused: Sequence[tuple[Strategy, Exception]]
     predicted_by: str  # the reward's name: "model", "surrogate" or "replay"
     ranked_by: str  # "measurement on NVIDIA H200", or the reward's name
+    stop_at: float | None = None  # share of the attainable speed that ended the measuring
 
     @property
     def measured(self) -> bool:
         return any(s.record is not None for s in self.samples)
+
+    @property
+    def floors(self) -> Floors:
+        return Floors.of(self.problem, self.device)
+
+    @property
+    def stopped(self) -> str:
+        """What is said where measuring ended early; else nothing."""
+        measured = [s for s in self.samples if s.record is not None]
+        best = min((s.latency_us for s in measured if s.latency_us), default=None)
+        if best is None or len(measured) == len(self.samples):
+            return ""
+        return (
+            f"stopped after {len(measured)} of {len(self.samples)} kernels: one has "
+            f"{self.floors.share(best):.1%} of the attainable speed"
+        )
 
     @property
     def title(self) -> str:
@@ -142,6 +160,8 @@ def summary_json(run: Run) -> Json:
         "space": len(run.predicted),
         "predicted_by": run.predicted_by,
         "ranked_by": run.ranked_by,
+        "stop_at": run.stop_at,
+        "floors_us": asdict(run.floors) | {"attainable": run.floors.attainable},
         "kernels": kernels,
         "refused": [
             {"key": strategy.key, "error": type(error).__name__, "message": str(error)}
@@ -162,7 +182,7 @@ def sample_table(run: Run) -> str:
     head = ["rank", "key", f"{run.predicted_by} TFLOP/s", "of best", "log p"]
     if run.measured:
         peer = peer_name(sample.record for sample in run.samples if sample.record)
-        head += ["status", "us", f"/ {peer}", "TFLOP/s"]
+        head += ["status", "us", f"/ {peer}", "TFLOP/s", "of attainable"]
     best = float(run.predicted.max())
     rows = [head]
     for position, sample in enumerate(run.samples, 1):
@@ -170,7 +190,7 @@ def sample_table(run: Run) -> str:
         row = [str(position), sample.key, f"{sample.predicted:.1f}", share]
         row.append(f"{sample.log_prob:.2f}")
         if run.measured:
-            row += _measured_cells(sample.record)
+            row += _measured_cells(sample.record, run.floors)
         rows.append(row)
     return align(_with_decisions(rows, run))
 
@@ -185,12 +205,13 @@ def _with_decisions(rows: Sequence[list[str]], run: Run) -> Sequence[list[str]]:
     return rows
 
 
-def _measured_cells(record: Record | None) -> list[str]:
+def _measured_cells(record: Record | None, floors: Floors) -> list[str]:
     if record is None or record.latency_us is None:
-        return [record.status if record else "-", "-", "-", "-"]
+        return [record.status if record else "-", "-", "-", "-", "-"]
     ratio = f"{record.ratio:.2f}" if record.ratio is not None else "-"
     tflops = f"{record.tflops:.1f}" if record.tflops is not None else "-"
-    return [record.status, f"{record.latency_us['median']:.1f}", ratio, tflops]
+    us = record.latency_us["median"]
+    return [record.status, f"{us:.1f}", ratio, tflops, f"{floors.share(us):.1%}"]
 
 
 def _choice(sample: Sample, name: str) -> Any:
@@ -222,6 +243,11 @@ def summary_markdown(run: Run) -> str:
             f"{run.problem.bound(run.device)}-bound at "
             f"{run.problem.intensity:.1f} FLOP per byte",
         ]
+    times = [s.latency_us for s in run.samples if s.latency_us is not None]
+    if times:
+        lines.append(f"- fastest: {run.floors.told(min(times))}")
+    if run.stopped:
+        lines.append(f"- {run.stopped}")
     if not run.measured:
         lines.append("- nothing was measured here: these figures are predictions")
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
@@ -279,7 +305,8 @@ def _performance(run: Run, sample: Sample) -> str:
         lines.append(f"- model: {d['modelled_tflops']:.1f} TFLOP/s ({d['modelled_us']:.1f} us)")
     record = sample.record
     if record is None:
-        return "\n".join([*lines, "- measured: no"])
+        told = run.floors.told(run.problem.flops / sample.predicted / 1e6)
+        return "\n".join([*lines, f"- as predicted: {told}", "- measured: no"])
     if record.latency_us is None:
         return "\n".join([*lines, f"- measured: {record.status}: {record.detail}"])
     times = record.latency_us
@@ -288,6 +315,7 @@ def _performance(run: Run, sample: Sample) -> str:
         f"({times['q1']:.2f} to {times['q3']:.2f}), {record.tflops or 0:.1f} TFLOP/s, "
         f"{record.status}"
     )
+    lines.append(f"- {run.floors.told(times['median'])}")
     lines += [f"- {name} in the same run: {us:.2f} us" for name, us in record.peers.items()]
     lines.append(f"- checked on {len(record.check['seeds'])} fresh inputs, largest error "
                  f"{record.check['max_error_ratio'] or 0:.2f} of the tolerance")  # fmt: skip

@@ -29,7 +29,9 @@ from ptxflow.eval.candidates import (
 )
 from ptxflow.eval.definition import Definition, names
 from ptxflow.eval.definition import load as load_definition
+from ptxflow.eval.on_demand import seconds
 from ptxflow.eval.records import Record
+from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sample_report import Run, Sample, rank
 from ptxflow.eval.trial import Emulation, run_trial
 from ptxflow.eval.worker import Worker
@@ -48,10 +50,12 @@ def compile_and_rank(
     checkpoint: str,
     jobs: int | None = None,
     emulate: bool = True,
+    stop_at: float | None = None,
 ) -> Run:
     """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities.
 
-    Where there is no GPU, `reward` ranks: the one that the policy was trained on.
+    Where there is no GPU, `reward` ranks: the one that the policy was trained on. Where there is
+    one, they are measured in their order until one has `stop_at` of the attainable speed.
     """
     problem, device = space.problem, space.device
     strategies = [space.strategy(int(code)) for code in codes]
@@ -61,7 +65,7 @@ def compile_and_rank(
         (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)
     ]
     emulations = emulate_all(built, jobs) if emulate else {}
-    records = measure(definition, space, built, gpu) if gpu else {}
+    records = measure(definition, space, built, gpu, stop_at) if gpu else {}
     predicted = reward.tflops(space, space.codes)
     return Run(
         definition=definition.to_json(),
@@ -79,6 +83,7 @@ def compile_and_rank(
         refused=refused,
         predicted_by=reward.name,
         ranked_by=f"measurement on {gpu.name}" if gpu else reward.name,
+        stop_at=stop_at,
     )
 
 
@@ -118,10 +123,16 @@ def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str
 
 
 def measure(
-    definition: Definition, space: Space, kernels: Sequence[CompiledKernel], gpu: GpuInfo
+    definition: Definition,
+    space: Space,
+    kernels: Sequence[CompiledKernel],
+    gpu: GpuInfo,
+    stop_at: float | None = None,
 ) -> dict[str, Record]:
-    """Check and time each kernel in a child process; records by strategy key."""
+    """Check and time each kernel in a child process, until one is right and has `stop_at` of the
+    attainable speed; records by strategy key."""
     worker, settings, origin = Worker(), Settings(), Origin(ptxas.version())
+    floors = Floors.of(space.problem, space.device)
     records: dict[str, Record] = {}
     with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
         try:
@@ -131,9 +142,10 @@ def measure(
                     definition, space.family, space.problem, strategy, space.device
                 )
                 outcome = run_one(candidate, kernel, worker, settings, Path(folder))
-                records[strategy.key] = make_record(
-                    candidate, outcome, gpu.to_json(), origin, kernel
-                )
+                record = make_record(candidate, outcome, gpu.to_json(), origin, kernel)
+                records[strategy.key] = record
+                if stop_at and floors.share(seconds(record) * 1e6) >= stop_at:
+                    break
         finally:
             worker.stop()
     return records

@@ -78,7 +78,7 @@ def fake_compile(problem: Problem, s: Strategy, device: Device) -> Outcome:
 
 
 def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
-    """What `on_demand` finds from here on. A file `broken` in the folder makes the child fail once."""
+    """What `on_demand` finds. A file `broken` in the folder makes the child fail once."""
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     environment = {"FAKE_BROKEN": str(tmp_path / "broken")}

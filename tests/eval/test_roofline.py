@@ -1,0 +1,92 @@
+"""Floors, and a sampling run that ends when a kernel is near enough to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler import ptxas
+from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.device import DEVICES, H200
+from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.ptxas import Usage
+from ptxflow.compiler.runtime import GpuInfo
+from ptxflow.compiler.sass import SassReport
+from ptxflow.env.cost import attainable_tflops
+from ptxflow.env.measurements import by_workload, load_measurements
+from ptxflow.env.reward import ModelReward
+from ptxflow.env.space import enumerate_space
+from ptxflow.eval import sampling
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
+from ptxflow.eval.roofline import Floors
+from ptxflow.eval.sample_report import sample_table, summary_markdown
+
+FOLDER = Path(sampling.__file__).resolve().parent / "measurements"
+DEFINITION, AXES = load("rmsnorm_h4096"), {"batch_size": 3000}
+FAMILY, PROBLEM = find_problem(DEFINITION, AXES)
+SPACE = enumerate_space(FAMILY, PROBLEM, H200)
+LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
+
+
+def test_the_attainable_is_the_reward_s() -> None:
+    for device in DEVICES.values():
+        floors = Floors.of(PROBLEM, device)
+        us = PROBLEM.flops / attainable_tflops(PROBLEM, device) / 1e6
+        assert floors.attainable == pytest.approx(us) and floors.share(2 * us) == pytest.approx(0.5)
+
+
+def test_nothing_that_was_measured_is_below_the_floors() -> None:
+    groups = by_workload(load_measurements(sorted(FOLDER.glob("*held-out.jsonl.xz"))))
+    for (name, axes, device), measured in groups.items():
+        floors = Floors.of(find_problem(load(name), dict(axes))[1], DEVICES[device])
+        times = [m.latency_us for m in measured if m.latency_us and m.status == "ok"]
+        assert 0 < floors.share(min(times)) <= 1, (name, axes)
+
+
+TOLD = ("of the attainable speed", "compute", "memory", "launch")
+
+
+def compiled(count: int) -> list[CompiledKernel]:
+    usage, sass = Usage(40, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
+    strategies = [SPACE.strategy(int(c)) for c in SPACE.codes[:count]]
+    return [CompiledKernel(PROBLEM, s, H200, LAUNCH, "// ptx", b"cubin", usage, sass, ())
+            for s in strategies]  # fmt: skip
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
+    """Kernels take so many times the attainable time; the second is wrong."""
+    attainable = Floors.of(PROBLEM, H200).attainable
+    script = iter([(1.5, "ok"), (1.05, "wrong"), (1.25, "ok"), (1.04, "ok"), (1.2, "ok")])
+
+    def played(*_: Any) -> Mapping[str, Any]:
+        times, status = next(script)
+        latency = {"median": times * attainable, "q1": 1.0, "q3": 1.0, "samples": 7}
+        check = {"correct": status == "ok", "seeds": [1], "max_error_ratio": 0.5}
+        return {"status": status, "latency_us": latency, "check": check, "peers": {"copy": 9.0}}
+
+    built = compiled(5)
+    monkeypatch.setattr(sampling, "run_one", played)
+    monkeypatch.setattr(sampling, "compile_all", lambda *_: built)
+    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
+    return GpuInfo("NVIDIA H200", "580", "13.0", (9, 0), 132, 60 * 10**6, None, None)
+
+
+@pytest.mark.parametrize(("stop_at", "measured"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])
+def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, measured: int) -> None:
+    """Wrong kernels end nothing, however fast."""
+    run = sampling.compile_and_rank(
+        DEFINITION, AXES, SPACE, SPACE.codes[:5], np.zeros(len(SPACE)), gpu, ModelReward(),
+        seed=0, checkpoint="c", emulate=False, stop_at=stop_at,
+    )  # fmt: skip
+    assert sum(s.record is not None for s in run.samples) == measured
+    assert bool(run.stopped) == (measured < 5)
+    text = summary_markdown(run)
+    assert all(word in text for word in TOLD) and "of attainable" in sample_table(run)
+    assert (f"stopped after {measured} of 5 kernels" in text) == (measured < 5)
+    assert run.samples[0].latency_us == min(s.latency_us for s in run.samples if s.latency_us)
