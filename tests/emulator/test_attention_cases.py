@@ -157,9 +157,9 @@ def test_sequences_are_those_asked_for() -> None:
 def test_prefills_have_every_kind_of_sequence() -> None:
     paged = problem(("gqa_prefill", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"))
     case = gqa_prefill(paged)
-    queries = np.diff(case.tensors["qo_indptr"])
-    pages = np.diff(case.tensors["kv_indptr"])
-    keys = pages * 4 - np.where(pages > 0, 4 - case.tensors["kv_last_page_len"], 0)
+    tensors: dict[str, Any] = dict(case.tensors)
+    queries, pages = (np.diff(tensors[n]) for n in ("qo_indptr", "kv_indptr"))
+    keys = pages * 4 - np.where(pages > 0, 4 - tensors["kv_last_page_len"], 0)
     assert queries[1] == 2 and keys[1] == 0  # queries without keys
     assert (queries > keys)[keys > 0].any() and (queries < keys).any()
     exact = gqa_prefill(paged, lengths=(40, 3, 16), queries=(10, 5, 5))

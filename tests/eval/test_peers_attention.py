@@ -1,0 +1,254 @@
+"""Attention peers are planned once, hold for every seed, and compute what the definitions say."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ptxflow.env.measurements import COPY
+from ptxflow.eval import peers
+from ptxflow.eval.checking import Bench
+from ptxflow.eval.definition import load, names
+from ptxflow.eval.measure import case_of
+from ptxflow.eval.peers import Beside
+from ptxflow.eval.references import attention as reference
+
+CPU = torch.device("cpu")
+OP_TYPES = ("gqa_paged", "gqa_ragged", "mla_paged")
+NAMES = [n for n in names() if load(n).op_type in OP_TYPES]
+SIZES = {
+    "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 16, "head_dim_ckv": 16, "head_dim_kpe": 8,
+    "page_size": 4,
+}  # fmt: skip
+AXES = {  # 18 sequences, by an exponential pattern: one is empty
+    "batch_size": 18, "len_indptr": 19, "num_pages": 80, "num_kv_indices": 55, "total_q": 37,
+    "total_kv": 56,
+}  # fmt: skip
+
+
+class Wrapper:
+    """A wrapper of the library, computed on the CPU by the reference with what was planned."""
+
+    made: ClassVar[list[Wrapper]] = []
+    indices: Tensor
+    factor = 1.0
+
+    def __init__(self, workspace: Tensor, layout: str = "NHD", **options: Any):
+        self.options, self.plans = options, 0
+        Wrapper.made.append(self)
+
+    def remember(self, scale: float | None, **lengths: Tensor | None) -> None:
+        """Lengths are copied, as to the host; page ids are not."""
+        self.plans += 1
+        self.scale: Any = scale
+        self.lengths: dict[str, Any] = {
+            n: None if t is None else t.clone() for n, t in lengths.items()
+        }
+
+    def finish(self, results: tuple[Tensor, Tensor], out: Tensor, lse: Tensor) -> Any:
+        out.copy_(results[0] * Wrapper.factor)
+        lse.copy_(results[1].clamp(min=-5e4))
+        return out, lse
+
+
+class Paged(Wrapper):
+    def run(self, q: Tensor, kv: Any, out: Tensor, lse: Tensor, return_lse: bool) -> Any:
+        bounds, pages, last = (self.lengths[n] for n in ("queries", "pages", "last"))
+        full: list[Any] = [q, *kv, bounds, pages, self.indices, last, self.scale]
+        return self.finish(reference.gqa_paged_prefill_pages(*full), out, lse)
+
+
+class Decode(Paged):
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last: Tensor,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        q_data_type: Any,
+        kv_data_type: Any,
+        sm_scale: float,
+    ) -> None:
+        assert (heads, kv_heads, dim) == (4, 2, 16)
+        queries = torch.arange(len(indptr))
+        self.remember(sm_scale, queries=queries, pages=indptr, last=last)
+        self.indices = indices
+
+
+class Prefill(Paged):
+    def plan(
+        self,
+        queries: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last: Tensor,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: Any,
+        kv_data_type: Any,
+    ) -> None:
+        assert (heads, kv_heads, dim, causal) == (4, 2, 16, True)
+        self.remember(sm_scale, queries=queries, pages=indptr, last=last)
+        self.indices = indices
+
+
+class Ragged(Wrapper):
+    def plan(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: Any,
+        kv_data_type: Any,
+    ) -> None:
+        assert (heads, kv_heads, dim, causal) == (4, 2, 16, True)
+        self.remember(sm_scale, queries=queries, keys=keys)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, return_lse: bool
+    ) -> Any:
+        bounds = (self.lengths["queries"], self.lengths["keys"])
+        return self.finish(reference.gqa_ragged_prefill(q, k, v, *bounds, self.scale), out, lse)
+
+
+class Latent(Wrapper):
+    def plan(
+        self,
+        queries: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        keys: Tensor,
+        heads: int,
+        dim: int,
+        rope: int,
+        page: int,
+        causal: bool,
+        sm_scale: float,
+        *dtypes: Any,
+    ) -> None:
+        assert (heads, dim, rope) == (4, 16, 8)
+        last = torch.where(keys > 0, (keys - 1) % page + 1, 0)
+        self.remember(sm_scale, queries=queries, pages=indptr, last=last)
+        self.indices, self.causal = indices, causal
+
+    def run(
+        self,
+        q: Tensor,
+        q_pe: Tensor,
+        ckv: Tensor,
+        kpe: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        return_lse: bool,
+    ) -> Any:
+        bounds, pages, last = (self.lengths[n] for n in ("queries", "pages", "last"))
+        full: list[Any] = [q, q_pe, ckv, kpe, bounds, pages, self.indices, last, self.scale]
+        return self.finish(reference.mla_paged_prefill_pages(*full), out, lse)
+
+
+@pytest.fixture(autouse=True)
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    Wrapper.made = []
+    mla = SimpleNamespace(BatchMLAPagedAttentionWrapper=Latent)
+    library = SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=Decode,
+        BatchPrefillWithPagedKVCacheWrapper=Prefill,
+        BatchPrefillWithRaggedKVCacheWrapper=Ragged,
+        mla=mla,
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)  # type: ignore[arg-type]
+
+
+def beside(name: str, **changed: int) -> Beside:
+    definition = load(name)
+    sizes = {a: SIZES[a] for a, value in definition.const_axes.items() if value != 1}
+    definition = definition.resized(**sizes)
+    axes = {a: changed.get(a, AXES[a]) for a in definition.var_axes}
+    return Beside(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1, 2)))
+
+
+def expected_peers(name: str) -> list[str]:
+    if "prefill" not in name and name.startswith("gqa"):
+        return ["flashinfer", "flashinfer-tensor-cores"]
+    return ["flashinfer-fa2", "flashinfer-fa3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_peer_computes_it_on_every_seed(name: str) -> None:
+    found = beside(name)
+    calls = found.calls(every=True)
+    assert [n for n in calls if n.startswith("flashinfer")] == expected_peers(name)
+    assert next(iter(calls)) == COPY == found.yardstick
+    assert all(wrapper.plans == 1 for wrapper in Wrapper.made)
+    options = [w.options for w in Wrapper.made]
+    if expected_peers(name)[0] == "flashinfer":
+        assert options == [{"use_tensor_cores": False}, {"use_tensor_cores": True}]
+    else:
+        assert options == [{"backend": "fa2"}, {"backend": "fa3"}]
+    _, expected = found.bench.fill(2)  # other values and pages, the same lengths
+    for peer in expected_peers(name):
+        made: Any = calls[peer]()
+        out, lse = made
+        live = expected["lse"].isfinite()
+        assert live.any() and (live.all() == ("total_q" in found.definition.var_axes))
+        torch.testing.assert_close(out[live], expected["output"][live], rtol=2**-7, atol=1e-5)
+        torch.testing.assert_close(lse[live], expected["lse"][live], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_library_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wrapper, "factor", 1.1)
+    found = beside(name)
+    calls = found.calls(every=True)
+    for peer in expected_peers(name):
+        assert peer not in calls
+        assert found.absent[peer].startswith("wrong: output: ")
+
+
+def test_rows_that_see_nothing_are_not_compared() -> None:
+    name = "gqa_paged_prefill_causal_h32_kv8_d128_ps1"
+    found = beside(name, total_q=90)
+    lse = found.bench.fill(1)[1]["lse"]
+    assert lse.isneginf().any()
+    assert set(expected_peers(name)) <= set(found.calls(every=True))
+
+
+def test_decoding_without_the_library_keeps_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # type: ignore[arg-type]
+    found = beside("gqa_paged_decode_h32_kv8_d128_ps64")
+    assert list(found.calls(every=True)) == [COPY, "torch"]
+    assert found.absent["flashinfer"].startswith("ModuleNotFoundError: ")
+
+
+def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
+    name = "gqa_ragged_prefill_causal_h32_kv8_d128"
+    assert "torch.sdpa" in beside(name, len_indptr=5, total_q=40, total_kv=40).calls(every=True)
+    for axes in ({"total_q": 41, "total_kv": 41}, {"total_q": 40, "total_kv": 80}):
+        found = beside(name, len_indptr=5, **axes)
+        assert "torch.sdpa" not in found.calls(every=True)
+        assert found.absent["torch.sdpa"] == "it takes sequences of one length, without a prefix"
+
+
+def test_every_attention_definition_has_peers_of_its_own() -> None:
+    for name in NAMES:
+        assert len(peers.makers_of(load(name))) > 2
+    assert list(
+        peers.makers_of(load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"))
+    ) == [COPY]
