@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import load, names
 from ptxflow.eval.measure import case_of
 from ptxflow.eval.peers import Beside
+from ptxflow.eval.peers import __main__ as command
 from ptxflow.eval.references import attention as reference
 
 CPU = torch.device("cpu")
@@ -252,3 +255,26 @@ def test_every_attention_definition_has_peers_of_its_own() -> None:
     assert list(
         peers.makers_of(load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"))
     ) == [COPY]
+
+
+def test_libraries_are_timed_without_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name = "gemm_n128_k2048"
+    found = command.row(load(name), {"M": 3}, CPU, lambda calls: dict.fromkeys(calls, 2.5))
+    assert str(found) == f"{name} M=3: torch.mm 2.5, copy 2.5"
+    decode = command.Row("d", {"len_indptr": 9, "num_kv_indices": 65}, {COPY: 1}, {"x": "not here"})
+    assert str(decode) == "d len_indptr=9 num_kv_indices=65 exponential: copy 1.0\n  x: not here"
+    ours = command.arguments(["--definition", NAMES[0]])
+    public = command.arguments(["--definition", NAMES[0], "--rows", "public"])
+    both = command.arguments(["--definition", NAMES[0], "--rows", "all"])
+    sizes = [len(command.plan(a)) for a in (ours, public, both)]
+    assert sizes[0] + sizes[1] == sizes[2] and min(sizes) > 0
+    given = command.arguments(["--definition", name, "--axes", "M=1,17"])
+    assert [axes for _, axes in command.plan(given)] == [{"M": 1}, {"M": 17}]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--definition", name]) == 2
+    assert "no GPU" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    command.append(tmp_path / "runs" / "peers.jsonl", found)
+    assert json.loads((tmp_path / "runs" / "peers.jsonl").read_text())["us"] == dict(found.us)
