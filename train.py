@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from ptxflow.env.reward import Reward
+    from ptxflow.env.reward import Remembered, Reward
     from ptxflow.env.space import Space
     from ptxflow.eval.live import Live
     from ptxflow.eval.training_set import Member
@@ -72,6 +72,7 @@ class Settings:
     minutes: float | None
     measurements: int
     threads: int
+    compute: str  # cpu or cuda: what trains
     train: dict[str, Any]
     reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
     live: int = 0  # samples of a workload that are measured at a time on the way
@@ -119,7 +120,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--preset", choices=("full", "demo"), help="full (default): all families; demo: short")
     add("--steps", type=positive(int), help="train this many steps; repeatable bit for bit")
     add("--minutes", type=positive(float), help="or this long (default: 24; demo 1.2)")
-    add("--batch", type=positive(int), help="strategies a step (default: 1024; demo 256)")
+    add("--compute", choices=("auto", "cpu", "cuda"),
+        help="what trains; auto (default): the GPU if PyTorch can use one")  # fmt: skip
+    add("--batch", type=positive(int),
+        help="strategies a step (default: 1024; demo 256; on a GPU 16384)")  # fmt: skip
+    add("--width", type=positive(int), help="of the network (default: 256; on a GPU 512)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add(
         "--reward",
@@ -146,7 +151,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("give --steps or --minutes, not both")
     if args.resume:
         fixed = (
-            "device", "definitions", "preset", "batch", "tau", "seed", "out",
+            "device", "definitions", "preset", "compute", "batch", "width", "tau", "seed", "out",
             "reward", "surrogate", "measurements", "measure",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
@@ -154,20 +159,37 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+def gpu_at_hand() -> bool:
+    """Whether PyTorch can train on a GPU here; asked so that processes may still be forked."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def placed(compute: str | None) -> str:
+    """cpu or cuda; BadInput where there is no GPU that PyTorch can use."""
+    if compute == "cuda" and not gpu_at_hand():
+        raise BadInput("--compute cuda: PyTorch sees no GPU here, or is a build without CUDA")
+    return "cuda" if compute != "cpu" and gpu_at_hand() else "cpu"
+
+
 def new_settings(args: argparse.Namespace) -> Settings:
     from ptxflow.eval.definition import DefinitionError
     from ptxflow.eval.reward_source import RewardError, describe
-    from ptxflow.eval.training_set import PRESETS, chosen
+    from ptxflow.eval.training_set import ON_GPU, PRESETS, chosen
 
     name = args.preset or "full"
     preset = PRESETS[name]
-    options = {"batch": args.batch, "tau": args.tau, "seed": args.seed}
+    options = {"batch": args.batch, "hidden": args.width, "tau": args.tau, "seed": args.seed}
+    given = {k: v for k, v in options.items() if v is not None}
     device = (args.device or "b200").lower()
     try:
         definitions = chosen(args.definitions, preset)
         reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
     except (RewardError, DefinitionError) as error:
         raise BadInput(str(error)) from None
+    compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(
         device=device,
@@ -177,7 +199,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
         minutes=args.minutes or (None if args.steps else preset.minutes),
         measurements=preset.measurements,
         threads=args.threads or 1,
-        train={**preset.train, **{k: v for k, v in options.items() if v is not None}},
+        compute=compute,
+        train={**preset.train, **(ON_GPU if compute == "cuda" else {}), **given},
         reward=reward,
         live=args.measure or 0,
     )
@@ -205,19 +228,17 @@ class Workloads:
         return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
 
 
-def workloads(settings: Settings) -> Workloads:
+def workloads(settings: Settings, reward: Remembered) -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
-    from tqdm import tqdm
-
     from ptxflow.compiler.device import device
-    from ptxflow.env.space import enumerate_space
+    from ptxflow.eval.preparing import cores, spaces_of
     from ptxflow.eval.training_set import PRESETS, members
 
     try:
         target = device(settings.device)
         chosen = members(settings.definitions, PRESETS[settings.preset])
-        bar = tqdm(chosen, desc="spaces", unit="workload", leave=False, disable=None)
-        return Workloads(chosen, [enumerate_space(m.family, m.problem, target) for m in bar])
+        jobs = cores() if settings.compute == "cuda" else settings.threads
+        return Workloads(chosen, spaces_of(chosen, target, reward, jobs))
     except KeyError as error:
         raise BadInput(error.args[0]) from None
     except ValueError as error:
@@ -291,6 +312,7 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
             raise BadInput(f"{args.resume}: a run of another version: start it anew") from None
         if args.steps or args.minutes:
             settings = replace(settings, steps=args.steps, minutes=args.minutes)
+        placed(settings.compute)
         return folder, replace(settings, threads=args.threads or settings.threads), state
     settings = new_settings(args)
     name = "demo" if args.preset == "demo" else settings.device
@@ -341,39 +363,36 @@ def measure_round(run: Run, live: Live) -> None:
     run.trainer.reward_anew(reward, chosen)
 
 
-def start(args: argparse.Namespace) -> int:
-    folder, settings, state = prepare(args)
-    for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
-        require_writable(path.parent)
-    reward, settings = source(settings)
-    held = workloads(settings)
-    trained, never = held.of("trained"), held.of("held_out", "unseen")
-
+def torch_device(settings: Settings) -> Any:
+    """Where networks and tables lie; sets up PyTorch for it."""
     import torch
-    from tqdm import tqdm
-
-    from ptxflow.env.reward import TAU, Remembered
-    from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.run import Run, train
-    from ptxflow.gfn.training import TrainConfig, Trainer
 
     torch.set_num_threads(settings.threads)
+    if settings.compute == "cpu":
+        return torch.device("cpu")
+    torch.set_float32_matmul_precision("high")  # the factors of products may be rounded to TF32
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_run(
+    folder: Path, settings: Settings, held: Workloads, asked: Reward, state: Checkpoint | None
+) -> Run:
+    """The run, where its state says if it goes on; BadInput where that is of another run."""
+    from tqdm import tqdm
+
+    from ptxflow.env.reward import TAU
+    from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.run import Run
+    from ptxflow.gfn.training import TrainConfig, Trainer
+
     config = TrainConfig(**{"tau": TAU, **settings.train})
-    kept: Reward = Remembered(reward)
-    live = live_measuring(folder, settings, held, reward) if settings.live else None
-    if live:
-        if not state:
-            live.path.unlink(missing_ok=True)
-        kept = live.reward()
-    print(f"{len(trained)} workloads trained, {len(held.of('held_out'))} held out, on "
-          f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
-          f"{settings.reward['source']}; {settings.threads} threads", flush=True)  # fmt: skip
     bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
-    trainer = Trainer(trained, config, settings.steps or 10**6, kept, never, bar)
+    trainer = Trainer(
+        held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
+        bar, torch_device(settings),
+    )  # fmt: skip
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
-    if live:
-        run.between = partial(measure_round, run, live)
     if state:
         try:
             run.take_over(state)
@@ -382,9 +401,37 @@ def start(args: argparse.Namespace) -> int:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)
+    return run
+
+
+def start(args: argparse.Namespace) -> int:
+    if args.compute != "cpu":  # before numpy: a core each for the processes that prepare
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from ptxflow.env.reward import Remembered
+
+    folder, settings, state = prepare(args)
+    for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
+        require_writable(path.parent)
+    reward, settings = source(settings)
+    kept = Remembered(reward)
+    held = workloads(settings, kept)
+    trained = held.of("trained")
+    live = live_measuring(folder, settings, held, reward) if settings.live else None
+    if live and not state:
+        live.path.unlink(missing_ok=True)
+    asked: Reward = live.reward() if live else kept
+    print(f"{len(trained)} workloads trained, {len(held.of('held_out'))} held out, on "
+          f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
+          f"{settings.reward['source']}; by {settings.compute}, {settings.threads} threads",
+          flush=True)  # fmt: skip
+    run = make_run(folder, settings, held, asked, state)
+    from ptxflow.gfn.run import train
+
+    if live:
+        run.between = partial(measure_round, run, live)
     if stopped := train(run):
-        print(f"train.py: stopped at step {trainer.step}; go on with: python train.py --resume "
-              f"{folder}", file=sys.stderr)  # fmt: skip
+        print(f"train.py: stopped at step {run.trainer.step}; go on with: python train.py "
+              f"--resume {folder}", file=sys.stderr)  # fmt: skip
         return 128 + stopped
     if live:
         run.settings["reward"] = {**settings.reward, **live.describe()}

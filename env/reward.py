@@ -80,9 +80,12 @@ class Remembered:
         if codes is not space.codes:
             return self.source.tflops(space, codes)
         if id(space) not in self._held:
-            whole = self.source.tflops(space, codes).astype(np.float32)
-            self._held[id(space)] = space, whole  # with the space, so that its id stays taken
+            self.hold(space, self.source.tflops(space, codes).astype(np.float32))
         return self._held[id(space)][1].astype(np.float64)
+
+    def hold(self, space: Space, tflops: NDArray[np.float32]) -> None:
+        """Remember what the source said of a whole space, in the order of its codes."""
+        self._held[id(space)] = space, tflops  # with the space, so that its id stays taken
 
 
 def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU) -> Array:

@@ -123,6 +123,11 @@ PRESETS = {
 }
 
 
+# Fields of `TrainConfig` where training runs on a GPU: batches that fill it, of all workloads of a
+# family at once, and a larger network, which costs little there
+ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 1024, "hidden": 512, "layers": 3}
+
+
 def registered(definition: Definition) -> Family | None:
     """The family that builds kernels for a definition, if there is one."""
     try:

@@ -17,6 +17,7 @@ from gfn.estimators import ConditionalLogZEstimator, DiscretePolicyEstimator
 from gfn.gflownet import TBGFlowNet
 from gfn.states import DiscreteStates
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ptxflow.gfn.forest import Forest, Walk
 from ptxflow.gfn.network import LogZNetwork, PolicyNetwork
@@ -33,10 +34,10 @@ class KernelEnv(DiscreteEnv):
 
     def __init__(self, forest: Forest, log_rewards: Tensor, debug: bool = False) -> None:
         self.forest = forest
-        self.log_rewards = log_rewards  # float32 [leaves]
+        self.log_rewards = log_rewards  # float32 [leaves], where the forest is
         super().__init__(
             n_actions=max(forest.sizes) + 1,
-            s0=torch.full((forest.depth,), -1, dtype=torch.int64),
+            s0=torch.full((forest.depth,), -1, dtype=torch.int64, device=forest.device),
             state_shape=(forest.depth,),
             debug=debug,
         )
@@ -57,7 +58,7 @@ class KernelEnv(DiscreteEnv):
                 """Only the choice that was taken last can be undone."""
                 depth = (self.tensor >= 0).sum(-1, keepdim=True)
                 last = self.tensor.gather(-1, (depth - 1).clamp(min=0))
-                slots = torch.arange(env.n_actions - 1)
+                slots = torch.arange(env.n_actions - 1, device=self.tensor.device)
                 return (slots == last) & (depth > 0)
 
         return KernelStates
@@ -67,7 +68,7 @@ class KernelEnv(DiscreteEnv):
         x = states.tensor.reshape(-1, self.forest.depth)
         node = workloads(states.conditions).reshape(-1)
         depth = (x >= 0).sum(1)
-        mask = torch.zeros(len(x), self.n_actions, dtype=torch.bool)
+        mask = torch.zeros(len(x), self.n_actions, dtype=torch.bool, device=x.device)
         for t, size in enumerate(self.forest.sizes):
             here = depth == t
             mask[here, :size] = self.forest.child[t][node[here]] >= 0
@@ -94,23 +95,25 @@ class KernelEnv(DiscreteEnv):
     def sample_conditions(self, batch_shape: int | tuple[int, ...]) -> Tensor:
         """Workloads drawn uniformly, [*batch_shape, 1]."""
         shape = (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
-        return torch.randint(len(self.forest), (*shape, 1)).to(torch.get_default_dtype())
+        drawn = torch.randint(len(self.forest), (*shape, 1), device=self.forest.device)
+        return drawn.to(torch.get_default_dtype())
 
     def trajectories(self, walk: Walk, workload: Tensor) -> Trajectories:
         """torchgfn's container of the one path that leads to each leaf of a walk."""
         n, depth = walk.choices.shape
-        undecided = torch.arange(depth) >= torch.arange(depth + 1)[:, None]
+        place = torch.arange(depth + 1, device=workload.device)
+        undecided = place[:-1] >= place[:, None]
         states = walk.choices.expand(depth + 1, n, depth).masked_fill(undecided[:, None], -1)
         states = torch.cat([states, self.sf.expand(1, n, depth)])
-        exits = torch.full((1, n), self.n_actions - 1)
+        exits = workload.new_full((1, n), self.n_actions - 1)
         conditions = workload.to(torch.get_default_dtype())[:, None]
         return Trajectories(
             env=self,
             states=self.states_from_tensor(states, conditions.expand(depth + 2, n, 1)),
             actions=self.actions_from_tensor(torch.cat([walk.choices.T, exits])[..., None]),
-            terminating_idx=torch.full((n,), depth + 1),
+            terminating_idx=workload.new_full((n,), depth + 1),
             log_rewards=self.log_rewards[walk.leaf],
-            log_probs=torch.cat([walk.log_probs, torch.zeros(1, n)]),
+            log_probs=functional.pad(walk.log_probs, (0, 0, 0, 1)),
         )
 
 
@@ -129,7 +132,7 @@ class KernelPolicy(DiscretePolicyEstimator):
         encoded = forest.conditions(self.network)
         family = self.network.config.family(forest.family)
         depth = (states.tensor >= 0).sum(-1)
-        out = torch.zeros(len(depth), self.n_actions)
+        out = encoded.new_zeros(len(depth), self.n_actions)
         for t, size in enumerate(forest.sizes):
             rows = torch.nonzero(depth == t).squeeze(1)
             if len(rows):
@@ -201,7 +204,7 @@ class KernelTB(TBGFlowNet):
             states = trajectories.terminating_states
             forest: Forest = self.env.forest
             walk = forest.walk(self.policy, workloads(states.conditions), given=states.tensor)
-            log_pf = torch.cat([walk.log_probs, torch.zeros(1, len(walk.leaf))])
+            log_pf = functional.pad(walk.log_probs, (0, 0, 0, 1))
         return log_pf, torch.zeros_like(log_pf)
 
 

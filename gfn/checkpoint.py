@@ -50,7 +50,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "network": checkpoint.network.to_json(),
         "config": checkpoint.config,
     }
-    tensors = {k: v.detach().contiguous() for k, v in checkpoint.tensors.items()}
+    tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     data = save(tensors, metadata={KEY: json.dumps(header)})
     write_whole(path, data)
 

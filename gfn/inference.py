@@ -35,7 +35,7 @@ def load_policy(path: str | Path) -> Policy:
     """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""
     checkpoint = read(Path(path))
     network = PolicyNetwork(checkpoint.network)
-    network.load_state_dict(checkpoint.group("policy"))
+    network.load(checkpoint.group("policy"))
     return Policy(network.eval(), Path(path), checkpoint.config)
 
 

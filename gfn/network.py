@@ -9,6 +9,7 @@ belong to the next decision give its logits.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ class NetworkConfig:
 
     families: tuple[FamilyShape, ...]
     features: tuple[str, ...]  # problem features, then device features, in order
-    center: tuple[float, ...]  # subtracted from the features
-    gain: tuple[float, ...]  # then multiplied; 0 mutes what never varied in training
+    center: tuple[Any, ...]  # subtracted from the features: one row for all families, or one each
+    gain: tuple[Any, ...]  # then multiplied; 0 mutes what never varied in the family's training
     hidden: int = 256
     layers: int = 2
 
@@ -44,7 +45,7 @@ class NetworkConfig:
         families = tuple(
             FamilyShape(f["name"], tuple(f["sizes"]), f["digest"]) for f in data["families"]
         )
-        tuples = {k: tuple(data[k]) for k in ("features", "center", "gain")}
+        tuples = {k: tuple(_frozen(row) for row in data[k]) for k in ("features", "center", "gain")}
         return NetworkConfig(families, **tuples, hidden=data["hidden"], layers=data["layers"])
 
     def family(self, name: str) -> int:
@@ -55,19 +56,25 @@ class NetworkConfig:
         return names.index(name)
 
 
+def _frozen(row: Any) -> Any:
+    return tuple(row) if isinstance(row, list) else row
+
+
 class FeatureEncoder(nn.Module):
-    """[W, features] -> [W, features], standardised; constants are buffers, not parameters."""
+    """[W, features] of one family -> [W, features], standardised by the family's constants."""
 
     center: Tensor
     gain: Tensor
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.register_buffer("center", torch.tensor(config.center, dtype=torch.float32))
-        self.register_buffer("gain", torch.tensor(config.gain, dtype=torch.float32))
+        shape = len(config.families), len(config.features)
+        for name in ("center", "gain"):
+            rows = torch.tensor(getattr(config, name), dtype=torch.float32).expand(shape)
+            self.register_buffer(name, rows.contiguous(), persistent=False)
 
-    def forward(self, features: Tensor) -> Tensor:
-        return (features - self.center) * self.gain
+    def forward(self, features: Tensor, family: int) -> Tensor:
+        return (features - self.center[family]) * self.gain[family]
 
 
 class PolicyNetwork(nn.Module):
@@ -94,6 +101,14 @@ class PolicyNetwork(nn.Module):
         self.head = nn.Parameter(torch.zeros(sum(slots), hidden))
         self.head_bias = nn.Parameter(torch.zeros(sum(slots)))
         self._positions = sum(slots)
+        self.starts = [list(accumulate(f.sizes, initial=0)) for f in config.families]
+        for number, edges in enumerate(self.starts):  # on the network's device, for `decided`
+            self.register_buffer(f"starts_{number}", torch.tensor(edges), persistent=False)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over trained parameters; earlier files hold the features' constants, too."""
+        own = {k: v for k, v in tensors.items() if not k.startswith("standardise.")}
+        self.load_state_dict(own)
 
     def matrices(self) -> list[Tensor]:
         """The weights between layers, which mix everything; the rest are rows of tables."""
@@ -102,20 +117,24 @@ class PolicyNetwork(nn.Module):
 
     def conditions(self, features: Tensor, family: int) -> Tensor:
         """[W, features] -> [W, hidden]: the workload's part of the state, computed once."""
-        encoded: Tensor = self.encoder(self.standardise(features))
+        encoded: Tensor = self.encoder(self.standardise(features, family))
         return encoded + self.family[family]
 
-    def offsets(self, family: int) -> Tensor:
-        """[F] row of `tokens` and `head` where each decision's slots start."""
-        sizes = torch.tensor(self.config.families[family].sizes)
-        return self._slot_start[family] + torch.cumsum(sizes, 0) - sizes
+    def slots(self, family: int, first: int, stop: int) -> slice:
+        """Rows of `tokens` and `head` of the choices of decisions `first` to `stop` - 1."""
+        start, edges = self._slot_start[family], self.starts[family]
+        return slice(start + edges[first], start + edges[stop])
 
     def decided(self, family: int, depth: int, choices: Tensor) -> Tensor:
-        """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided."""
-        if not depth:
-            return choices.new_zeros(len(choices), self.config.hidden, dtype=torch.float32)
-        rows = choices[:, :depth] + self.offsets(family)[:depth]
-        return functional.embedding_bag(rows, self.tokens, mode="sum")
+        """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
+
+        A product with a row of ones and zeros: its gradient is a product, too, where that of
+        looked-up rows would be a sum into few places.
+        """
+        width = self.starts[family][depth]
+        rows = choices[:, :depth] + self.get_buffer(f"starts_{family}")[:depth]
+        ones = self.tokens.new_zeros(len(choices), width).scatter_(1, rows, 1.0)
+        return ones @ self.tokens[self.slots(family, 0, depth)]
 
     def logits(self, family: int, depth: int, state: Tensor) -> Tensor:
         """[n, hidden] states (conditions + decided) -> [n, sizes[depth]] logits."""
@@ -123,9 +142,8 @@ class PolicyNetwork(nn.Module):
         x = functional.silu(state + self.tokens[position])
         for layer in self.trunk:
             x = x + functional.silu(layer(x))
-        start = int(self.offsets(family)[depth])
-        stop = start + self.config.families[family].sizes[depth]
-        return functional.linear(x, self.head[start:stop], self.head_bias[start:stop])
+        own = self.slots(family, depth, depth + 1)
+        return functional.linear(x, self.head[own], self.head_bias[own])
 
 
 class LogZNetwork(nn.Module):
@@ -146,5 +164,5 @@ class LogZNetwork(nn.Module):
 
     def forward(self, features: Tensor, log_leaves: Tensor, family: int) -> Tensor:
         """[W, features] and [W] of one family -> [W]"""
-        excess: Tensor = self.net(self.standardise(features))
+        excess: Tensor = self.net(self.standardise(features, family))
         return log_leaves + excess.squeeze(-1) + self.level[family]

@@ -10,10 +10,11 @@ import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ptxflow.env.space import Space
@@ -53,7 +54,7 @@ class Run:
             "settings": self.settings,
             "elapsed": self.elapsed,
             "measured": self.measured,
-            "pending": [asdict(report) for report in self.pending],
+            "pending": [[report.family, *report.figures.tolist()] for report in self.pending],
         }
 
     def take_over(self, state: Checkpoint) -> None:
@@ -61,7 +62,11 @@ class Run:
         self.trainer.restore(state, self.folder / CHECKPOINT)
         self.trainer.total = self.steps or self.trainer.total
         self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
-        self.pending = [StepReport(**report) for report in state.config["pending"]]
+        pending = state.config["pending"]
+        self.pending = [
+            StepReport(family, torch.tensor(values, device=self.trainer.compute))
+            for family, *values in pending
+        ]
 
     def save(self) -> None:
         write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
@@ -156,13 +161,11 @@ def train(run: Run) -> int | None:
 
 def log_steps(run: Run) -> dict[str, str]:
     """One metrics row for the steps since the last; what the progress bar shows of it."""
-    values = {
-        k: sum(getattr(r, k) for r in run.pending) / len(run.pending)
-        for k in ("loss", "reward", "entropy", "masked")
-    }
+    figures = torch.stack([r.figures for r in run.pending]).double()
+    values = dict(zip(StepReport.NAMES, figures.mean(0).tolist(), strict=True))
     steps: dict[str, list[float]] = {}
-    for report in run.pending:
-        steps.setdefault(report.family, []).append(report.loss)
+    for report, loss in zip(run.pending, figures[:, 0].tolist(), strict=True):
+        steps.setdefault(report.family, []).append(loss)
     families = {name: {"steps": len(of), "loss": sum(of) / len(of)} for name, of in steps.items()}
     run.pending.clear()
     curriculum = run.trainer.curriculum

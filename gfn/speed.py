@@ -1,6 +1,7 @@
 """Trajectories a second of training steps: ours beside a plain loop and beside stock torchgfn.
 
     python -m ptxflow.gfn.speed [--batch 1024] [--threads 1] [--rounds 5] [--device b200]
+    python -m ptxflow.gfn.speed --compute cuda --batch 4096 16384 65536 --width 512 --layers 3
 
 All three train the same network on the same workloads and masks with the same loss and optimiser.
 The plain loop is what one writes by hand: each step evaluates the network for the whole batch.
@@ -51,9 +52,8 @@ def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float)
     """The trajectory-balance loss of sampled strategies, by a vectorised loop without a library."""
     forest, network = group.forest, trainer.network
     number = network.config.family(forest.family)
-    offsets = network.offsets(number)
     state = network.conditions(forest.features, number).index_select(0, workload)
-    node, log_pf = workload, torch.zeros(len(workload))
+    node, log_pf = workload, state.new_zeros(len(workload))
     for depth in range(forest.depth):
         legal = forest.child[depth][node] >= 0
         logits = network.logits(number, depth, state)
@@ -63,7 +63,8 @@ def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float)
             probs = (1 - epsilon) * table.exp() + epsilon * uniform
             chosen = torch.multinomial(probs, 1, generator=trainer.generator).squeeze(1)
         log_pf = log_pf + table.gather(1, chosen[:, None]).squeeze(1)
-        state = state + network.tokens.index_select(0, offsets[depth] + chosen)
+        start = network.slots(number, 0, depth).stop
+        state = state + network.tokens.index_select(0, start + chosen)
         node = forest.child[depth][node, chosen].long()
     levels: Tensor = trainer.log_z(forest.features, forest.log_leaves, number)
     log_z = levels.index_select(0, workload)
@@ -99,15 +100,20 @@ def variants(trainer: Trainer, epsilon: float) -> dict[str, Step]:
 
 def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
     """Median trajectories a second of each variant's training step (sample, loss, update)."""
-    group = trainer.groups[0]
+    group, compute = trainer.groups[0], trainer.compute
+    wait = torch.cuda.synchronize if compute.type == "cuda" else lambda: None
     steps = variants(trainer, epsilon=0.02)
     rates: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(rounds + 1):
         for name, loss_of in steps.items():
+            wait()
             start = time.perf_counter()
             for _ in range(STEPS):
-                workload = torch.randint(len(group.forest), (batch,), generator=trainer.generator)
+                workload = torch.randint(
+                    len(group.forest), (batch,), generator=trainer.generator, device=compute
+                )
                 trainer.update(loss_of(workload))
+            wait()
             if round_:  # the first warms up
                 rates[name].append(STEPS * batch / (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in rates.items()}
@@ -115,20 +121,30 @@ def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1024])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="b200")
+    parser.add_argument("--device", default="b200", help="whose spaces")
+    parser.add_argument("--compute", choices=("cpu", "cuda"), default="cpu", help="what trains")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
+    compute = torch.device(args.compute, 0) if args.compute == "cuda" else torch.device("cpu")
+    if args.compute == "cuda":
+        torch.set_float32_matmul_precision("high")
     logging.getLogger("gfn.states").setLevel(logging.ERROR)  # noise on every stock step
-    trainer = Trainer(gemm_spaces(args.device), TrainConfig(tau=TAU), total=1)
-    rates = measure(trainer, args.batch, args.rounds)
-    base = rates["plain loop"]
-    print(f"batch {args.batch}, {args.threads} threads, {len(trainer.spaces)} GEMM workloads on "
-          f"{args.device}: trajectories/s of training steps (median of {args.rounds})")  # fmt: skip
-    for name, rate in rates.items():
-        print(f"{name:20} {rate:9.0f}   {rate / base:.2f} x the plain loop")
+    config = TrainConfig(tau=TAU, hidden=args.width, layers=args.layers)
+    trainer = Trainer(gemm_spaces(args.device), config, total=1, compute=compute)
+    print(f"{len(trainer.spaces)} GEMM workloads on {args.device}, a network of width {args.width} "
+          f"and {args.layers} layers, by {args.compute}, {args.threads} threads: trajectories/s of "
+          f"training steps (median of {args.rounds})")  # fmt: skip
+    for batch in args.batch:
+        rates = measure(trainer, batch, args.rounds)
+        base = rates["plain loop"]
+        for name, rate in rates.items():
+            print(f"batch {batch:6}  {name:20} {rate:9.0f}   {rate / base:.2f} x the plain loop",
+                  flush=True)  # fmt: skip
     return 0
 
 

@@ -1,7 +1,9 @@
-"""Training: batches of walks, the trajectory-balance step, replay, curriculum and measurement.
+"""Training: batches of walks, the trajectory-balance step, curriculum and measurement.
 
 A `Trainer` advances one step at a time and its whole state can be written and read back: a resumed
 run computes the same numbers as one that was never stopped. It prints nothing and draws nothing.
+Everything that a step reads lies on one device, and nothing in it waits for a GPU: what the host
+must know of it (losses by family) it asks for every few steps.
 """
 
 from __future__ import annotations
@@ -9,26 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from ptxflow.env.reward import ModelReward, Reward, target
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.reward import ModelReward, Reward
+from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
-from ptxflow.gfn.forest import Forest, family_shape, feature_names, workload_features
+from ptxflow.gfn.forest import family_shape, feature_names, workload_features
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
-from ptxflow.gfn.replay import LeafReplay
+from ptxflow.gfn.targets import Targets
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
+LOOK_EVERY = 10  # steps between the host's looks at the losses of families
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,7 @@ class TrainConfig:
     layers: int = 2
     clip: float = 1.0  # of the gradient's norm
     epsilon: float = 0.02  # falls linearly to zero
-    replay_share: float = 0.1  # of each batch
-    replay_capacity: int = 256  # leaves a workload
+    target_share: float = 0.1  # of each batch, drawn from the targets themselves
     stages: int = 4
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
     stage_share: float = 0.06  # of the run, the most for a stage before the last
@@ -60,45 +63,35 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did with workloads of a family; `reward` is the mean TFLOP/s over the
-    attainable, of on-policy walks."""
+    """What one step did with workloads of a family.
 
+    figures: float [4], where training runs: the loss, the mean TFLOP/s of on-policy walks over the
+    attainable, the policy's entropy in nats, the share of choices that masks ruled out.
+    """
+
+    NAMES: ClassVar = ("loss", "reward", "entropy", "masked")
     family: str
-    loss: float
-    reward: float
-    entropy: float
-    masked: float
+    figures: Tensor
+
+    @property
+    def loss(self) -> float:
+        return self.figures[0].item()
 
 
-class Group:
-    """The training workloads of one family: their forest, environment, loss and replay.
+class Group(Targets):
+    """The training workloads of one family: targets, environment, trajectory balance, and losses.
 
-    A workload's targets are worked out when it is first needed: before, its rewards are all 0.
+    A workload's target is worked out when it is first needed.
     """
 
     def __init__(self, spaces: list[Space], ids: list[int], trainer: Trainer) -> None:
-        config, names = trainer.config, trainer.network.config.features
+        super().__init__(spaces, trainer.network.config.features, trainer.compute)
         self.ids = ids  # of the trainer's workloads, by workload id of the forest
-        self.forest = Forest(SpaceSet(spaces), names)
         self.number = trainer.network.config.family(self.forest.family)
-        self.log_z: dict[int, float] = {}  # exact, of the workloads whose rewards are known
-        self.env = KernelEnv(self.forest, torch.zeros(int(self.forest.leaf_offsets[-1])))
+        self.env = KernelEnv(self.forest, self.log_rewards)
         self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
-        self.replay = LeafReplay(len(spaces), config.replay_capacity)
-        self.loss: float | None = None  # of its recent steps
-
-    def reward(self, workload: int, reward: Reward, tau: float) -> None:
-        """Another target for a workload of the forest; what was replayed of it is forgotten."""
-        exact, self.log_z[workload] = target(self.forest.spaces.spaces[workload], reward, tau)
-        self.env.log_rewards[self.forest.leaves(workload)] = torch.from_numpy(
-            (exact + self.log_z[workload]).astype(np.float32)
-        )
-        self.replay.forget(workload)
-
-    def target(self, workload: int) -> Tensor:
-        """float64 [leaves] exact log-probabilities of a workload whose rewards are known."""
-        rewards = self.env.log_rewards[self.forest.leaves(workload)]
-        return rewards.double() - self.log_z[workload]
+        self.loss: Tensor | None = None  # of its recent steps, where training runs
+        self.known: float | None = None  # the same, when the host last looked
 
 
 class Trainer:
@@ -112,21 +105,26 @@ class Trainer:
         reward: Reward | None = None,
         held_out: Sequence[Space] = (),
         bar: Callable[[Sequence[int]], Iterable[int]] = iter,
+        compute: torch.device | str = "cpu",
     ) -> None:
-        """`bar` is given the workloads whose targets are worked out next, and yields them."""
+        """`bar` is given the workloads whose targets are worked out next, and yields them;
+        `compute` is where networks and tables lie."""
         refuse_overlap(spaces, held_out)
         self.config = config
         self.total = total
         self.step = 0
         self.spaces = list(spaces)
         self.reward = reward or ModelReward()
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.compute = torch.device(compute)
+        self.generator = torch.Generator(self.compute).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
         shape = network_config(spaces, config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.network, self.log_z = PolicyNetwork(shape), LogZNetwork(shape)
+            self.network = PolicyNetwork(shape).to(self.compute)
+            self.log_z = LogZNetwork(shape).to(self.compute)
         self.bar = bar
+        self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space
         self.groups = [
             Group([self.spaces[i] for i in ids], ids, self) for ids in _by_family(spaces)
         ]
@@ -146,6 +144,7 @@ class Trainer:
                     {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
                 ],
                 betas=(0.9, 0.99),
+                fused=self.compute.type == "cuda",
             ),
         }
         for optimiser in self.optimisers.values():
@@ -173,21 +172,32 @@ class Trainer:
         group, workload = self._batch()
         if group.loss is None:
             self._level_log_z(group, workload)
-        given = self._replayed(group, workload)
+        drawn = round(self.config.target_share * len(workload))
+        leaf = functional.pad(
+            group.draw(workload[:drawn], self.generator), (0, len(workload) - drawn), value=-1
+        )
         walk = group.forest.walk(
-            self.network, workload, given=given, epsilon=self.epsilon, generator=self.generator
+            self.network, workload, leaf=leaf, epsilon=self.epsilon, generator=self.generator
         )
         trajectories = group.env.trajectories(walk, workload)
         loss = group.balance.loss(group.env, trajectories, recalculate_all_logprobs=False)
         self.update(loss)
-        rewards = group.env.log_rewards[walk.leaf]
-        group.replay.add(workload, walk.leaf, rewards)
-        before = loss.item() if group.loss is None else group.loss
-        group.loss = before + RECENT * (loss.item() - before)
+        loss = loss.detach()
+        before = loss if group.loss is None else group.loss
+        group.loss = before + RECENT * (loss - before)
         self.step += 1
-        fresh = rewards if given is None else rewards[given[:, 0] < 0]
-        reached = self.config.tau * fresh.mean().item()
-        return StepReport(group.forest.family, loss.item(), reached, walk.entropy, walk.masked)
+        if self.step % LOOK_EVERY == 0:
+            self._look()
+        reached = self.config.tau * group.log_rewards[walk.leaf[drawn:]].mean()
+        figures = torch.stack([loss, reached, walk.entropy, walk.masked])
+        return StepReport(group.forest.family, figures)
+
+    def _look(self) -> None:
+        """Let the host know the recent losses of families."""
+        stepped = [g for g in self.groups if g.loss is not None]
+        losses = torch.stack([g.loss for g in stepped if g.loss is not None]).tolist()
+        for group, loss in zip(stepped, losses, strict=True):
+            group.known = loss
 
     def update(self, loss: Tensor) -> None:
         """One step of the optimisers down the gradient of a loss."""
@@ -209,7 +219,7 @@ class Trainer:
             scores = group.balance.get_scores(trajectories, recalculate_all_logprobs=False)
             forest = group.forest
             log_z = self.log_z(forest.features, forest.log_leaves, group.number)[workload]
-            self.log_z.level[group.number] -= (scores + log_z).mean()
+            self.log_z.level[group.number].sub_((scores + log_z).mean())
 
     def _batch(self) -> tuple[Group, Tensor]:
         """A family, drawn by its share, and workload ids [batch] of its active ones in turn."""
@@ -218,17 +228,18 @@ class Trainer:
         chosen = 0
         if len(held) > 1:
             chosen = int(self.rng.choice(len(held), p=self._shares([len(h) for h in held])))
-        ids = self.rng.permutation(held[chosen])[: self.config.workloads]
-        turns = np.resize(ids, self.config.batch)
-        return self.groups[chosen], torch.from_numpy(turns)
+        ids = torch.from_numpy(self.rng.permutation(held[chosen])[: self.config.workloads])
+        ids = ids.to(self.compute, non_blocking=True)
+        turns = ids.repeat(-(-self.config.batch // len(ids)))[: self.config.batch]
+        return self.groups[chosen], turns
 
     def _shares(self, workloads: Sequence[int]) -> NDArray[np.float64]:
         """Of the steps, by family: by how many workloads it has, and by how far off it still is.
 
         The loss is a mean square, so that its root goes with the distance.
         """
-        known = [g.loss for g in self.groups if g.loss is not None]
-        losses = [max(known, default=1.0) if g.loss is None else g.loss for g in self.groups]
+        known = [g.known for g in self.groups if g.known is not None]
+        losses = [max(known, default=1.0) if g.known is None else g.known for g in self.groups]
         weights = np.sqrt(np.array(workloads) * np.array(losses))
         return EVEN / len(weights) + (1 - EVEN) * weights / weights.sum()
 
@@ -238,18 +249,7 @@ class Trainer:
         missing = [i for i, (group, w) in places.items() if w not in group.log_z]
         for i in self.bar(missing) if missing else ():
             group, w = places[i]
-            group.reward(w, self.reward, self.config.tau)
-
-    def _replayed(self, group: Group, workload: Tensor) -> Tensor | None:
-        """Choices [batch, F] of replayed leaves in the first rows, -1 (to sample) elsewhere."""
-        n = round(self.config.replay_share * len(workload))
-        if n == 0:
-            return None
-        leaf = group.replay.sample(workload[:n], self.rng)
-        given = torch.full((len(workload), group.forest.depth), -1)
-        found = torch.nonzero(leaf >= 0).squeeze(1)
-        given[found] = group.forest.choices(leaf[found])
-        return given
+            group.set(w, self.reward, self.config.tau)
 
     def propose(
         self, workload: int, count: int, known: NDArray[np.int64] | None = None
@@ -258,7 +258,7 @@ class Trainer:
         with the policy's probabilities."""
         group, number = self._place(workload)
         codes = self.spaces[workload].codes
-        scores = group.forest.leaf_log_probs(self.network, number).double().numpy()
+        scores = group.forest.leaf_log_probs(self.network, number).double().cpu().numpy()
         keys = scores + self.rng.gumbel(size=len(scores))
         if known is not None:
             codes, keys = (a[~np.isin(self.spaces[workload].codes, known)] for a in (codes, keys))
@@ -269,7 +269,7 @@ class Trainer:
         self.reward = reward
         for workload in workloads:
             group, number = self._place(workload)
-            group.reward(number, reward, self.config.tau)
+            group.set(number, reward, self.config.tau)
 
     def _place(self, workload: int) -> tuple[Group, int]:
         """The group that holds a workload, and its number in there."""
@@ -280,14 +280,16 @@ class Trainer:
         """Exact total variation distance to the target, of workload ids."""
         self._need(workloads)
         places = map(self._place, workloads)
-        return [_distance(g.forest, self.network, w, g.target(w)) for g, w in places]
+        return [d for group, w in places for d in group.distances(self.network, [w])]
 
     def held_out_distances(self, spaces: Sequence[Space]) -> Iterator[float]:
         """The same of spaces that are not trained, one after the other."""
         for space in spaces:
-            forest = Forest(SpaceSet([space]), self.network.config.features)
-            exact, _ = target(space, self.reward, self.config.tau)
-            yield _distance(forest, self.network, 0, torch.from_numpy(exact))
+            if id(space) not in self._judged:
+                judged = Targets([space], self.network.config.features, self.compute)
+                judged.set(0, self.reward, self.config.tau)
+                self._judged[id(space)] = judged
+            yield from self._judged[id(space)].distances(self.network, [0])
 
     def measure_stage(self, most: int = 8) -> tuple[dict[str, float], Promotion | None]:
         """Mean distance by family on up to `most` workloads each, spread evenly: of the current
@@ -318,9 +320,6 @@ class Trainer:
         for name, optimiser in self.optimisers.items():
             for i, slots in optimiser.state_dict()["state"].items():
                 tensors |= {f"{name}.{i}.{key}": value for key, value in slots.items()}
-        for group in self.groups:
-            name = group.forest.family
-            tensors |= {f"replay.{name}.{k}": v for k, v in group.replay.tensors().items()}
         tensors["generator"] = self.generator.get_state()
         curriculum = self.curriculum
         progress = {
@@ -332,7 +331,8 @@ class Trainer:
             "stage": curriculum.stage,
             "since": curriculum.since,
             "promotions": [asdict(p) for p in curriculum.promotions],
-            "losses": [group.loss for group in self.groups],
+            "losses": [None if g.loss is None else g.loss.item() for g in self.groups],
+            "known_losses": [group.known for group in self.groups],
         }
         return Checkpoint(self.network.config, {**about, **progress}, tensors)
 
@@ -350,7 +350,7 @@ class Trainer:
                 f"{where}: not a state to resume: it is a policy alone, or of other workloads or "
                 f"rules"
             )
-        self.network.load_state_dict(checkpoint.group("policy"))
+        self.network.load(checkpoint.group("policy"))
         self.log_z.load_state_dict(checkpoint.group("log_z"))
         for name, optimiser in self.optimisers.items():
             slots: dict[int, dict[str, Tensor]] = {}
@@ -361,9 +361,9 @@ class Trainer:
         self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
         self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
         self._need(self.curriculum.active)
-        for group, loss in zip(self.groups, config["losses"], strict=True):
-            group.replay.restore(checkpoint.group(f"replay.{group.forest.family}"))
-            group.loss = loss
+        losses = zip(self.groups, config["losses"], config["known_losses"], strict=True)
+        for group, loss, group.known in losses:
+            group.loss = None if loss is None else torch.tensor(loss, device=self.compute)
         self.generator.set_state(checkpoint.tensors["generator"])
         self.rng.bit_generator.state = config["rng"]
         self.step, self.total = config["step"], config["total"]
@@ -408,8 +408,3 @@ def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfi
 def _by_family(spaces: Sequence[Space]) -> list[list[int]]:
     names = list(dict.fromkeys(s.family.name for s in spaces))
     return [[i for i, s in enumerate(spaces) if s.family.name == name] for name in names]
-
-
-def _distance(forest: Forest, network: PolicyNetwork, workload: int, exact: Tensor) -> float:
-    ours = forest.leaf_log_probs(network, workload).double()
-    return 0.5 * (ours.exp() - exact.exp()).abs().sum().item()

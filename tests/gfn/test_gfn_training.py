@@ -1,4 +1,4 @@
-"""Training reaches the target, resumes exactly, promotes on measured progress, replays the best."""
+"""Training reaches the target, resumes exactly, promotes on measured progress."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn.curriculum import Curriculum, difficulty
-from ptxflow.gfn.replay import LeafReplay
 from ptxflow.gfn.run import Run
+from ptxflow.gfn.targets import Targets
 from ptxflow.gfn.training import TrainConfig, Trainer, watched
 
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(
-    tau=0.15, batch=256, hidden=64, stages=2, stage_threshold=0.2, replay_capacity=8, warmup=5,
+    tau=0.15, batch=256, hidden=64, stages=2, stage_threshold=0.2, warmup=5,
     learning_rate=1e-2, matrix_rate=1e-2, log_z_rate=1e-2,
 )  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_the_family_that_is_further_off_gets_more_of_the_steps(
     trainer = Trainer([toy(4), toy(8), other(4)], replace(SMALL, stages=1), 400, toy_reward)
     far, near = trainer.groups
     assert trainer._shares([1, 1]).tolist() == [0.5, 0.5], "nothing is known yet"
-    far.loss, near.loss = 4.0, 0.01
+    far.known, near.known = 4.0, 0.01
     shares = trainer._shares([2, 1])
     assert shares.sum() == pytest.approx(1) and shares[0] > 0.9 and shares[1] >= 0.05
     drawn = [trainer._batch()[0] is far for _ in range(400)]
@@ -172,30 +172,20 @@ def test_stages_end_by_measured_progress_or_by_their_share() -> None:
     assert course.measured(0.0, 50, 0.9) is None, "the last stage does not end"
 
 
-def test_replay_keeps_the_best_distinct_leaves_of_each_workload() -> None:
-    replay, rng = LeafReplay(2, 3), np.random.default_rng(0)
-    seen: dict[int, dict[int, float]] = {0: {}, 1: {}}
-    for _ in range(50):
-        w = rng.integers(2, size=6)
-        leaf = w * 100 + rng.integers(20, size=6)
-        reward = (np.sin(leaf * 7.0) + 50 * w).astype(np.float32)  # one workload dwarfs the other
-        for i in range(6):
-            seen[int(w[i])][int(leaf[i])] = float(reward[i])
-        replay.add(*map(torch.from_numpy, (w, leaf, reward)))
-        for k, found in seen.items():
-            best = sorted(found.values(), reverse=True)[:3]
-            held = replay.log_reward[k][replay.leaf[k] >= 0]
-            assert held.tolist() == best
-            assert set(replay.leaf[k][replay.leaf[k] >= 0]) <= set(found)
-    drawn = replay.sample(torch.ones(3000, dtype=torch.int64), rng)
-    counts = [(drawn == leaf).sum().item() for leaf in replay.leaf[1]]
-    assert counts[0] > counts[1] > counts[2] > 0, "the better, the more often"
-
-
-def test_an_empty_replay_gives_nothing() -> None:
-    assert LeafReplay(2, 4).sample(torch.tensor([0, 1]), np.random.default_rng(0)).tolist() == [
-        -1, -1,
-    ]  # fmt: skip
+def test_strategies_are_drawn_from_the_targets_themselves(toy: SpaceOf, toy_reward: Any) -> None:
+    targets = Targets([toy(1), toy(16), toy(4)], ())
+    for w in (0, 1):
+        targets.set(w, toy_reward, 0.2)
+    workload = torch.arange(3).repeat(30_000)
+    leaf = targets.draw(workload, torch.Generator().manual_seed(0))
+    for w in range(3):
+        own = targets.forest.leaves(w)
+        seen = torch.bincount(leaf[workload == w] - own.start) / 30_000
+        n = own.stop - own.start
+        expected = targets.log_probs(w).exp() if w < 2 else torch.full((n,), 1 / n)
+        assert len(seen) <= n, "never of another workload"
+        seen = torch.nn.functional.pad(seen, (0, n - len(seen)))
+        assert 0.5 * (seen - expected).abs().sum() < 0.03
 
 
 def test_a_run_in_minutes_plans_by_the_share_of_the_time(
