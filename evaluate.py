@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptxflow.eval.evaluation_arguments import PAGE, PLOTS, RECORDS, RESULTS, arguments
+from ptxflow.eval.evaluation_arguments import PAGE, PARTS, PLOTS, RECORDS, RESULTS, arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ptxflow.env.reward import Reward
     from ptxflow.env.space import Space
     from ptxflow.eval.evaluation_results import Belief
+    from ptxflow.eval.evaluation_tuning import Learner
     from ptxflow.eval.search.play import Method
     from ptxflow.eval.search.replay import Replay
     from ptxflow.gfn.inference import Policy
@@ -244,11 +245,15 @@ def sources(
 
 def play_all(args: argparse.Namespace) -> dict[str, Any]:
     """The results of everything that can be replayed: JSON data."""
+    from ptxflow.env.measurements import load_measurements
+    from ptxflow.eval.ablation import ablations
     from ptxflow.eval.evaluation import evaluate
     from ptxflow.eval.evaluation_kernels import roofline, summary
     from ptxflow.eval.evaluation_results import assemble
+    from ptxflow.eval.evaluation_tuning import tunings
     from ptxflow.eval.records import read_records
 
+    parts = chosen_parts(args.parts)
     files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
     chosen = sorted(args.kernels or MEASUREMENTS.glob("*policy.jsonl.xz"))
     policies = find_policies(args.policy)
@@ -262,13 +267,63 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
         for r, scores in zip(replays, fitted, strict=True)
     }
     runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
+    more: dict[str, Any] = {}
+    if "tuning" in parts:
+        own = learners(replays, policies, beliefs)
+        more["tuning"] = tunings(own, replays, runs, args.seeds, args.jobs)
+    if "ablation" in parts:
+        more["ablation"] = ablations(replays, runs, load_measurements(files), args.jobs)
     return {
         "about": about,
         "training": costs(policies),
         "kernels": summary(records),
         "roofline": roofline(records),
+        **more,
         **assemble(replays, runs, beliefs, args.seeds),
     }
+
+
+def chosen_parts(text: str | None) -> list[str]:
+    """What is done besides play; BadInput for what is unknown."""
+    if text == "none":
+        return []
+    asked = [item.strip() for item in text.split(",")] if text else list(PARTS)
+    if unknown := set(asked) - set(PARTS):
+        raise BadInput(f"--parts: no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return asked
+
+
+def learners(
+    replays: Sequence[Replay],
+    policies: Mapping[str, Policy],
+    beliefs: Mapping[str, Sequence[Belief]],
+) -> list[Learner]:
+    """Policies that are tuned: on held-out workloads where they know all of these, and on
+    definitions that they never saw."""
+    from ptxflow.eval.evaluation_tuning import Learner, unseen
+    from ptxflow.gfn.inference import log_probs
+    from ptxflow.gfn.tuned import Tuned, tuned
+
+    never = unseen(replays, {n: p.about["settings"] for n, p in policies.items()})
+    held = [r.name for r in replays if r.kind != "trained"]
+    asked = [("held out", name, held) for name in policies]
+    asked += [("definitions never seen", name, own) for name, own in never.items()]
+    out = []
+    for group, name, workloads in asked:
+        shown = "policy" if name == replays[0].space.device.name else f"policy {name}"
+        knows = [n for n in workloads if any(b.name == shown for b in beliefs[n])]
+        if not workloads or knows != workloads:
+            continue
+
+        def method(replay: Replay, policy: Policy = policies[name], shown: str = shown) -> Tuned:
+            return Tuned(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
+
+        def after(replay: Replay, asked: Sequence[int], policy: Policy = policies[name]) -> Array:
+            seconds = replay.seconds[list(asked)]
+            return log_probs(tuned(policy, replay.space, asked, seconds, 0), replay.space)
+
+        out.append(Learner(shown, group, tuple(workloads), method, after))
+    return out
 
 
 def play_live(args: argparse.Namespace) -> dict[str, Any]:

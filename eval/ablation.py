@@ -25,8 +25,13 @@ from ptxflow.compiler import sass
 from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.compiler.strategy import Choice, Strategy
-from ptxflow.env.measurements import Measured, MeasurementError, load_measurements
-from ptxflow.env.space import Space
+from ptxflow.env.measurements import (
+    Measured,
+    MeasurementError,
+    by_workload,
+    load_measurements,
+)
+from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.arguments import (
     UsageError,
     find_device,
@@ -38,11 +43,13 @@ from ptxflow.eval.arguments import (
 from ptxflow.eval.campaign import FAILURES
 from ptxflow.eval.candidates import compile_all, listed_workload
 from ptxflow.eval.definition import Definition, load
+from ptxflow.eval.evaluation import Runs
 from ptxflow.eval.evaluation_metrics import plain
 from ptxflow.eval.evaluation_tables import ablation as ablation_table
 from ptxflow.eval.evaluation_transfer import EFFECT
 from ptxflow.eval.on_demand import on_demand, seconds
 from ptxflow.eval.optimum import relative_times
+from ptxflow.eval.search.replay import Replay
 
 MEASUREMENTS = Path(__file__).resolve().parent / "measurements"
 SHOWN = 3  # differences that are told of two kernels
@@ -55,11 +62,11 @@ Times = Mapping[tuple[tuple[str, Any], ...], float]  # by the choices, sorted; i
 
 @dataclass(frozen=True)
 class Face:
-    """What a compiled kernel shows: techniques and opcodes with their counts, the bytes of its
-    code, its launches, what ptxas says it takes."""
+    """What a compiled kernel shows: techniques with their counts, its instructions in order, the
+    bytes of its code, its launches, what ptxas says it takes."""
 
     techniques: Mapping[str, int]
-    opcodes: Mapping[str, int]
+    instructions: tuple[str, ...]
     code: bytes
     launches: tuple[Mapping[str, Any], ...]
     resources: Mapping[str, Any]
@@ -116,6 +123,35 @@ def ablate(space: Space, strategy: Strategy, times: Times, jobs: int | None = No
     return steps
 
 
+def ablations(
+    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measured], jobs: int
+) -> list[dict[str, Any]]:
+    """Of one workload of each family, a held-out one where there is any: the best of the first 8
+    that a policy drew in its first run, or the optimum where no policy played, taken apart."""
+    by_place = by_workload(measured)
+    drawn = {r.workload: r.asked[0, :8] for r in runs if r.method == "policy"}
+    chosen: dict[str, Replay] = {}
+    for replay in sorted(replays, key=lambda r: (r.kind == "trained", r.name)):
+        chosen.setdefault(replay.space.family.name, replay)
+    out = []
+    for family in sorted(chosen):
+        replay, space = chosen[family], chosen[family].space
+        among = drawn.get(replay.name, np.arange(len(space)))
+        best = int(among[np.argmin(replay.times[among])])
+        strategy = space.strategy(int(space.codes[best]))
+        whole = enumerate_space(space.family, space.problem, space.device)
+        axes = {n: space.problem[n] for n in load(space.problem.definition).var_axes}
+        place = space.problem.definition, tuple(sorted(axes.items())), space.device.name
+        steps = ablate(whole, strategy, relative_times(by_place[place]), jobs)
+        out.append({
+            "workload": replay.name, "device": space.device.name, "family": family,
+            "key": strategy.key, "by": "policy" if replay.name in drawn else "optimum",
+            "gap": plain(float(replay.times[best]) / replay.optimum - 1),
+            "steps": [s.to_json() for s in steps],
+        })  # fmt: skip
+    return out
+
+
 def put_back(space: Space, strategy: Strategy, name: str) -> Strategy | None:
     """The strategy with the first choice of a decision that is valid with all others as they are;
     None where that is only the one it has and not the first of its row."""
@@ -161,7 +197,7 @@ def look(kernels: Sequence[CompiledKernel]) -> dict[Strategy, Face]:
     return {
         k.strategy: Face(
             k.sass.counts,
-            Counter(i.opcode for i in body),
+            tuple(i.text for i in body),
             sass.code(k.cubin),
             tuple(_launch(part, dict(k.problem.axes)) for part in (k.launch, *k.launch.then)),
             {"registers": k.usage.registers, "static smem": k.usage.smem},
@@ -188,15 +224,29 @@ def differences(ours: Face, other: Face) -> list[str]:
     instructions that move data or multiply matrices, and of others.
     """
     appear, counts = _counted(ours.techniques, other.techniques)
-    opcodes = [*itertools.chain(*_counted(ours.opcodes, other.opcodes))]
+    opcodes = [*itertools.chain(*_counted(_opcodes(ours), _opcodes(other)))]
     opcodes.sort(key=lambda told: TELLING.match(told) is None)
     found = [*appear[: SHOWN - 1], *_launches(ours, other)]
     found += [_told(n, v, other.resources[n]) for n, v in ours.resources.items()
               if v != other.resources[n]]  # fmt: skip
     found += [*appear[SHOWN - 1 :], *counts, *opcodes]
     if not found and ours.code != other.code:
-        found = ["operands or order of the same instructions"]
+        found = [_first(ours, other)]
     return list(dict.fromkeys(found))
+
+
+def _opcodes(face: Face) -> Mapping[str, int]:
+    return Counter(text.split()[0].rstrip(";") for text in face.instructions)
+
+
+def _first(ours: Face, other: Face) -> str:
+    """Of kernels with the same instructions in the same numbers, where operands first differ."""
+    pairs = [(a, b) for a, b in zip(ours.instructions, other.instructions, strict=True) if a != b]
+    same = [(a, b) for a, b in pairs if a.split()[0] == b.split()[0]]
+    telling = [(a, b) for a, b in same if TELLING.match(a)]
+    for a, b in (telling or same)[:1]:
+        return f"`{a.rstrip(' ;')}`, by default `{b.rstrip(' ;')}`"
+    return "the order of instructions" if pairs else "scheduling of the same instructions"
 
 
 def _counted(ours: Mapping[str, int], other: Mapping[str, int]) -> tuple[list[str], list[str]]:

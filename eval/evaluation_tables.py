@@ -11,6 +11,7 @@ from typing import Any
 
 from ptxflow.eval.evaluation import BUDGETS
 from ptxflow.eval.evaluation_metrics import MODES_IN
+from ptxflow.eval.evaluation_tuning import AT
 
 Results = Mapping[str, Any]
 Row = Sequence[str]
@@ -47,6 +48,11 @@ def tables(results: Results) -> dict[str, str]:
         out[f"gap-{name}"] = gaps(held["methods"], budget)
         out[f"reach-{name}"] = reach(held["methods"], budget)
         out[f"match-{name}"] = matches(held["methods"], spent, budget)
+    for t in results.get("tuning", ()):
+        name = re.sub(r"\W+", "-", f"{t['group']} {t['policy']}")
+        out[f"tuning-{name}"], out[f"standing-{name}"] = tuning(t), standing(t)
+    for item in results.get("ablation", ()):
+        out[f"ablation-{item['family']}"] = taken_apart(item)
     return {name: text for name, text in out.items() if text}
 
 
@@ -250,6 +256,41 @@ def decisions(results: Results) -> str:
         for r in sorted(held, key=lambda r: -(r["worst"] or 0))
     ]  # fmt: skip
     return markdown(head, rows, 2)
+
+
+def tuning(item: Mapping[str, Any]) -> str:
+    """What is lost after some measurements, by a policy that learns from them and by others."""
+    head = ["method", *(f"after {n}" for n in AT), f"95% interval at {AT[-1]}"]
+    rows = []
+    for name, figures in sorted(item["curves"].items(), key=lambda c: (c[1][1][0], c[0])):
+        _, low, high = figures[-1]
+        band = "-" if low == high else f"{percent(low)} to {percent(high)}"
+        rows.append([name, *(percent(f[0]) for f in figures), band])
+    names = ", ".join(item["workloads"])
+    return markdown(head, rows) + f"\n\n{len(item['workloads'])} workloads: {names}."
+
+
+def standing(item: Mapping[str, Any]) -> str:
+    """The policy itself, before and after it was tuned."""
+    held = item["standing"]
+    head = (f"{item['policy']} itself", *(f"after {n}" for n in held))
+    rows = [
+        ("one draw loses", *(percent(s["draw"]) for s in held.values())),
+        ("TV to the measured target", *(f"{s['tv']:.3f}" for s in held.values())),
+    ]
+    return markdown(head, rows)
+
+
+def taken_apart(item: Mapping[str, Any]) -> str:
+    """A chosen strategy, decision by decision; those at their default in a line below."""
+    told = [s for s in item["steps"] if s["other"] is not None]
+    rest = [f"{s['decision']} {s['chosen']}" for s in item["steps"] if s["other"] is None]
+    source = "the policy's best of 8" if item["by"] == "policy" else "the fastest"
+    return (
+        f"{ablation(told)}\n\n{item['workload']} on {item['device'].upper()}: strategy "
+        f"{item['key']}, {source}, {percent(item['gap'])} from the optimum. At their default, or "
+        f"without another choice that is valid alone: {', '.join(rest) or 'none'}."
+    )
 
 
 def ablation(steps: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,17 +60,18 @@ def test_verdicts() -> None:
 
 def test_differences_tell_techniques_before_launch_before_counts() -> None:
     launch = {"grid": "8x1x1", "block": 128, "cluster": "1x1x1", "smem": 0, "parameters": "a"}
-    one = Face({"wgmma": 4, "TMA": 2}, Counter(FFMA=9, LDS=2), b"1", (launch,), {"registers": 40})
+    body = ("LDS R1, [R2] ;", "FFMA R3, R1, R1, R3 ;", "LDS R4, [R2+0x10] ;")
+    one = Face({"wgmma": 4, "TMA": 2}, body, b"1", (launch,), {"registers": 40})
     assert differences(one, one) == []
-    assert differences(one, replace(one, code=b"2")) == [
-        "operands or order of the same instructions"
-    ]
-    other = Face({"wgmma": 8}, Counter(FFMA=7, LDS=1), b"2", (launch | {"grid": "4x1x1"}, launch),
+    assert differences(one, replace(one, code=b"2")) == ["scheduling of the same instructions"]
+    moved = replace(one, code=b"2", instructions=(*body[:2], "LDS R4, [R2+0x20] ;"))
+    assert differences(one, moved) == ["`LDS R4, [R2+0x10]`, by default `LDS R4, [R2+0x20]`"]
+    other = Face({"wgmma": 8}, (*body[:2], body[1]), b"2", (launch | {"grid": "4x1x1"}, launch),
                  {"registers": 41})  # fmt: skip
     assert differences(one, other) == [
         "TMA 2, by default none", "launches 1, by default 2", "grid 8x1x1, by default 4x1x1",
         "registers 40, by default 41", "wgmma 4, by default 8", "LDS 2, by default 1",
-        "FFMA 9, by default 7",
+        "FFMA 1, by default 2",
     ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ptxflow.eval.evaluation_tables import PageError, quoted, renew, tables
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = "eval/measurements/h200-gemm-held-out.jsonl.xz"
 ASKED = ("--measurements", HELD_OUT, "--workloads", "M=17", "--seeds", "3", "--jobs", "1",
-         "--methods", "policy,policy top-k,uniform,model,BICO")  # fmt: skip
+         "--parts", "none", "--methods", "policy,policy top-k,uniform,model,BICO")  # fmt: skip
 
 
 def run(*arguments: object) -> int:

@@ -57,7 +57,7 @@ def test_families_stand_beside_each_other(file: tuple[Path, int], tmp_path: Path
     path, count = file
     asked = ["--measurements", str(path), str(HELD_OUT), "--kernels", str(path), "--least", "200",
              "--workloads", "batch_size=7,M=17", "--methods", "uniform,model", "--seeds", "3",
-             "--jobs", "1", "--out", str(tmp_path)]  # fmt: skip
+             "--parts", "none", "--jobs", "1", "--out", str(tmp_path)]  # fmt: skip
     assert evaluate.main(asked) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     found = {w["name"]: w for w in results["workloads"]}

@@ -1,0 +1,62 @@
+"""A policy that learns from what it measures, as a search: it asks a few, is tuned, asks the next.
+
+It is a method in the sense of `eval.search.play`: it is shown a space, yields places in its codes,
+and is sent the time of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.env.observed import Observed
+from ptxflow.env.space import Space
+from ptxflow.gfn.fine_tuning import fine_tune, propose
+from ptxflow.gfn.inference import Policy
+
+EVERY = 8  # measurements between two tunings
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The policy, tuned anew after every EVERY measurements on all that it has measured.
+
+    unit  seconds that a time of 1 stands for: a yardstick's, which is no strategy's
+    """
+
+    name: str
+    policy: Policy = field(repr=False)
+    unit: float
+    seeded: bool = True
+
+    def search(self, space: Space, rng: np.random.Generator) -> Generator[int, float, None]:
+        seed = int(rng.integers(2**31))
+        policy = self.policy
+        asked: list[int] = []
+        times: list[float] = []
+        while len(asked) < len(space):
+            known = space.codes[np.array(sorted(asked), np.int64)]
+            codes = propose(policy, space, EVERY, known, seed)
+            if not len(codes):
+                return
+            for at in np.searchsorted(space.codes, codes).tolist():
+                times.append((yield at))
+                asked.append(at)
+            policy = tuned(self.policy, space, asked, np.array(times) * self.unit, seed)
+
+
+def tuned(
+    policy: Policy, space: Space, asked: Sequence[int], seconds: NDArray[np.float64], seed: int
+) -> Policy:
+    """The policy after measurements [n] of places in the space's codes; itself after none."""
+    if not len(asked):
+        return policy
+    order = np.argsort(asked)
+    places = np.asarray(asked, np.int64)[order]
+    measured = Observed(
+        space.family, space.problem, space.device, space.codes[places], seconds[order]
+    )
+    return fine_tune(policy, space, measured, seed=seed)
