@@ -50,10 +50,11 @@ def vector(registers: str) -> tuple[str, str]:
 def _load_text(use: UOp, text: dict[str, str]) -> str:
     cache, prefetch = use.arg.attr("cache"), use.arg.attr("prefetch")
     kind, registers = vector(text["dst"])
+    path = "" if use.arg.attr("handed") else ".nc"
     hints = (f".{cache}" if cache else "") + (f".L2::{prefetch}B" if prefetch else "")
     load = (
         f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('element')}, {text['base']};\n"
-        f"{{guard}}ld.global.nc{hints}.{kind} {registers}, [%rda+{use.arg.attr('offset')}];"
+        f"{{guard}}ld.global{path}{hints}.{kind} {registers}, [%rda+{use.arg.attr('offset')}];"
     )
     if text["inside"] == "1":
         return load.replace("{guard}", "")
@@ -74,10 +75,11 @@ ld_global = define(
         Scope.THREAD,
         Lanes.ALL,
         _load_text,
-        "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`",
+        "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
+        "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
         accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
-        sass=("ld.global.nc",),
-        defaults=(("cache", ""), ("offset", 0), ("prefetch", 0)),
+        sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
+        defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
         rules=(
             Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),
             Rule("the base is a pointer parameter", lambda u: u.src[1].op is Op.PARAM),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ptxflow.compiler.check.held import check_held, held_values
 from ptxflow.compiler.check.machine import SCHEDULES, Machine
-from ptxflow.compiler.check.order import check_order, read_after_write, read_unwritten
+from ptxflow.compiler.check.order import awaited, check_order, read_after_write, read_unwritten
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.device import Device
@@ -30,7 +30,7 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
     proofs = []
     for kernel in kernels:
         rules = check_spec(kernel, device) + check_held(kernel)
-        program = Program(kernel)
+        program = Program(kernel, awaited(kernels, kernel))
         name = f"{kernel.arg.name}: " if len(kernels) > 1 else ""
         proofs.append(f"static: {name}{rules} rules hold")
         mine = [t for t in trips if t.entry in ("", kernel.arg.name)]

@@ -106,8 +106,16 @@ class Machine(Synchronisation):
             yield from getattr(self, f"_do_{row.effect}")(agent, node, lanes) or ()
 
     def _after_the_grids_before(self, agent: Agent, node: UOp, row: Atom) -> None:
-        """A dependent launch starts while the grids before it may still read and write."""
+        """A dependent launch starts while the grid before it may still read and write. Of a program,
+        the first launch waits for all before it, so that only what kernels of the program write
+        must be awaited."""
+        awaited = self.program.awaited
         touches = any(kind in ("map", "global") for _, kind in row.operands)
+        if awaited is not None:
+            places = [s.src[0] for s in node.src if s.op is Op.SLOT]
+            touches = any(kind == "map" for _, kind in row.operands) or any(
+                s.op is Op.GLOBAL and s.arg.name in awaited for s in places
+            )
         if touches and not agent.knows.generic & self.grid_waits:
             self._refuse(
                 agent,

@@ -57,3 +57,16 @@ def read_unwritten(kernels: Sequence[UOp], workspace: set[str]) -> set[str]:
         out |= (reads & workspace) - written - writes
         written |= writes
     return out
+
+
+def awaited(kernels: Sequence[UOp], kernel: UOp) -> frozenset[str] | None:
+    """What a dependent launch of a program must wait for: the tensors that kernels before it touch,
+    and one of them writes or it does itself. None for a kernel alone: everything."""
+    if len(kernels) == 1:
+        return None
+    reads, writes = set[str](), set[str]()
+    for earlier in kernels[: kernels.index(kernel)]:
+        read, written = touched(earlier)
+        reads |= read
+        writes |= written
+    return frozenset(writes | (reads & touched(kernel)[1]))

@@ -1,0 +1,1 @@
+"""What attention families share: sequences over page tables, and softmax in pieces."""

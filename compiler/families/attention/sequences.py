@@ -1,0 +1,127 @@
+"""Sequences over a page table, as kernels find them: lengths, pages, and chunks of tokens.
+
+Lengths are data, so the host launches as many CTAs as chunks there can be. Chunk j of sequence b is
+at place begin(b) * page_size // chunk + b + j: distinct for all, and in order of b, because
+floor(x) + floor(y) <= floor(x + y) and ceil(y) <= floor(y) + 1. A CTA counts the sequences whose
+first place is not above its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import (
+    LANE,
+    UOp,
+    Value,
+
+    frag,
+    global_tensor,
+    held,
+    loop,
+    param,
+    rectangle,
+    slot,
+    value,
+    var,
+)
+from ptxflow.compiler.launch import Expr
+
+WORD = 4  # bytes of an index
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a kernel; `prefix` keeps registers of two kernels of a program apart.
+
+    Tensors: kv_indptr [sequences + 1]; where a page holds more than a token, kv_last_page_len.
+    """
+
+    page_size: int
+    chunk: int  # tokens
+    prefix: str = ""
+
+    def register(self, name: str) -> UOp:
+        return frag(self.prefix + name, 1, "b32")
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        names = ["begin", "end", *(["last"] if self.page_size > 1 else [])]
+        return tuple(map(self.register, (*names, "start", "before", "which")))
+
+    # -- on the host --------------------------------------------------------------------------
+
+    def places(self) -> Expr:
+        """The most chunks there can be."""
+        return f"(num_kv_indices * {self.page_size} // {self.chunk} + batch_size)"
+
+    # -- on the device ------------------------------------------------------------------------
+
+    def find(self, place: UOp, count: UOp) -> tuple[list[UOp], UOp]:
+        """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
+        start, before, which = map(self.register, ("start", "before", "which"))
+        base = var(self.prefix + "base")
+        there = base + LANE
+        inside = there < count
+        load = _load(start, "kv_indptr", there, inside)
+        first = held(start) * self.page_size // self.chunk + there
+        body = [
+            at.mov(slot(before), 0),
+            loop(
+                base,
+                count,
+                load,
+                at.count_lanes(slot(before), inside & (first < place + 1)),
+                step=32,
+            ),
+            at.copy(slot(which), slot(before)),
+        ]
+        return body, held(which) - 1
+
+    def lengths(self, sequence: Value) -> list[UOp]:
+        """Statements that load where a sequence's pages begin and end."""
+        out = [
+            _load(self.register("begin"), "kv_indptr", sequence),
+            _load(self.register("end"), "kv_indptr", value(sequence) + 1),
+        ]
+        if self.page_size > 1:
+            out.append(_load(self.register("last"), "kv_last_page_len", sequence))
+        return out
+
+    @property
+    def begin(self) -> UOp:
+        """The first entry of its page table."""
+        return held(self.register("begin"))
+
+    @property
+    def tokens(self) -> UOp:
+        """Its length; 0 where it has no page."""
+        pages = held(self.register("end")) - self.begin
+        if self.page_size == 1:
+            return pages
+        full = (pages - 1) * self.page_size + held(self.register("last"))
+        return pages.min(1) * full
+
+    def first_place(self, sequence: Value) -> UOp:
+        """The place of its first chunk."""
+        return self.begin * self.page_size // self.chunk + sequence
+
+    @property
+    def chunks(self) -> UOp:
+        return (self.tokens + (self.chunk - 1)) // self.chunk
+
+    def page(self, register: UOp, token: UOp, inside: Value = 1) -> UOp:
+        """Loads the page of a token."""
+        return _load(register, "kv_indices", self.begin + token // self.page_size, inside)
+
+    def row(self, page: UOp, token: UOp) -> UOp:
+        """A token's row in the cache, of all tokens of all pages."""
+        return page * self.page_size + token % self.page_size
+
+
+def _load(register: UOp, tensor: str, index: Value, inside: Value = 1) -> UOp:
+    place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
+    return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD)
+
+

@@ -1,0 +1,118 @@
+"""What a gqa_decode strategy asks of the machine, for the analytic model; what a policy sees.
+
+Sequences are taken to be of equal length, which is all that the axes say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gqa_decode.decisions import (
+    APART,
+    MMA_DIMS,
+    MMA_TOKENS,
+    WARP,
+    chunk,
+    columns,
+    group,
+    resources,
+)
+from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given."""
+
+    mma: float = 16.0  # of an SM's quarter, for a warp's m16n8k16 with its ldmatrix
+    score: float = 9.0  # for what a register of scores takes on its way to a weight
+    step: float = 260.0  # of a warp alone, for a tile: chains of shuffles, barriers, addresses
+    start: float = 1900.0  # of a CTA, until it asks for its first rows: three loads in a row
+    row: float = 6.0  # of an SM, to copy a row of a token
+    leave: float = 500.0  # of a CTA, after its last tile
+    warp: float = 60.0  # and for each warp whose sums are added up
+    apart: float = 30.0  # saved on the way where values may come later than keys
+    sum_start: float = 1500.0  # of the second kernel
+    sum_step: float = 900.0  # of a warp, for the chunks that it loads at a time
+    early: float = 0.5  # of its start, where it is launched early
+    dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
+
+
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy: a tile is a CTA's chunk, a step a tile of each of its warps."""
+    c, zero = costs_of("gqa_decode", COSTS, device), 0 * f.warps
+    batch, size = problem["batch_size"], problem["head_dim"]
+    length = problem["num_kv_indices"] * problem["page_size"] / batch
+    per_sequence = np.ceil(length / chunk(f))
+    groups = problem["num_kv_heads"] // f.heads
+    blocks = batch * per_sequence * groups
+    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / (f.warps * f.tile))
+    taken = resources(f, problem, device)
+    units = f.heads * columns(problem)
+    mmas = 2 * units * (size // MMA_DIMS) * (f.tile // MMA_TOKENS)
+    scores = units * 4 * (f.tile // MMA_TOKENS)
+    quarters = np.minimum(f.warps * taken.occupancy, 4) / taken.occupancy
+    row_bytes = f.heads * size * ELEMENT
+    handed = blocks * units * (size * 32 + 64)
+    return Load(
+        blocks=blocks,
+        resident=taken.occupancy,
+        tiles=1 + zero,
+        steps=steps,
+        stages=f.stages,
+        mma_cycles=(mmas * c.mma + scores * c.score) * f.warps / quarters
+        + 2 * f.warps * f.tile * c.row,
+        smem_bytes=4 * f.warps * f.tile * row_bytes,
+        l2_bytes=2 * f.warps * f.tile * row_bytes,
+        issue_cycles=c.step - np.where(f.arrival == APART, c.apart, 0),
+        epilogue_cycles=c.leave + c.warp * f.warps,
+        overlap=zero,
+        dram_bytes=problem.bytes * c.dram + 0.5 * handed,
+        setup_cycles=c.start + zero,
+        special=f.warps * WARP * scores,
+        following=_second(f, problem, device, c, per_sequence),
+    )
+
+
+def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Load:
+    """Of the second kernel."""
+    zero, size = 0 * f.warps, problem["head_dim"]
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
+    blocks = -(-problem["batch_size"] * per_sequence // f.sum_warps)
+    resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
+    read = f.sum_warps * f.sum_chunks * WARP * 16
+    return Load(
+        blocks=blocks,
+        resident=resident,
+        tiles=1 + zero,
+        steps=np.ceil(chunks / f.sum_chunks),
+        stages=1 + zero,
+        mma_cycles=4.0 * f.sum_warps * f.sum_chunks,
+        smem_bytes=zero,
+        l2_bytes=read,
+        issue_cycles=c.sum_step + zero,
+        epilogue_cycles=zero,
+        overlap=zero,
+        dram_bytes=blocks * read,
+        setup_cycles=c.sum_start * np.where(f.dependent == 1, c.early, 1.0),
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """What a policy sees beside the axes: lengths, groups, and how work spreads over SMs."""
+    length = problem["num_kv_indices"] * problem["page_size"] / problem["batch_size"]
+    pairs = problem["batch_size"] * problem["num_kv_heads"]
+    return {
+        "log_length": float(np.log2(max(length, 1))),
+        "log_pairs": float(np.log2(pairs)),
+        "pairs_per_sm": pairs / device.sms,
+        "group": float(group(problem)),
+    }
