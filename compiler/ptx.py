@@ -88,6 +88,12 @@ def reciprocal(divisor: int) -> tuple[int, int]:
     return -(-(1 << (31 + bits)) // divisor), bits - 1
 
 
+def stem(name: str) -> str:
+    """What registers of that storage are called, but for their number: ptxas takes all digits at
+    the end of a name for the number."""
+    return f"%{name}_" if name[-1].isdigit() else f"%{name}"
+
+
 class _Writer:
     def __init__(self, kernel: UOp):
         self.kernel, self.info = kernel, kernel.arg
@@ -128,7 +134,7 @@ class _Writer:
         for storage in self.info.storage:
             if storage.op is Op.FRAG:
                 buffer = storage.arg
-                out.append(f"\t.reg .{buffer.dtype} %{buffer.name}<{buffer.size}>;")
+                out.append(f"\t.reg .{buffer.dtype} {stem(buffer.name)}<{buffer.size}>;")
         return out
 
     def _line(self, text: str) -> None:
@@ -202,7 +208,7 @@ class _Writer:
         if found is not None:
             return found
         if node.op is Op.VAR and node.arg[1] == "held":
-            return f"%{node.arg[0]}0"
+            return f"{stem(node.arg[0])}0"
         if node.op is not Op.ALU:
             raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")
         cheaper = reduced(node)
@@ -397,8 +403,8 @@ class _Writer:
         for (name, kind), operand in zip(row.operands, node.src, strict=True):
             if kind == "frag":
                 first = operand.src[2].arg[0]
-                stem = operand.src[0].arg.name
-                text[name] = ", ".join(f"%{stem}{first + i}" for i in range(operand.arg))
+                registers = stem(operand.src[0].arg.name)
+                text[name] = ", ".join(f"{registers}{first + i}" for i in range(operand.arg))
             elif kind == "desc":
                 step = node.arg.attr(f"{name}_step", 0)
                 text[name] = self._descriptor(operand, step, node.arg.attr(f"{name}_desc"))

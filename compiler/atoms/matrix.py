@@ -124,6 +124,65 @@ bulk_gather = define(
         ),
     )
 )
+copy_async = define(
+    Atom(
+        "copy_async",
+        (
+            ("dst", "smem"),
+            ("offset", "value"),
+            ("base", "value"),
+            ("index", "value"),
+            ("tile", "global"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {dst_reg}, {offset};\n"
+        "mad.wide.u32 %rda, {index}, 16, {base};\n"
+        "cp.async.cg.shared.global [%ra], [%rda], 16;",
+        "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
+        "lane's group, and for other lanes once they met",
+        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+        sass=("cp.async",),
+        rules=(_BASE,),
+    )
+)
+copies_commit = define(
+    Atom(
+        "copies_commit",
+        (),
+        Scope.THREAD,
+        Lanes.ALL,
+        "cp.async.commit_group;",
+        "9.7.9.25.3.2 cp.async.commit_group",
+        effect="commit",
+        defaults=(("pipe", "copies"),),
+        orders=True,
+    )
+)
+copies_wait = define(
+    Atom(
+        "copies_wait",
+        (),
+        Scope.THREAD,
+        Lanes.ALL,
+        "cp.async.wait_group {pending};",
+        "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
+        effect="wait_copies",
+        orders=True,
+    )
+)
+shuffle_from = define(
+    Atom(
+        "shuffle_from",
+        (("dst", "frag"), ("src", "frag"), ("lane", "value")),
+        Scope.WARP,
+        Lanes.ALL,
+        "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
+        "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
+        accesses=OF_ONE,
+        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
+    )
+)
 count_lanes = define(
     Atom(
         "count_lanes",
@@ -201,30 +260,36 @@ hide = define(
         accesses=(Access("dst", "rw", GENERIC),),
     )
 )
+
+
+def _shift_text(use: UOp, text: dict[str, str]) -> str:
+    shifts = pieces(text["shift"])
+    return "\n".join(
+        f"fma.rn.f32 {d}, {x}, {text['scale']}, {shifts[i % len(shifts)]};\n"
+        f"ex2.approx.ftz.f32 {d}, {d};"
+        for i, (d, x) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True))
+    )
+
+
 shift_exp2 = define(
     Atom(
         "shift_exp2",
-        (("dst", "frag"), ("scale", "frag"), ("shift", "frag")),
+        (("dst", "frag"), ("src", "frag"), ("scale", "frag"), ("shift", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"fma.rn.f32 {d}, {d}, {t['scale']}, {shift};\nex2.approx.ftz.f32 {d}, {d};"
-            for d, shift in zip(
-                pieces(t["dst"]),
-                pieces(t["shift"]) * (len(pieces(t["dst"])) // len(pieces(t["shift"]))),
-                strict=True,
-            )
-        ),
+        _shift_text,
         "9.7.3 fma, ex2.approx: 2^(x scale + shift); shifts in turn; relative error 2^-22.5",
         accesses=(
+            Access("src", "r", GENERIC),
             Access("scale", "r", GENERIC),
             Access("shift", "r", GENERIC),
-            Access("dst", "rw", GENERIC),
+            Access("dst", "w", GENERIC),
         ),
         sass=("ex2.approx",),
         rules=(
-            Rule("one factor", lambda u: u.src[1].arg == 1),
-            Rule("shifts in turn", lambda u: u.src[0].arg % u.src[2].arg == 0),
+            Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),
+            Rule("one factor", lambda u: u.src[2].arg == 1),
+            Rule("shifts in turn", lambda u: u.src[0].arg % u.src[3].arg == 0),
         ),
     )
 )

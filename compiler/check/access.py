@@ -312,7 +312,7 @@ class Accesses(Contents):
             operand,
             offset,
             access.mode == "rw" and self._accumulates(agent, node),
-            self._must_be_used(Op.FRAG),
+            self._must_be_used(Op.FRAG) and storage.arg.name not in self.program.held,
             partial(self._refuse, agent, node),
         )
 

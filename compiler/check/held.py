@@ -11,18 +11,30 @@ from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
 
 
+_UNFOLLOWED = ("index", "inside", "offset", "value", "c0", "c1")
+
+
 def check_held(kernel: UOp) -> int:
     """Check every use of a held value; the number of checks that held. Raises SpecError."""
     return _Walk().kernel(kernel)
 
 
+def every_held(kernel: UOp) -> set[str]:
+    """The registers whose content some value depends on: values read them."""
+    sources = (s for _, node in walk(kernel) for s in node.src if s.op not in STATEMENTS)
+    return {name for s in sources for name in held_names(s)}
+
+
 def held_values(kernel: UOp) -> set[str]:
-    """The registers whose content some value of the kernel depends on."""
-    return {name for _, node in walk(kernel) for s in node.src for name in _values(s)}
-
-
-def _values(node: UOp) -> set[str]:
-    return set() if node.op in STATEMENTS else held_names(node)
+    """The registers whose content an abstract run must know: addresses of data and predicates of
+    lanes aside, which it does not follow, all that some value depends on."""
+    out = set[str]()
+    for _, node in walk(kernel):
+        names = [name for name, _ in atom(node.arg.atom).operands] if node.op is Op.ATOM else []
+        for i, source in enumerate(node.src):
+            if source.op not in STATEMENTS and (not names or names[i] not in _UNFOLLOWED):
+                out |= held_names(source)
+    return out
 
 
 class _Walk:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.check.held import every_held
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.ir import Op, UOp, show, walk
@@ -62,6 +63,7 @@ class Program:
         self.plan = layout(kernel.arg)
         self.in_step = _in_step(kernel)
         self.private = private_storages(kernel)
+        self.held = every_held(kernel)
         self.moves = Moves()
         asked = [
             node.arg.attr("registers")
@@ -170,6 +172,7 @@ class Agent:
     every: Knowledge = field(default_factory=Knowledge)
     one: Knowledge = field(default_factory=Knowledge)
     apart: int = 0
+    landed: int = 0  # copies of which every lane knows its own to be complete, and no other's
     own: dict[tuple[Op, bool], int] = field(default_factory=dict)  # generic events by storage, lane
     open: dict[str, Group] = field(default_factory=dict)  # not yet committed, by pipe
     groups: dict[str, list[Group]] = field(default_factory=dict)
@@ -196,6 +199,8 @@ class Agent:
     def sync_lanes(self) -> None:
         """All lanes meet: each learns what the others know."""
         self.apart = 0
+        self.every.generic |= self.landed
+        self.landed = 0
         self.every.learn(self.one.message())
         self.one.learn(self.every.message())
 
@@ -204,6 +209,7 @@ class Agent:
         out = self.knows.message()
         if lanes > 1:
             out.add(self.one.message())
+            out.generic |= self.landed
             return out
         return out.without(self.apart)
 
@@ -214,7 +220,7 @@ class Agent:
 
     def known(self) -> int:
         """Events that some lane knows, in whatever proxy."""
-        out = 0
+        out = self.landed
         for k in (self.every, self.one):
             out |= k.generic | k.async_ | k.tensor | k.tensor_seen
         return out

@@ -212,6 +212,12 @@ class Synchronisation(Accesses):
             agent.knows.async_ |= group.local
             agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | group.registers
 
+    def _do_wait_copies(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """Each lane knows that its own copies have landed; all do once they meet."""
+        groups = agent.groups.setdefault("copies", [])
+        while len(groups) > node.arg.attr("pending"):
+            agent.landed |= groups.pop(0).local
+
     def _do_wait_ld(self, agent: Agent, node: UOp, lanes: int) -> None:
         group = agent.open.pop("ld", Group())
         agent.knows.generic |= group.local | group.registers

@@ -56,7 +56,7 @@ def across(
 class Running:
     """The maximum and the sum so far of each column, two of a lane.
 
-    `step` takes scores to weights 2^(s - maximum) and rescales what was summed with older ones.
+    `step` gives weights 2^(score - maximum), and rescales what was summed with an older maximum.
     """
 
     def __init__(self, r: Registers, name: str):
@@ -66,8 +66,8 @@ class Running:
     def begin(self) -> list[UOp]:
         return [at.mov(self.top, MINUS_INFINITY), at.mov(self.sum, 0)]
 
-    def step(self, scores: UOp, sums: list[UOp]) -> list[UOp]:
-        """`scores`, columns in turn, become weights; `sums` are accumulators of the same columns."""
+    def step(self, weights: UOp, scores: UOp, sums: list[UOp]) -> list[UOp]:
+        """Weights of scores, whose columns are in turn; `sums` are accumulators of the same."""
         r, n = self.r, self.name
         own, new, change = r(f"{n}_own", 2), r(f"{n}_new", 2), r(f"{n}_change", 2)
         factor, lower, added = r(f"{n}_factor", 2), r(f"{n}_lower", 2), r(f"{n}_added", 2)
@@ -80,8 +80,8 @@ class Running:
             at.exp2_f32(factor, change),
             at.copy(self.top, new),
             at.scale_f32(lower, new, r("minus_one", 1)),
-            at.shift_exp2(scores, r("one", 1), lower),
-            at.fold_sum(added, scores),
+            at.shift_exp2(weights, scores, r("one", 1), lower),
+            at.fold_sum(added, weights),
             at.rescale(self.sum, factor),
             at.add_f32(self.sum, added),
             *(at.rescale(s, factor) for s in sums),

@@ -19,7 +19,6 @@ WARP = 32
 COLUMNS = 8  # of an MMA: query heads
 MMA_TOKENS, MMA_DIMS = 16, 16
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
-MAX_BARRIERS = 128  # of a CTA: one thread initialises them
 TOGETHER, APART = "together", "apart"
 
 DECISIONS = (
@@ -28,7 +27,7 @@ DECISIONS = (
     Decision("tiles", (1, 2, 4, 8, 16), "tiles of a warp, all steps written out"),
     Decision("heads", (1, 2, 4), "key heads that a warp takes from a token's rows"),
     Decision("stages", (1, 2, 3, 4, 6), "tiles of a warp's ring"),
-    Decision("arrival", (TOGETHER, APART), "keys and values of a tile on one barrier, or on two"),
+    Decision("arrival", (TOGETHER, APART), "keys and values of a tile are awaited together, or values later"),
     Decision("order", ("heads", "places"), "what neighbouring CTAs differ in"),
     Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
     Decision("sum_warps", (1, 2, 4, 8), "warps of a CTA of the second kernel"),
@@ -67,15 +66,11 @@ def partial_bytes(f: Fields, problem: Problem) -> Any:
     return (tiles + columns(problem) * f.heads) * WARP * 16
 
 
-def barriers(f: Fields) -> Any:
-    return f.stages * f.warps * np.where(f.arrival == APART, 2, 1)
-
-
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Rings, what warps hand to each other, and barriers; each on its alignment."""
+    """Rings, and what warps hand to each other."""
     rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
     handed = np.where(f.warps > 1, f.warps * partial_bytes(f, problem), 0)
-    return rings + handed + -(-8 * barriers(f) // 128) * 128
+    return rings + handed
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -106,7 +101,6 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads, 0 * f.warps, np.minimum.reduce(limits))
 
 
-_RING = "warps tile heads stages arrival"
 RULES = (
     rule(
         "the key heads of a warp divide those of a token",
@@ -132,13 +126,8 @@ RULES = (
         ),
     ),
     rule(
-        f"the rings of a CTA have at most {MAX_BARRIERS} barriers",
-        _RING,
-        lambda f, p, d: barriers(f) <= MAX_BARRIERS,
-    ),
-    rule(
         "the rings exceed the shared memory of a CTA",
-        _RING,
+        "warps tile heads stages",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
     rule(

@@ -22,7 +22,6 @@ from ptxflow.compiler.families.gqa_decode.decisions import (
     COLUMNS,
     MMA_DIMS,
     MMA_TOKENS,
-    barriers,
     chunk,
     columns,
     group,
@@ -42,10 +41,8 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    elect,
     global_tensor,
     held,
-    mbar,
     param,
     rectangle,
     slot,
@@ -59,6 +56,7 @@ from ptxflow.compiler.strategy import Problem, Strategy
 ENTRY = "gqa_decode"
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
+CHUNK = 16  # bytes of a copy
 STATS = 4 * QUAD  # of a row of `stats`: two maxima and sums of four lanes
 
 
@@ -101,7 +99,6 @@ class Chunks(Shape):
         self.r = Registers()
         self.keys = smem("keys", self.warps * self.bytes, self.stages, align=128)
         self.values = smem("values", self.warps * self.bytes, self.stages, align=128)
-        self.full = mbar("full", int(barriers(f)), 1)
         self.handed_bytes = int(partial_bytes(f, problem))
         self.handed = smem("handed", self.warps * self.handed_bytes, align=128)
         self.smem_bytes = int(smem_bytes(f, problem))
@@ -146,7 +143,6 @@ class Chunks(Shape):
             storage=(
                 self.keys,
                 self.values,
-                self.full,
                 *([self.handed] if self.warps > 1 else []),
                 *self.sequences.storage,
                 *self.r.storage,
@@ -160,101 +156,112 @@ class Chunks(Shape):
         firsts = [start + (WARP + t * self.warps) * self.tile for t in range(self.tiles)]
         asks = min(self.stages, self.tiles)
         out: list[Body] = [
-            [when(first < tokens, self._pages(t, first, tokens)) for t, first in enumerate(firsts)],
+            [self._pages(t, first, tokens) for t, first in enumerate(firsts)],
             [
-                when(firsts[t] < tokens, self._ask(t, firsts[t], tokens, head))
+                self._ask_if_any(t, firsts[t], tokens, head)
                 for t in range(asks)
             ],
-            self._queries(sequence, head),
-            constants(self.r),
+            when(firsts[0] < tokens, self._queries(sequence, head), constants(self.r)),
             [running.begin() for running in self.running],
             at.mov(self._sums(), 0),
         ]
         for t, first in enumerate(firsts):
-            out.append(when(first < tokens, self._step(t, first, tokens, firsts, head)))
+            out.append(when(first < tokens, self._step(t, first, tokens)))
+            again = t + self.stages
+            if again < self.tiles:
+                out.append(at.warp_sync())  # all lanes have read what the next rows overwrite
+                out.append(self._ask_if_any(again, firsts[again], tokens, head))
         return [*out, self._leave(place, head)]
 
-    def _step(self, t: int, first: UOp, tokens: UOp, firsts: list[UOp], head: UOp) -> list[Body]:
-        again = t + self.stages
-        out: list[Body] = [
-            self._wait(t, 0),
+    def _step(self, t: int, first: UOp, tokens: UOp) -> list[Body]:
+        return [
+            self._wait(t, False),
             self._multiply_keys(t),
             when(tokens < first + self.tile, self._hide(first, tokens)),
             [
-                running.step(self._scores(u), [self._sums(u)])
+                running.step(self._exact(u), self._scores(u), [self._sums(u)])
                 for u, running in enumerate(self.running)
             ],
             self._weights(),
-            self._wait(t, 1) if self.apart else None,
+            self._wait(t, True) if self.apart else None,
             self._multiply_values(t),
         ]
-        if again < self.tiles:
-            more = when(
-                firsts[again] < tokens,
-                at.fence_proxy_async(),
-                at.warp_sync(),
-                self._ask(again, firsts[again], tokens, head),
-            )
-            out.append(more)
-        return out
+
+    def _ask_if_any(self, t: int, first: UOp, tokens: UOp, head: UOp) -> list[UOp]:
+        """Groups are counted whether there is a tile or not."""
+        none = [at.copies_commit()] * (2 if self.apart else 1)
+        return [
+            when(first < tokens, self._ask(t, first, tokens, head)),
+            when(first >= tokens, none),
+        ]
 
     # -- gathering ----------------------------------------------------------------------------
 
-    def _lane_tokens(self, t: int, first: UOp, tokens: UOp) -> list[UOp]:
-        """The tokens whose rows this lane asks for; past the end the last one again."""
-        gathers = -(-self.tile // WARP_SIZE)
-        return [(first + (i * WARP_SIZE + LANE)).min(tokens - 1) for i in range(gathers)]
+    def _page(self, t: int, i: int) -> UOp:
+        """The register with the page of a lane's token."""
+        return self.r(f"page{t}_{i}", 1).src[0]
+
+    def _lane_tokens(self, first: UOp, tokens: UOp) -> list[UOp]:
+        """The tokens whose rows this lane finds; past the end the last one again."""
+        count = -(-self.tile // WARP_SIZE)
+        return [(first + (i * WARP_SIZE + LANE)).min(tokens - 1) for i in range(count)]
 
     def _pages(self, t: int, first: UOp, tokens: UOp) -> list[UOp]:
-        """Asks for the pages of a tile, whose numbers all of a warp's tiles ask for at once."""
+        """Asks for the pages of a tile; all tiles' are asked for before any is used."""
         return [
-            self.sequences.page(self.r(f"page{t}_{i}", 1).src[0], token)
-            for i, token in enumerate(self._lane_tokens(t, first, tokens))
+            self.sequences.page(self._page(t, i), token, first < tokens)
+            for i, token in enumerate(self._lane_tokens(first, tokens))
         ]
-
-    def _barrier(self, t: int, which: int) -> UOp:
-        stage, per_stage = t % self.stages, self.warps * (2 if self.apart else 1)
-        own = which * self.warps if self.apart else 0
-        return slot(self.full, WARP + (stage * per_stage + own))
-
-    def _wait(self, t: int, which: int) -> UOp:
-        return at.mbar_wait(self._barrier(t, which), const(t // self.stages & 1))
 
     def _buffer(self, storage: UOp, t: int) -> UOp:
         return slot(storage, t % self.stages, WARP * self.bytes, self.bytes)
 
-    def _ask(self, t: int, first: UOp, tokens: UOp, head: UOp) -> list[UOp]:
-        """Each lane asks for the rows of its tokens: keys, then values."""
-        tile_bytes = self.tile * self.row_bytes
-        expects = [
-            at.mbar_arrive_expect(self._barrier(t, i), bytes=tile_bytes * (1 if self.apart else 2))
-            for i in range(2 if self.apart else 1)
-        ]
-        out = [elect(const(1), *expects)]
-        lanes = min(self.tile, WARP_SIZE)
-        for which, (storage, tensor) in enumerate(
-            ((self.keys, "k_cache"), (self.values, "v_cache"))
-        ):
-            for i, token in enumerate(self._lane_tokens(t, first, tokens)):
-                page = held(self.r(f"page{t}_{i}", 1).src[0])
-                row = self.sequences.row(page, token) * self.key_heads + head
-                offset = WARP * self.bytes + i * WARP_SIZE * self.pitch
-                target = slot(storage, t % self.stages, offset, lanes * self.pitch)
+    def _ask(self, t: int, first: UOp, tokens: UOp, head: UOp) -> Body:
+        """Copies the rows of a tile, 16 bytes a lane: lanes side by side on a token's row."""
+        find, rows = list[UOp](), list[UOp]()
+        for i, token in enumerate(self._lane_tokens(first, tokens)):
+            rows.append(self.r(f"row{t}_{i}", 1))
+            row = self.sequences.row(held(self._page(t, i)), token) * self.key_heads + head
+            find.append(at.mov(rows[-1], row))
+        pieces = self.row_bytes // CHUNK  # of a token
+        span = min(pieces, WARP_SIZE)  # lanes side by side on a token
+        count = self.tile * pieces // WARP_SIZE
+        for n in range(count):
+            token = (n * WARP_SIZE + LANE) // pieces
+            source = rows[n * WARP_SIZE // pieces // WARP_SIZE]
+            find.append(at.shuffle_from(self._row(t, n), source, token & 31))
+        lane_offset = LANE // span * self.pitch + (LANE % span << 4)
+        out: list[Body] = [find]
+        for storage, tensor in ((self.keys, "k_cache"), (self.values, "v_cache")):
+            for n in range(count):
+                token, piece = divmod(n * WARP_SIZE, pieces)
+                row_end = self.pitch if piece + span == pieces else span * CHUNK
+                begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
+                extent = row_end + (WARP_SIZE // span - 1) * self.pitch
+                index = held(self._row(t, n).src[0]) * (self.size * ELEMENT // CHUNK)
                 out.append(
-                    at.bulk_gather(
-                        target,
+                    at.copy_async(
+                        slot(storage, t % self.stages, begin, extent),
+                        lane_offset,
                         param(tensor),
-                        row,
-                        const(1) if lanes == WARP_SIZE else LANE < lanes,
+                        index + ((LANE + piece) % pieces),
                         rectangle(global_tensor(tensor), 0, 0, 1, 1),
-                        self._barrier(t, which),
-                        bytes=self.row_bytes,
-                        element=self.size * ELEMENT,
-                        pitch=self.pitch,
-                        lanes=lanes,
                     )
                 )
+            if self.apart or storage is self.values:
+                out.append(at.copies_commit())
         return out
+
+    def _row(self, t: int, n: int) -> UOp:
+        """The row that the lane's n-th piece of a tile comes from."""
+        return self.r(f"from{t}_{n}", 1)
+
+    def _wait(self, t: int, values: bool) -> list[UOp]:
+        """Until the keys, or the values, of a tile have landed, for all lanes."""
+        groups = 2 if self.apart else 1
+        asked = min(t + self.stages, self.tiles) * groups
+        needed = t * groups + (1 + values if self.apart else 1)
+        return [at.copies_wait(pending=asked - needed), at.warp_sync()]
 
     # -- multiplying --------------------------------------------------------------------------
 
@@ -288,6 +295,10 @@ class Chunks(Shape):
 
     def _scores(self, u: int) -> UOp:
         return self.r(f"scores{u}", self.tile // MMA_TOKENS * QUAD)
+
+    def _exact(self, u: int) -> UOp:
+        """Weights of a tile, in 32 bits."""
+        return self.r(f"exact{u}", self.tile // MMA_TOKENS * QUAD)
 
     def _sums(self, u: int | None = None) -> UOp:
         every = self.r("sums", len(self.units) * self.blocks * QUAD)
@@ -338,7 +349,7 @@ class Chunks(Shape):
         for u in range(len(self.units)):
             for j in range(self.tile // 8):
                 packed = self.r(f"packed{u}", self.tile // 8)
-                pair = part(self._scores(u), 2 * j, 2)
+                pair = part(self._exact(u), 2 * j, 2)
                 out.append(at.pack(part(packed, j, 1), pair, dtype=self.dtype))
                 out.append(at.movmatrix(part(self._weight(u), j, 1), part(packed, j, 1)))
         return out
@@ -432,7 +443,7 @@ class Chunks(Shape):
         out = [at.mov(top, MINUS_INFINITY)]
         for w in range(self.warps):
             theirs, higher = r(f"theirs{w}", QUAD), r(f"higher{w}", 2)
-            out.append(at.ld_shared_v4(theirs, *self._own(const(w), const(u))))
+            out.append(at.ld_shared_v4(theirs, *self._own(const(w), const(u)), unread="dst"))
             out += [at.max_f32(higher, top, part(theirs, 0, 2)), at.copy(top, higher)]
         for w in range(self.warps):
             theirs, below = r(f"theirs{w}", QUAD), r(f"below{w}", 2)
