@@ -10,7 +10,6 @@ from ptxflow.compiler.atoms.table import Lanes, atom
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
 
-
 _UNFOLLOWED = ("index", "inside", "offset", "value", "c0", "c1")
 
 

@@ -15,7 +15,6 @@ from ptxflow.compiler.ir import (
     LANE,
     UOp,
     Value,
-
     frag,
     global_tensor,
     held,
@@ -123,5 +122,3 @@ class Sequences:
 def _load(register: UOp, tensor: str, index: Value, inside: Value = 1) -> UOp:
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
     return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD)
-
-

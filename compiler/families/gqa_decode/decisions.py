@@ -27,7 +27,11 @@ DECISIONS = (
     Decision("tiles", (1, 2, 4, 8, 16), "tiles of a warp, all steps written out"),
     Decision("heads", (1, 2, 4), "key heads that a warp takes from a token's rows"),
     Decision("stages", (1, 2, 3, 4, 6), "tiles of a warp's ring"),
-    Decision("arrival", (TOGETHER, APART), "keys and values of a tile are awaited together, or values later"),
+    Decision(
+        "arrival",
+        (TOGETHER, APART),
+        "keys and values of a tile are awaited together, or values later",
+    ),
     Decision("order", ("heads", "places"), "what neighbouring CTAs differ in"),
     Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
     Decision("sum_warps", (1, 2, 4, 8), "warps of a CTA of the second kernel"),

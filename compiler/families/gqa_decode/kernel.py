@@ -157,10 +157,7 @@ class Chunks(Shape):
         asks = min(self.stages, self.tiles)
         out: list[Body] = [
             [self._pages(t, first, tokens) for t, first in enumerate(firsts)],
-            [
-                self._ask_if_any(t, firsts[t], tokens, head)
-                for t in range(asks)
-            ],
+            [self._ask_if_any(t, firsts[t], tokens, head) for t in range(asks)],
             when(firsts[0] < tokens, self._queries(sequence, head), constants(self.r)),
             [running.begin() for running in self.running],
             at.mov(self._sums(), 0),
