@@ -106,9 +106,9 @@ class Machine(Synchronisation):
             yield from getattr(self, f"_do_{row.effect}")(agent, node, lanes) or ()
 
     def _after_the_grids_before(self, agent: Agent, node: UOp, row: Atom) -> None:
-        """A dependent launch starts while the grid before it may still read and write. Of a program,
-        the first launch waits for all before it, so that only what kernels of the program write
-        must be awaited."""
+        """A dependent launch starts while the grid before it may still read and write. The first
+        launch of a program waits for all before it, so that in the others only what kernels of the
+        program write must be awaited."""
         awaited = self.program.awaited
         touches = any(kind in ("map", "global") for _, kind in row.operands)
         if awaited is not None:

@@ -44,7 +44,7 @@ def part(registers: UOp, first: int, count: int) -> UOp:
 def across(
     r: Registers, name: str, own: UOp, combine: Callable[..., UOp], lanes: tuple[int, ...] = ACROSS
 ) -> tuple[list[UOp], UOp]:
-    """Statements that combine registers over lanes, so that all of them have the same; and where."""
+    """Statements that combine registers over lanes, so that all have the same; and where it is."""
     out, width = list[UOp](), own.arg
     for i, distance in enumerate(lanes):
         moved, both = r(f"{name}_moved{i}", width), r(f"{name}_both{i}", width)

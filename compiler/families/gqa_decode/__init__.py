@@ -48,8 +48,8 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     for chunks in sorted({0, 1, c.loads, c.loads + 1, 2 * c.loads + 1}):
         span = min(c.warps, c.blocks) * 16
         written = (("output", rows, span), ("lse", rows, 1))
-        values = (("batch_size", 1), *_length(k.page_size, chunks * k.chunk, "c_"))
-        out.append(Trip(f"{chunks} chunks", values, written, COMBINE))
+        held = (("batch_size", 1), *_length(k.page_size, chunks * k.chunk, "c_"))
+        out.append(Trip(f"{chunks} chunks", held, written, COMBINE))
     return out
 
 

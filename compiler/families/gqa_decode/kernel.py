@@ -1,6 +1,6 @@
 """The first kernel: a chunk of a sequence, as sums of weighted values, maxima and sums of weights.
 
-Tokens are the rows of an MMA and query heads its columns: S^T = K Q^T, O^T = V^T P^T. A warp gathers
+Tokens are the rows of an MMA, query heads its columns: S^T = K Q^T, O^T = V^T P^T. A warp gathers
 its rows, multiplies them and shares nothing with others until its last tile.
 """
 
