@@ -1,32 +1,95 @@
 """A policy after a few measurements of one workload: asked, measured, tuned, in seconds.
 
-What is measured corrects what was believed of the whole space, and trajectory balance moves the
-policy to the corrected target. A family that the policy has no part for gets a new one.
+What is measured corrects what was believed of the whole space (`beliefs.py`), and trajectory
+balance moves the policy to the corrected target. A family that the policy has no part for gets one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from ptxflow.env.observed import Observed
-from ptxflow.env.reward import Reward
+from ptxflow.env.reward import TAU, Reward, log_reward
 from ptxflow.env.space import Codes, Space
-from ptxflow.gfn.inference import Policy
+from ptxflow.gfn.beliefs import corrected
+from ptxflow.gfn.inference import Policy, log_probs, sample_distinct
+from ptxflow.gfn.joining import fit_for
+from ptxflow.gfn.training import TrainConfig, Trainer
+
+Array = NDArray[np.float64]
+SPAN = 40.0  # nats below the best, where beliefs end: no draw ever comes from there
+
+
+TUNING = TrainConfig(
+    tau=TAU, batch=256, learning_rate=1e-3, matrix_rate=5e-3, log_z_rate=2e-2, epsilon=0.0,
+    target_share=0.5, warmup=5,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How long and how boldly a policy is tuned."""
+    """How a policy is tuned: `train` as in any training, of `steps` steps."""
 
     steps: int = 100
-    batch: int = 256
-    rate: float = 1e-3  # of Adam
-    sharpness: float = 2.0  # of the draws that are measured next
+    train: TrainConfig = TUNING
 
 
-def propose(policy: Policy, space: Space, count: int, known: Codes, seed: int = 0) -> Codes:
-    """Codes of up to `count` distinct strategies to measure next, none of `known`."""
-    raise NotImplementedError
+@dataclass(frozen=True)
+class Believed:
+    """A reward of one space: log rewards [n] in the order of its codes, up to a constant."""
+
+    log_rewards: Array
+    unit: float  # TFLOP/s of a nat
+    name: str = "beliefs"
+
+    def tflops(self, space: Space, codes: Codes) -> Array:
+        above = self.log_rewards - self.log_rewards.max() + SPAN
+        every = np.maximum(above, 0.0) * self.unit
+        return np.asarray(every[np.searchsorted(space.codes, codes)])
+
+
+def propose(
+    policy: Policy, space: Space, count: int, known: Codes, seed: int = 0, sharpness: float = 2.0
+) -> Codes:
+    """Codes of up to `count` distinct strategies to measure next, none of `known`.
+
+    A policy that has no part for the family draws uniformly.
+    """
+    fit = fit_for(policy, space)
+    drawn = sample_distinct(fit, space, min(len(space), count + len(known)), seed, sharpness)
+    fresh: Codes = drawn[~np.isin(drawn, known)][:count]
+    return fresh
+
+
+def believed(
+    policy: Policy, space: Space, measured: Observed | None, base: Reward | None, tau: float
+) -> Array:
+    """[n] log rewards of the space's strategies, up to a constant: `base`, or else what the policy
+    itself says, corrected by what was measured. What failed is SPAN nats below the best.
+    """
+    belief = (
+        log_probs(policy, space)
+        if base is None
+        else log_reward(base.tflops(space, space.codes), space.problem, space.device, tau)
+    )
+    if measured is None or not len(measured):
+        return belief
+    places = np.searchsorted(space.codes, measured.codes)
+    sound = np.isfinite(measured.seconds)
+    failed, places = places[~sound], places[sound]
+    if len(places):
+        tflops = space.problem.flops / measured.seconds[sound] / 1e12
+        told = log_reward(tflops, space.problem, space.device, tau)
+        floor = belief[places].max() - SPAN  # a policy may hold the rest for all but impossible
+        belief = np.maximum(belief, floor)
+        belief, _ = corrected(belief, space.indices(), places, told)
+    belief[failed] = belief.max() - SPAN
+    return belief
 
 
 def fine_tune(
@@ -34,7 +97,7 @@ def fine_tune(
     space: Space,
     measured: Observed | None,
     base: Reward | None = None,
-    config: TuneConfig = TuneConfig(),
+    config: TuneConfig | None = None,
     seed: int = 0,
 ) -> Policy:
     """The policy tuned to one workload by what was measured of it; `policy` itself stays as it is.
@@ -42,8 +105,28 @@ def fine_tune(
     space     the workload's valid strategies (any shape; a family that the policy has no part for
               gets a new one)
     measured  seconds of the strategies that were measured so far, failures infinite; None or empty
-              where nothing was (then `base` alone is the target)
+              where nothing was: then `base` alone is the target, and without it nothing changes
     base      what is believed of the rest (ModelReward, SurrogateReward, ...); None: what the
               policy's own probabilities say of it
     """
-    raise NotImplementedError
+    fit, config = fit_for(policy, space), config or TuneConfig()
+    if base is None and (measured is None or not len(measured)):
+        return fit
+    tau = float(policy.about.get("train", {}).get("tau", TAU))
+    train = replace(config.train, tau=tau, seed=seed, stages=1)
+    unit = 1.0 / float(log_reward(np.ones(1), space.problem, space.device, tau)[0])
+    reward = Believed(believed(fit, space, measured, base, tau), unit)
+    trainer = Trainer([space], train, config.steps, reward, start=fit.network)
+    for _ in range(config.steps):
+        trainer.advance()
+    count = 0 if measured is None else len(measured)
+    about: dict[str, Any] = {**policy.about, "tuned": {"workload": space.problem.definition,
+                             "axes": dict(space.problem.axes), "measured": count}}  # fmt: skip
+    return Policy(trainer.network.eval(), policy.path, about)
+
+
+def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> float:
+    """Exact total variation distance of a policy to a reward's target on one space."""
+    logs = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau)
+    exact = torch.softmax(torch.from_numpy(logs), 0).numpy()
+    return float(0.5 * np.abs(np.exp(log_probs(fit_for(policy, space), space)) - exact).sum())

@@ -125,6 +125,11 @@ class PolicyNetwork(nn.Module):
         start, edges = self._slot_start[family], self.starts[family]
         return slice(start + edges[first], start + edges[stop])
 
+    def positions(self, family: int) -> slice:
+        """Rows of `tokens` of a family's decisions."""
+        start = self._positions + self._position_start[family]
+        return slice(start, start + len(self.config.families[family].sizes))
+
     def decided(self, family: int, depth: int, choices: Tensor) -> Tensor:
         """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
 
@@ -138,7 +143,7 @@ class PolicyNetwork(nn.Module):
 
     def logits(self, family: int, depth: int, state: Tensor) -> Tensor:
         """[n, hidden] states (conditions + decided) -> [n, sizes[depth]] logits."""
-        position = self._positions + self._position_start[family] + depth
+        position = self.positions(family).start + depth
         x = functional.silu(state + self.tokens[position])
         for layer in self.trunk:
             x = x + functional.silu(layer(x))

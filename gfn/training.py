@@ -25,6 +25,7 @@ from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.forest import family_shape, feature_names, workload_features
+from ptxflow.gfn.joining import joined, joined_config
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.targets import Targets
 
@@ -106,9 +107,12 @@ class Trainer:
         held_out: Sequence[Space] = (),
         bar: Callable[[Sequence[int]], Iterable[int]] = iter,
         compute: torch.device | str = "cpu",
+        start: PolicyNetwork | None = None,
     ) -> None:
         """`bar` is given the workloads whose targets are worked out next, and yields them;
-        `compute` is where networks and tables lie."""
+        `compute` is where networks and tables lie; `start` is a trained network to begin with,
+        whose size then counts.
+        """
         refuse_overlap(spaces, held_out)
         self.config = config
         self.total = total
@@ -119,9 +123,14 @@ class Trainer:
         self.generator = torch.Generator(self.compute).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
         shape = network_config(spaces, config)
+        if start is not None:
+            shape = joined_config(start.config, shape)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.network = PolicyNetwork(shape).to(self.compute)
+            self.network = PolicyNetwork(shape)
+            if start is not None:
+                self.network = joined(start, shape, config.seed)
+            self.network.to(self.compute)
             self.log_z = LogZNetwork(shape).to(self.compute)
         self.bar = bar
         self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space

@@ -1,0 +1,85 @@
+"""A trained network that takes in families and features that it was not made for.
+
+What it has of a family with the same decision space is kept, and the trunk; the rest begins as in
+an untrained network, whose choices are uniform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ptxflow.env.space import Space
+from ptxflow.gfn.forest import family_shape, feature_names
+from ptxflow.gfn.inference import Policy
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+
+
+def joined_config(old: NetworkConfig, fresh: NetworkConfig) -> NetworkConfig:
+    """The families and features of both; of what both have, the old standardisation.
+
+    A family whose decision space has changed is the fresh one.
+    """
+    shapes = {f.name: f for f in (*old.families, *fresh.families)}
+    names = tuple(dict.fromkeys((*old.features, *fresh.features)))
+    center, gain = (
+        tuple(
+            tuple((_of(fresh, rows, family) | _of(old, rows, family)).get(n, 0.0) for n in names)
+            for family in shapes
+        )
+        for rows in ("center", "gain")
+    )
+    return replace(old, families=tuple(shapes.values()), features=names, center=center, gain=gain)
+
+
+def _of(config: NetworkConfig, rows: str, family: str) -> dict[str, float]:
+    """A family's constants by feature; none where the configuration lacks the family."""
+    names = [f.name for f in config.families]
+    if family not in names:
+        return {}
+    row = getattr(config, rows)
+    row = row[names.index(family)] if isinstance(row[0], tuple) else row
+    return dict(zip(config.features, row, strict=True))
+
+
+@torch.no_grad()
+def joined(old: PolicyNetwork, config: NetworkConfig, seed: int = 0) -> PolicyNetwork:
+    """A network of `config`, with what `old` has learned of the families that are the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        new = PolicyNetwork(config)
+    for ours, theirs in zip(new.trunk.parameters(), old.trunk.parameters(), strict=True):
+        ours.copy_(theirs)
+    inputs = [config.features.index(name) for name in old.config.features]
+    for ours, theirs in zip(new.encoder.parameters(), old.encoder.parameters(), strict=True):
+        if ours.shape == theirs.shape:
+            ours.copy_(theirs)
+        else:  # the first layer: columns of features that are new say nothing yet
+            ours.zero_()
+            ours[:, inputs] = theirs.to(ours.device)
+    for number, shape in enumerate(old.config.families):
+        if shape in config.families:
+            _take_over(new, config.family(shape.name), old, number)
+    return new
+
+
+def _take_over(new: PolicyNetwork, number: int, old: PolicyNetwork, was: int) -> None:
+    depth = len(old.config.families[was].sizes)
+    ours, theirs = new.slots(number, 0, depth), old.slots(was, 0, depth)
+    new.head[ours], new.head_bias[ours] = old.head[theirs], old.head_bias[theirs]
+    new.tokens[ours] = old.tokens[theirs]
+    new.tokens[new.positions(number)] = old.tokens[old.positions(was)]
+    new.family[number] = old.family[was]
+
+
+def fit_for(policy: Policy, space: Space) -> Policy:
+    """The policy, with a part for the space's family and features where it has none."""
+    config, shape = policy.network.config, family_shape(space)
+    names = feature_names([space])
+    if shape in config.families and set(names) <= set(config.features):
+        return policy
+    zeros = (0.0,) * len(names)
+    fresh = NetworkConfig((shape,), names, zeros, zeros, config.hidden, config.layers)
+    network = joined(policy.network, joined_config(config, fresh))
+    return Policy(network.eval(), policy.path, policy.about)
