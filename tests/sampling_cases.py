@@ -35,9 +35,9 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 _BASE: dict[str, int | str] = {
-    "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1,
-    "digits": "8-8-7-7", "copies": 1, "first": "all", "group": 2, "aside": "dump", "resident": 1,
-    "load_cache": "default", "load_prefetch": 0,
+    "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1, "bits": 10,
+    "copies": 1, "slots": 32, "group": 1, "resident": 1, "load_cache": "default",
+    "load_prefetch": 0,
 }  # fmt: skip
 
 
@@ -48,17 +48,16 @@ def strategy(**changes: int | str) -> Strategy:
 #: one kernel for every path through the builder; with the filters that it is for
 PATHS = {
     "a cluster, k": (K, strategy()),
-    "a cluster, p": (P, strategy()),
+    "a cluster, p": (P, strategy(bits=11)),
     "a cluster, both": (BOTH, strategy()),
-    "one CTA, both": (BOTH, strategy(ctas=1, group=0, aside="branch")),
-    "bounded": (K, strategy(first="bounded", digits="9-7-7-7")),
-    "copies": (P, strategy(copies=8, vector=2, digits="9-7-7-7", group=2)),
-    "copies, bounded, both": (BOTH, strategy(ctas=1, copies=16, first="bounded", vector=1)),
+    "one CTA, both": (BOTH, strategy(ctas=1, bits=12, slots=64)),
+    "copies": (P, strategy(copies=4, vector=2)),
+    "copies, both": (BOTH, strategy(ctas=1, copies=2, vector=1)),
     "read again": (BOTH, strategy(residency="reread", unroll=4, load_cache="no_allocate")),
-    "read again, bounded": (K, strategy(ctas=1, residency="reread", first="bounded")),
-    "shared": (P, strategy(residency="shared", unroll=4, aside="branch", load_prefetch=128)),
-    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, resident=2)),
-    "wide digits": (K, strategy(ctas=4, threads=256, digits="10-10-10", group=0)),
+    "read again, alone": (K, strategy(ctas=1, residency="reread", resident=2, bits=11)),
+    "shared": (P, strategy(residency="shared", unroll=4, group=2, load_prefetch=128)),
+    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, slots=64)),
+    "four CTAs, wide": (K, strategy(ctas=4, threads=512, bits=12)),
 }  # fmt: skip
 CASES = [(dev, filters, s) for dev in (H200, B200) for filters, s in PATHS.values()]
 IDS = [f"{dev.arch}: {name}" for dev in (H200, B200) for name in PATHS]

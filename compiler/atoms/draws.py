@@ -1,460 +1,535 @@
-"""Atoms of both targets that draw a sample: fine masses, and the search for where a number falls.
+"""Atoms of both targets that settle a threshold and draw: lists of candidates, shares, the search.
 
-A *fine mass* is rint(x 2^44), kept as two words (high 2^22 + low) where float32 makes it, in 64
-bits where it is summed. A *share* is what a warp or a CTA has: both words of the mass above a key,
-how many elements equal it, and 0. Of those *ties* an allowance is kept, the first ones. The *state*
-of a search: whether the target lies here, how far in (low and high word), ties still allowed.
+A row is cut into *segments*, in the order of indices, and a warp sifts a segment at a time:
+weights of what is kept for certain are added up, what may be kept becomes a *candidate* in the
+segment's list, of `slots` words. A segment has a *tally*, the number of its candidates, a *share*,
+the mass that it keeps, and *ties*, the number of elements that equal the threshold. Lists and these
+words lie in one CTA, the row's leader. Where a list was too short (*overflow*) the leader reads the
+row again.
 """
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scoped, skip_where_none, voted
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import OF_ONE, pieces
+from collections.abc import Callable
+
+from ptxflow.compiler.atoms.reductions import (
+    ALL_LANES,
+    BEFORE_TEMPS,
+    KEY_BITS,
+    LEAST,
+    QUANTITIES,
+    before_warp,
+    count_in,
+    scan_lanes,
+    scoped,
+    weigh,
+)
+from ptxflow.compiler.atoms.table import (
+    GENERIC,
+    READ_ONLY,
+    Access,
+    Atom,
+    Lanes,
+    Rule,
+    Scope,
+    define,
+)
+from ptxflow.compiler.atoms.threads import pieces, vector
 from ptxflow.compiler.ir import UOp
 
-FINE = 22  # bits of the low word of a fine mass
-_SCALE, _ONE, _HALF_MORE = "0f4A800000", "0f4B000000", "0f4B400000"  # 2^22, 2^23, 3 2^22
+SLOT, TALLY, SHARE = 4, 4, 4  # bytes
+AHEAD = 4  # vectors of a row that a thread of the leader has in flight
 _PHILOX = ((0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85))  # multipliers, key increments
 
 
-def _fine(x: str, high: str, low: str) -> list[str]:
-    """Adds the fine mass of x, biased by _ONE and _HALF_MORE, to two words.
-
-    x 2^22 is rounded to an integer by adding 2^23; what that leaves is exact, and rounded alike.
-    """
-    return [
-        f"fma.rn.f32 %_h, {x}, {_SCALE}, {_ONE};",
-        f"add.u32 {high}, {high}, %_h;",
-        f"sub.f32 %_h, {_ONE}, %_h;",
-        f"fma.rn.f32 %_h, {x}, {_SCALE}, %_h;",
-        f"fma.rn.f32 %_h, %_h, {_SCALE}, {_HALF_MORE};",
-        f"add.u32 {low}, {low}, %_h;",
+def _sift_text(use: UOp, text: dict[str, str]) -> str:
+    attr, src = use.arg.attr, pieces(text["src"])
+    size, slots, peers = attr("group"), attr("slots"), attr("peers")
+    high, low, *beside = pieces(text["window"])
+    least = beside[0] if beside else low
+    lines = [
+        "mov.b32 %_mass, 0;",
+        "mov.b32 %_count, 0;",
+        "shl.b32 %_below, 1, %lane;",
+        "sub.u32 %_below, %_below, 1;",
+        # What follows is 2^31, and ptxas cannot know it: it would work out the weights of all
+        # elements once, and keep them in registers.
+        f"shr.u32 %_scale, {high}, 31;",
+        "or.b32 %_scale, %_scale, 0x4F000000;",
     ]
-
-
-def _unbias(count: int, high: str, low: str) -> list[str]:
-    return [
-        f"sub.u32 {high}, {high}, {count * 0x4B000000 & 0xFFFFFFFF};",
-        f"sub.u32 {low}, {low}, {count * 0x4B400000 & 0xFFFFFFFF};",
+    lines += _there(text, "list", slots * SLOT, peers)
+    for first in range(0, len(src), size):
+        group = src[first : first + size]
+        lines += _sift_group(group, text["window"], least, f"G{first}", slots)
+    lines += [
+        f"redux.sync.add.u32 %_mass, %_mass, {ALL_LANES};",
+        "setp.eq.u32 %_p, %lane, 0;",
     ]
+    space = ".shared::cluster" if peers > 1 else ".shared"
+    for name, stride, stored in (
+        ("tallies", TALLY, "b32 [%_at], %_count"),
+        ("shares", SHARE, "b32 [%_at], %_mass"),
+    ):
+        lines += _there(text, name, stride, peers)
+        lines.append(f"@%_p st{space}.{stored};")
+    lines += [f"setp.gt.and.u32 %_p, %_count, {slots}, %_p;", "@!%_p bra FITS;"]
+    lines += _there(text, "overflow", 0, peers)
+    order = ".relaxed.cluster" if peers > 1 else ""
+    lines += [f"red{order}{space}.add.u32 [%_at], 1;", "FITS:"]
+    temps = f"b32 mass count below scale at pos w, pred p some any k<{size}> m<{size}>"
+    return scoped(temps, lines)
 
 
-def _whole(high: str, low: str, to: str) -> list[str]:
-    """A fine mass in one 64-bit register, from its words (low signed)."""
-    return [
-        f"cvt.u64.u32 {to}, {high};",
-        f"shl.b64 {to}, {to}, {FINE};",
-        f"cvt.s64.s32 %_w, {low};",
-        f"add.u64 {to}, {to}, %_w;",
-    ]
+def _there(text: dict[str, str], name: str, stride: int, peers: int) -> list[str]:
+    """%_at: an address in the leader, of the chunk's part where there is a stride."""
+    base = text[f"{name}_reg"]
+    lines = [f"mov.b32 %_at, {base};"]
+    if stride:
+        lines = [f"mad.lo.u32 %_at, {text['chunk']}, {stride}, {base};"]
+    if peers > 1:
+        lines.append(f"mapa.shared::cluster.u32 %_at, %_at, {text['rank']};")
+    return lines
 
 
-def _tie_mass(key: str) -> list[str]:
-    """%_tie: the fine mass of a key."""
-    return [
-        "mov.b32 %_hi, 0;",
-        "mov.b32 %_lo, 0;",
-        *_fine(key, "%_hi", "%_lo"),
-        *_unbias(1, "%_hi", "%_lo"),
-        *_whole("%_hi", "%_lo", "%_tie"),
-    ]
-
-
-def _masses_text(use: UOp, text: dict[str, str]) -> str:
-    high, low, ties = pieces(text["dst"])
-    begun = text["accumulate"]
-    guard = "" if begun == "0" else f"@!{begun} "
-    lines = [] if begun == "1" else [f"{guard}mov.b32 {d}, 0;" for d in (high, low, ties)]
-    groups = voted(use, pieces(text["src"]))
-    for i, group in enumerate(groups):
-        reach = [f"%_p{j}" for j in range(len(group))]
+def _sift_group(group: list[str], window: str, least: str, label: str, slots: int) -> list[str]:
+    """Nothing, if no lane has an element that may be kept; candidates are rarer still."""
+    high, low, *beside = pieces(window)
+    lines = []
+    for j, x in enumerate(group):
+        lines.append(f"setp.ge.u32 %_m{j}, {x}, {least};")
+        lines.append(f"or.pred %_some, %_some, %_m{j};" if j else f"mov.pred %_some, %_m{j};")
+    lines += [f"vote.sync.any.pred %_any, %_some, {ALL_LANES};", f"@!%_any bra {label};"]
+    for j, x in enumerate(group):
         lines += [
-            f"setp.ge.u32 {p}, {x}, {text['key']};" for p, x in zip(reach, group, strict=True)
+            f"setp.ge.u32 %_k{j}, {x}, {high};",
+            *weigh(x, "%_w", "%_scale"),
+            f"@%_k{j} add.u32 %_mass, %_mass, %_w;",
         ]
-        if use.arg.attr("group"):
-            lines += skip_where_none(reach, f"NONE{i}")
-        for p, x in zip(reach, group, strict=True):
+        if beside:  # or in the bin where k ends
             lines += [
-                f"setp.eq.u32 %_q, {x}, {text['key']};",
-                f"@%_q add.u32 {ties}, {ties}, 1;",
-                f"setp.gt.and.u32 %_q, {x}, {text['key']}, {p};",
-                f"selp.b32 %_x, {x}, 0, %_q;",
-                *_fine("%_x", high, low),
+                f"sub.u32 %_w, {x}, {beside[0]};",
+                f"setp.lt.u32 %_some, %_w, {beside[1]};",
+                f"setp.ge.or.u32 %_some, {x}, {low}, %_some;",
+                f"and.pred %_m{j}, %_m{j}, %_some;",
             ]
-        lines += _unbias(len(group), high, low)
-        if use.arg.attr("group"):
-            lines += [f"NONE{i}:"]
-    return scoped(f"b32 h x, pred some q p<{len(groups[0])}>", lines)
+        lines += [f"not.pred %_k{j}, %_k{j};", f"and.pred %_m{j}, %_m{j}, %_k{j};"]
+        lines.append(f"or.pred %_any, %_any, %_m{j};" if j else f"mov.pred %_any, %_m{j};")
+    lines += [f"vote.sync.any.pred %_any, %_any, {ALL_LANES};", f"@!%_any bra {label};"]
+    for j, x in enumerate(group):
+        lines += [
+            f"vote.sync.ballot.b32 %_w, %_m{j}, {ALL_LANES};",
+            "and.b32 %_pos, %_w, %_below;",
+            "popc.b32 %_pos, %_pos;",
+            "add.u32 %_pos, %_pos, %_count;",
+            "popc.b32 %_w, %_w;",
+            "add.u32 %_count, %_count, %_w;",
+            f"setp.lt.and.u32 %_some, %_pos, {slots}, %_m{j};",
+            f"mad.lo.u32 %_pos, %_pos, {SLOT}, %_at;",
+            f"@%_some st.SPACE.b32 [%_pos], {x};",
+        ]
+    return [*lines, f"{label}:"]
 
 
-masses = define(
+def _sift(use: UOp, text: dict[str, str]) -> str:
+    space = "shared::cluster" if use.arg.attr("peers") > 1 else "shared"
+    return _sift_text(use, text).replace("st.SPACE", f"st.{space}")
+
+
+sift = define(
     Atom(
-        "masses",
-        (("dst", "frag"), ("src", "frag"), ("key", "frag"), ("accumulate", "value")),
+        "sift",
+        (
+            ("list", "smem"),
+            ("tallies", "smem"),
+            ("shares", "smem"),
+            ("overflow", "smem"),
+            ("src", "frag"),
+            ("window", "frag"),
+            ("chunk", "value"),
+            ("rank", "value"),
+        ),
         Scope.WARP,
         Lanes.ALL,
-        _masses_text,
-        "9.7.3.7 fma: the fine mass of a thread's elements above a key (high, low), and how many "
-        "are equal to it; begun anew or gone on with",
+        _sift,
+        "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
+        "leader; a group in which no lane has an element that may be kept is skipped by a vote",
         accesses=(
             Access("src", "r", GENERIC),
-            Access("key", "r", GENERIC),
-            Access("dst", "rw", GENERIC),
+            Access("window", "r", GENERIC),
+            Access("list", "w", GENERIC),
+            Access("tallies", "w", GENERIC),
+            Access("shares", "w", GENERIC),
+            Access("overflow", "a", GENERIC),
         ),
-        defaults=(("group", 0),),
-        rules=(Rule("it gives two words and a count", lambda u: u.src[0].arg == 3),),
-    )
-)
-_WARP_MASS_TEMPS = "b32 a, b64 q w"
-
-
-def _warp_masses_text(use: UOp, text: dict[str, str]) -> str:
-    high, low, ties = pieces(text["src"])
-    to_high, to_low, to_ties, unused = pieces(text["dst"])
-    return scoped(_WARP_MASS_TEMPS, [
-        *_whole(high, low, "%_q"),
-        *_words_sum("%_q", to_high, to_low),
-        f"redux.sync.add.u32 {to_ties}, {ties}, {ALL_LANES};",
-        f"mov.b32 {unused}, 0;",
-    ])  # fmt: skip
-
-
-def _words_sum(mass: str, high: str, low: str) -> list[str]:
-    """The sum over lanes of 64-bit fine masses: of their words, which do not overflow."""
-    return [
-        f"cvt.u32.u64 %_a, {mass};",
-        f"and.b32 %_a, %_a, {(1 << FINE) - 1};",
-        f"redux.sync.add.u32 {low}, %_a, {ALL_LANES};",
-        f"shr.u64 {mass}, {mass}, {FINE};",
-        f"cvt.u32.u64 %_a, {mass};",
-        f"redux.sync.add.u32 {high}, %_a, {ALL_LANES};",
-    ]
-
-
-warp_masses = define(
-    Atom(
-        "warp_masses",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _warp_masses_text,
-        "9.7.13.11 redux.sync: fine masses and counts of ties, summed over the lanes; a share: "
-        "high, low, ties, 0",
-        accesses=OF_ONE,
-        sass=("redux.sync",),
-        rules=(Rule("a share of two words and a count", lambda u: (
-            u.src[0].arg, u.src[1].arg) == (4, 3)),),
+        rules=(
+            Rule("whole groups", lambda u: u.src[4].arg % u.arg.attr("group") == 0),
+            Rule("a window is two registers, or four for two filters", lambda u: (
+                u.src[5].arg in (2, 4))),
+        ),
     )
 )  # fmt: skip
 
 
-def _kept(ties: str, before: str, allowed: str) -> list[str]:
-    """%_k: how many of these ties are kept, after those before them."""
-    return [
-        f"min.u32 %_k, {before}, {allowed};",
-        f"sub.u32 %_k, {allowed}, %_k;",
-        f"min.u32 %_k, %_k, {ties};",
+def _candidates(use: UOp, text: dict[str, str], visit: Callable[[str], list[str]]) -> list[str]:
+    """Every candidate in %_x, its segment in %_segment: of the lists, or of the row on overflow."""
+    attr = use.arg.attr
+    slots, warps, width, vocab = (attr(n) for n in ("slots", "warps", "vector", "vocab"))
+    lines = [
+        f"setp.ne.u32 %_q, {text['overflow']}, 0;",
+        f"selp.b32 %_end, 0, {attr('segments')}, %_q;",
+        f"mov.b32 %_segment, {text['warp']};",
+        "LISTS:",
+        "setp.ge.u32 %_q, %_segment, %_end;",
+        "@%_q bra ROW;",
+        f"mad.lo.u32 %_at, %_segment, {TALLY}, {text['tallies_reg']};",
+        "ld.shared.b32 %_n, [%_at];",
+        f"mad.lo.u32 %_at, %_segment, {slots}, %lane;",
+        f"mad.lo.u32 %_at, %_at, {SLOT}, {text['list_reg']};",
     ]
-
-
-def _share_mass(high: str, low: str, to: str) -> list[str]:
-    """A share's mass: its words (low unsigned) and %_k ties."""
-    return [
-        f"cvt.u64.u32 {to}, {high};",
-        f"shl.b64 {to}, {to}, {FINE};",
-        f"cvt.u64.u32 %_w, {low};",
-        f"add.u64 {to}, {to}, %_w;",
-        "cvt.u64.u32 %_w, %_k;",
-        "mul.lo.u64 %_w, %_w, %_tie;",
-        f"add.u64 {to}, {to}, %_w;",
-    ]
-
-
-def _enter(state: str, start: str, mass: str) -> list[str]:
-    """The state of the search from where a share starts: %_q says whether the target is in it."""
-    active, low, high, left = pieces(state)
-    return [
-        f"setp.ge.u64 %_q, %_target, {start};",
-        f"sub.u64 %_w, %_target, {start};",
-        f"setp.lt.and.u64 %_q, %_w, {mass}, %_q;",
-        f"selp.u32 {active}, 1, 0, %_q;",
-        f"mov.b64 {{{low}, {high}}}, %_w;",
-        f"mov.b32 {left}, %_left;",
-    ]
-
-
-def _cta_target_text(use: UOp, text: dict[str, str]) -> str:
-    """Shares by rank; a share's ties are those before its own that the allowance leaves."""
-    shares = pieces(text["shares"])
-    low, high = pieces(text["uniform"])
-    lines = [*_tie_mass(text["key"]), "mov.b64 %_sum, 0;", "mov.b32 %_before, 0;"]
-    lines += ["mov.b64 %_start, 0;", "mov.b64 %_mine, 0;", "mov.b32 %_left, 0;"]
-    for i in range(0, len(shares), 4):
-        words_high, words_low, ties = shares[i : i + 3]
+    for part in range(0, slots, 32):
         lines += [
-            f"setp.eq.u32 %_q, {text['rank']}, {i // 4};"
-            if len(shares) > 4
-            else "mov.pred %_q, 1;",
-            *_kept(ties, "%_before", text["ties"]),
-            *_share_mass(words_high, words_low, "%_mass"),
-            "@%_q mov.b64 %_start, %_sum;",
-            "@%_q mov.b64 %_mine, %_mass;",
-            f"min.u32 %_k, %_before, {text['ties']};",
-            f"sub.u32 %_k, {text['ties']}, %_k;",
-            "@%_q mov.b32 %_left, %_k;",
-            "add.u64 %_sum, %_sum, %_mass;",
-            f"add.u32 %_before, %_before, {ties};",
+            f"add.u32 %_d, %lane, {part};",
+            "setp.lt.u32 %_q, %_d, %_n;",
+            "mov.b32 %_x0, 0;",
+            f"@%_q ld.shared.b32 %_x0, [%_at+{SLOT * part}];",
+            *visit("%_x0"),
         ]
-    lines += [f"mov.b64 %_target, {{{low}, {high}}};", "mul.hi.u64 %_target, %_target, %_sum;"]
-    lines += _enter(text["dst"], start="%_start", mass="%_mine")
-    temps = "b32 h hi lo k before left, b64 tie w sum start mine mass target, pred q"
+    lines += [f"add.u32 %_segment, %_segment, {warps};", "bra LISTS;", "ROW:"]
+    step, held = 32 * width, [f"%_x{i}" for i in range(width * AHEAD)]
+    kind, _ = vector(", ".join(held[:width]))
+    lines += [
+        f"setp.ne.u32 %_q, {text['overflow']}, 0;",
+        f"selp.b32 %_end, {vocab}, 0, %_q;",
+        f"mul.lo.u32 %_first, {text['warp']}, {step};",
+        "AGAIN:",
+        "setp.ge.u32 %_q, %_first, %_end;",
+        "@%_q bra DONE;",
+        f"mad.lo.u32 %_n, %lane, {width}, %_first;",
+        *(f"mov.b32 {x}, 0;" for x in held),
+    ]
+    for i in range(AHEAD):
+        registers = vector(", ".join(held[i * width : (i + 1) * width]))[1]
+        lines += [
+            f"add.u32 %_d, %_n, {i * step * warps};",
+            f"setp.lt.u32 %_q, %_d, {vocab};",
+            f"add.u32 %_d, %_d, {text['index']};",
+            f"mad.wide.u32 %_address, %_d, 4, {text['base']};",
+            f"@%_q ld.global.nc.{kind} {registers}, [%_address];",
+        ]
+    for i in range(AHEAD):
+        lines += [
+            f"add.u32 %_d, %_n, {i * step * warps};",
+            f"div.u32 %_segment, %_d, {attr('size')};",
+        ]
+        for x in held[i * width : (i + 1) * width]:
+            lines += [f"add.sat.f32 {x}, {x}, 0f00000000;", *visit(x)]
+    return [*lines, f"add.u32 %_first, %_first, {AHEAD * step * warps};", "bra AGAIN;", "DONE:"]
+
+
+def _candidate_temps(use: UOp) -> str:
+    return (
+        f"b32 segment end at n d w first x<{use.arg.attr('vector') * AHEAD}>, b64 address, pred p q"
+    )
+
+
+_SOURCES: tuple[tuple[str, str], ...] = (
+    ("list", "smem"),
+    ("tallies", "smem"),
+    ("overflow", "frag"),
+    ("base", "value"),
+    ("index", "value"),
+    ("warp", "value"),
+    ("tile", "global"),
+)
+_FROM_SOURCES = (
+    Access("list", "r", GENERIC),
+    Access("tallies", "r", GENERIC),
+    Access("overflow", "r", GENERIC),
+    Access("tile", "r", READ_ONLY),
+)
+
+
+def _refine_text(use: UOp, text: dict[str, str]) -> str:
+    shift, bits, quantity = (use.arg.attr(n) for n in ("shift", "bits", "quantity"))
+
+    def visit(x: str) -> list[str]:
+        return [
+            f"sub.u32 %_d, {x}, {LEAST};",
+            f"shr.u32 %_w, %_d, {shift + bits};",
+            f"setp.eq.u32 %_p, %_w, {text['prefix']};",
+            f"shr.u32 %_d, %_d, {shift};",
+            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
+            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
+            *count_in(quantity, "%_d", x, 4 << bits, "%_p", "%_w"),
+        ]
+
+    return scoped(_candidate_temps(use), _candidates(use, text, visit))
+
+
+refine = define(
+    Atom(
+        "refine",
+        (("bins", "smem"), ("prefix", "frag"), *_SOURCES),
+        Scope.WARP,
+        Lanes.ALL,
+        _refine_text,
+        "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those that "
+        "share the prefix",
+        accesses=(
+            Access("prefix", "r", GENERIC),
+            *_FROM_SOURCES,
+            Access("bins", "a", GENERIC),
+        ),
+        rules=(
+            Rule("digits lie in the key", lambda u: (
+                u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
+            Rule("there is a bin for each digit", lambda u: (
+                u.src[0].arg == 4 * QUANTITIES[u.arg.attr("quantity")] << u.arg.attr("bits"))),
+        ),
+    )
+)  # fmt: skip
+
+
+def _settle_text(use: UOp, text: dict[str, str]) -> str:
+    key, high = text["key"], pieces(text["window"])[0]
+
+    def visit(x: str) -> list[str]:
+        return [
+            f"mad.lo.u32 %_d, %_segment, {SHARE}, {text['shares_reg']};",
+            f"setp.lt.u32 %_q, {x}, {high};",
+            f"setp.gt.and.u32 %_p, {x}, {key}, %_q;",
+            *weigh(x, "%_w"),
+            "@%_p red.shared.add.u32 [%_d], %_w;",
+            f"mad.lo.u32 %_d, %_segment, {SHARE}, {text['ties_reg']};",
+            f"setp.eq.and.u32 %_p, {x}, {key}, %_q;",
+            "@%_p red.shared.add.u32 [%_d], 1;",
+        ]
+
+    return scoped(_candidate_temps(use), _candidates(use, text, visit))
+
+
+settle = define(
+    Atom(
+        "settle",
+        (("shares", "smem"), ("ties", "smem"), ("key", "frag"), ("window", "frag"), *_SOURCES),
+        Scope.WARP,
+        Lanes.ALL,
+        _settle_text,
+        "9.7.13.8 red.shared: the weights of candidates above the threshold, and the number of "
+        "those equal to it, to the shares and ties of their segments",
+        accesses=(
+            Access("key", "r", GENERIC),
+            Access("window", "r", GENERIC),
+            *_FROM_SOURCES,
+            Access("shares", "a", GENERIC),
+            Access("ties", "a", GENERIC),
+        ),
+    )
+)
+
+
+def _shares_text(use: UOp, text: dict[str, str]) -> str:
+    dst = pieces(text["dst"])
+    own, lines = len(dst) // 2, [f"mov.b32 {d}, 0;" for d in dst]
+    lines += [f"mul.lo.u32 %_s, {text['thread']}, {own};"]
+    lines += [f"mad.lo.u32 %_at, %_s, {SHARE}, {text['shares_reg']};"]
+    lines += [f"mad.lo.u32 %_tie, %_s, {SHARE}, {text['ties_reg']};"]
+    for i in range(own):
+        lines += [
+            f"setp.lt.u32 %_p, %_s, {use.arg.attr('segments')};",
+            f"@%_p ld.shared.b32 {dst[i]}, [%_at+{SHARE * i}];",
+            f"@%_p ld.shared.b32 {dst[own + i]}, [%_tie+{SHARE * i}];",
+            "add.u32 %_s, %_s, 1;",
+        ]
+    return scoped("b32 s at tie, pred p", lines)
+
+
+ld_shares = define(
+    Atom(
+        "ld_shares",
+        (("dst", "frag"), ("shares", "smem"), ("ties", "smem"), ("thread", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _shares_text,
+        "9.7.9.8 ld: the shares of a thread's segments, then their ties; zeros beyond the last",
+        accesses=(
+            Access("shares", "r", GENERIC),
+            Access("ties", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+    )
+)
+
+
+def _kept(mass: str, ties: str, allowed: str, to: str) -> list[str]:
+    """A mass, and that of the ties that are allowed; %_tie is the weight of one."""
+    return [f"min.u32 {to}, {ties}, {allowed};", f"mad.lo.u32 {to}, {to}, %_tie, {mass};"]
+
+
+def _find_segment_text(use: UOp, text: dict[str, str]) -> str:
+    """%_low is what is kept before a segment, %_next with it; at most one holds the target."""
+    src, before = pieces(text["src"]), pieces(text["before"])
+    own, allowed, found = len(src) // 2, text["ties"], text["found_reg"]
+    low, high = pieces(text["uniform"])
+    lines = [
+        *before_warp(text["totals_reg"], use.arg.attr("warps"), text["warp"], before),
+        *weigh(text["key"], "%_tie"),
+        *_kept("%_all0", "%_all1", allowed, "%_next"),
+        "cvt.u64.u32 %_wide, %_next;",
+        f"mov.b64 %_target, {{{low}, {high}}};",
+        "mul.hi.u64 %_target, %_target, %_wide;",
+        "cvt.u32.u64 %_goal, %_target;",
+        *_kept("%_before0", "%_before1", allowed, "%_low"),
+        f"mul.lo.u32 %_at, {text['thread']}, {own};",
+    ]
+    for i in range(own):
+        lines += [
+            f"add.u32 %_sum, %_before0, {src[i]};",
+            f"add.u32 %_up, %_before1, {src[own + i]};",
+            *_kept("%_sum", "%_up", allowed, "%_next"),
+            "add.u32 %_at, %_at, 1;",
+            "setp.ge.u32 %_p, %_goal, %_low;",
+            "setp.lt.and.u32 %_p, %_goal, %_next, %_p;",
+            f"@%_p red.shared.add.u32 [{found}], %_at;",
+            "sub.u32 %_low, %_goal, %_low;",
+            f"@%_p red.shared.add.u32 [{found}+4], %_low;",
+            f"min.u32 %_low, %_before1, {allowed};",
+            f"sub.u32 %_low, {allowed}, %_low;",
+            f"@%_p red.shared.add.u32 [{found}+8], %_low;",
+            "mov.b32 %_low, %_next;",
+            "mov.b32 %_before0, %_sum;",
+            "mov.b32 %_before1, %_up;",
+        ]
+    temps = f"{BEFORE_TEMPS} tie next goal low, b64 wide target, pred p"
     return scoped(temps, lines)
 
 
-_STATE = Rule("the state is four registers", lambda u: u.src[0].arg == 4)
-cta_target = define(
+find_segment = define(
     Atom(
-        "cta_target",
+        "find_segment",
         (
-            ("dst", "frag"),
-            ("shares", "frag"),
+            ("found", "smem"),
+            ("src", "frag"),
+            ("before", "frag"),
+            ("totals", "smem"),
             ("key", "frag"),
             ("ties", "frag"),
             ("uniform", "frag"),
-            ("rank", "value"),
+            ("thread", "value"),
+            ("warp", "value"),
         ),
-        Scope.THREAD,
+        Scope.WARP,
         Lanes.ALL,
-        _cta_target_text,
-        "9.7.1 mul.hi: where a uniform number of 64 bits falls among the CTAs' kept masses: "
-        "whether here, how far into it, and how many ties are kept from here on",
+        _find_segment_text,
+        "9.7.1 mul.hi: where a uniform number of 64 bits falls among the kept masses: the segment "
+        "and 1, how far into it, how many ties are kept from there on; zeros where no mass is",
         accesses=(
-            Access("shares", "r", GENERIC),
+            Access("src", "r", GENERIC),
+            Access("before", "r", GENERIC),
+            Access("totals", "r", GENERIC),
             Access("key", "r", GENERIC),
             Access("ties", "r", GENERIC),
             Access("uniform", "r", GENERIC),
-            Access("dst", "w", GENERIC),
+            Access("found", "a", GENERIC),
         ),
-        rules=(_STATE, Rule("four words a share", lambda u: u.src[1].arg % 4 == 0)),
+        rules=(Rule("four words are found", lambda u: u.src[0].arg == 16),),
     )
 )
 
 
-def _scan(value: str, width: int) -> list[str]:
-    """An inclusive sum over the lanes, in place; %_p and %_ua, %_ub, %_u are clobbered."""
-    lines = []
-    for step in (1, 2, 4, 8, 16):
-        if width == 32:
-            lines += [
-                f"shfl.sync.up.b32 %_ua|%_p, {value}, {step}, 0, {ALL_LANES};",
-                f"@%_p add.u32 {value}, {value}, %_ua;",
-            ]
-        else:
-            lines += [
-                f"mov.b64 {{%_ua, %_ub}}, {value};",
-                f"shfl.sync.up.b32 %_ua|%_p, %_ua, {step}, 0, {ALL_LANES};",
-                f"shfl.sync.up.b32 %_ub|%_p, %_ub, {step}, 0, {ALL_LANES};",
-                "mov.b64 %_u, {%_ua, %_ub};",
-                f"@%_p add.u64 {value}, {value}, %_u;",
-            ]
-    return lines
-
-
-def _of_lane(value: str, lane: str) -> list[str]:
-    return [
-        f"mov.b64 {{%_ua, %_ub}}, {value};",
-        f"shfl.sync.idx.b32 %_ua, %_ua, {lane}, 31, {ALL_LANES};",
-        f"shfl.sync.idx.b32 %_ub, %_ub, {lane}, 31, {ALL_LANES};",
-        f"mov.b64 {value}, {{%_ua, %_ub}};",
-    ]
-
-
-def _warp_target_text(use: UOp, text: dict[str, str]) -> str:
-    """Lane i holds the share of warp i, and nothing where there is no such warp."""
-    active, low, high, left = pieces(text["src"])
-    words_high, words_low, ties, _ = pieces(text["share"])
-    warp = text["index"]
+def _locate_text(use: UOp, text: dict[str, str]) -> str:
+    """A lane has neighbouring elements; sums over the lanes say which of them holds the target."""
+    size, width, vocab = (use.arg.attr(n) for n in ("size", "vector", "vocab"))
+    segment, goal, allowed, _ = pieces(text["found"])
+    key, own = text["key"], size // 32
+    held = [f"%_x{i}" for i in range(own)]
     lines = [
-        *_tie_mass(text["key"]),
-        f"mov.b32 %_before, {ties};",
-        *_scan("%_before", 32),
-        f"sub.u32 %_before, %_before, {ties};",
-        *_kept(ties, "%_before", left),
-        *_share_mass(words_high, words_low, "%_mass"),
-        "mov.b64 %_start, %_mass;",
-        *_scan("%_start", 64),
-        "sub.u64 %_start, %_start, %_mass;",
-        f"min.u32 %_before, %_before, {left};",
-        f"sub.u32 %_before, {left}, %_before;",
-        f"shfl.sync.idx.b32 %_left, %_before, {warp}, 31, {ALL_LANES};",
-        *_of_lane("%_mass", warp),
-        *_of_lane("%_start", warp),
-        f"mov.b64 %_target, {{{low}, {high}}};",
-        *_enter(text["dst"], start="%_start", mass="%_mass"),
-        f"mul.lo.u32 {pieces(text['dst'])[0]}, {pieces(text['dst'])[0]}, {active};",
+        f"sub.u32 %_first, {segment}, 1;",
+        f"mul.lo.u32 %_first, %_first, {size};",
+        f"mad.lo.u32 %_first, %lane, {own}, %_first;",
+        f"setp.ne.u32 %_hit, {segment}, 0;",
+        *(f"mov.b32 {x}, 0;" for x in held),
     ]
-    temps = "b32 h hi lo k before left ua ub, b64 tie w u mass start target, pred p q"
-    return scoped(temps, lines)
-
-
-warp_target = define(
-    Atom(
-        "warp_target",
-        (
-            ("dst", "frag"),
-            ("src", "frag"),
-            ("share", "frag"),
-            ("key", "frag"),
-            ("index", "value"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _warp_target_text,
-        "9.7.9.6 shfl.sync: as cta_target, from the CTA's share to the warps'",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("share", "r", GENERIC),
-            Access("key", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(_STATE, Rule("four words a share", lambda u: u.src[2].arg == 4)),
-    )
-)
-
-
-def _search_text(use: UOp, text: dict[str, str]) -> str:
-    """Vector by vector, and within one lane by lane; a warp without the target leaves at once."""
-    found, index, *state = pieces(text["dst"])
-    active, low, high, left = state
-    width, step = use.arg.attr("vector"), use.arg.attr("step")
-    row = pieces(text["src"])
-    begun = text["accumulate"]
-    guard = "" if begun == "0" else f"@!{begun} "
-    anew = [(found, "0"), (index, "0"), *zip(state, pieces(text["state"]), strict=True)]
-    lines = [] if begun == "1" else [f"{guard}mov.b32 {d}, {s};" for d, s in anew]
-    lines += [
-        f"setp.eq.u32 %_q, {active}, 0;",
-        "@%_q bra END;",
-        f"mov.b64 %_target, {{{low}, {high}}};",
-        "shl.b32 %_below, 1, %lane;",
-        "sub.u32 %_below, %_below, 1;",
-    ]
-    for v in range(len(row) // width):
-        lines += _search_vector(row[v * width : (v + 1) * width], text, v, v * step, left)
-    lines += [f"mov.b64 {{{low}, {high}}}, %_target;", "bra END;", "HIT:"]
-    lines += _search_lane(width, found, index, text["first"])
-    lines += [f"mov.b32 {active}, 0;", "END:"]
-    temps = (
-        f"b32 h hi lo a b rank ties below at ua ub x<{width}>, "
-        "b64 w u sum mass start target, pred p q"
-    )
-    return scoped(temps, lines)
-
-
-def _search_vector(
-    group: list[str], text: dict[str, str], v: int, offset: int, left: str
-) -> list[str]:
-    """Go to HIT with the kept elements of the vector that holds the target, or past it."""
-    key, n = text["key"], len(group)
-    lines = ["mov.b32 %_rank, 0;", "mov.b32 %_ties, 0;"]
-    for x in group:  # ties of lower lanes, and of all
+    for i in range(0, own, width):
+        kind, registers = vector(", ".join(held[i : i + width]))
         lines += [
-            f"setp.eq.u32 %_q, {x}, {key};",
-            f"vote.sync.ballot.b32 %_a, %_q, {ALL_LANES};",
-            "popc.b32 %_b, %_a;",
-            "add.u32 %_ties, %_ties, %_b;",
-            "and.b32 %_a, %_a, %_below;",
-            "popc.b32 %_b, %_a;",
-            "add.u32 %_rank, %_rank, %_b;",
+            f"add.u32 %_at, %_first, {i};",
+            f"setp.lt.and.u32 %_p, %_at, {vocab}, %_hit;",
+            f"add.u32 %_at, %_at, {text['index']};",
+            f"mad.wide.u32 %_address, %_at, 4, {text['base']};",
+            f"@%_p ld.global.nc.{kind} {registers}, [%_address];",
         ]
-    lines += ["mov.b32 %_hi, 0;", "mov.b32 %_lo, 0;"]
-    for j, x in enumerate(group):
+    lines += ["mov.b32 %_ties, 0;"]
+    for x in held:
         lines += [
-            f"setp.lt.u32 %_p, %_rank, {left};",
-            f"setp.eq.and.u32 %_q, {x}, {key}, %_p;",
+            f"add.sat.f32 {x}, {x}, 0f00000000;",
             f"setp.eq.u32 %_p, {x}, {key};",
-            "@%_p add.u32 %_rank, %_rank, 1;",
-            f"setp.gt.or.u32 %_q, {x}, {key}, %_q;",
-            f"selp.b32 %_x{j}, {x}, 0, %_q;",
-            *_fine(f"%_x{j}", "%_hi", "%_lo"),
+            "@%_p add.u32 %_ties, %_ties, 1;",
         ]
-    return [
-        *lines,
-        *_unbias(n, "%_hi", "%_lo"),
-        *_whole("%_hi", "%_lo", "%_mass"),
-        "mov.b64 %_w, %_mass;",
-        *_words_sum("%_w", "%_ua", "%_ub"),
-        "cvt.u64.u32 %_sum, %_ua;",
-        f"shl.b64 %_sum, %_sum, {FINE};",
-        "cvt.u64.u32 %_w, %_ub;",
-        "add.u64 %_sum, %_sum, %_w;",
-        f"mov.b32 %_at, {offset};",
-        "setp.lt.u64 %_q, %_target, %_sum;",
-        "@%_q bra HIT;",
-        "sub.u64 %_target, %_target, %_sum;",
-        f"min.u32 %_ties, %_ties, {left};",
-        f"sub.u32 {left}, {left}, %_ties;",
-    ]
-
-
-def _search_lane(width: int, found: str, index: str, first: str) -> list[str]:
-    """The lane whose kept elements hold the target, and which of them."""
-    lines = [
-        "mov.b64 %_start, %_mass;",
-        *_scan("%_start", 64),
-        "sub.u64 %_start, %_start, %_mass;",
-        "setp.ge.u64 %_p, %_target, %_start;",
-        "sub.u64 %_target, %_target, %_start;",
-        "setp.lt.and.u64 %_p, %_target, %_mass, %_p;",
-        f"selp.u32 {found}, 1, 0, %_p;",
-        f"add.u32 {index}, {first}, %_at;",
-    ]
-    for j in range(width - 1):  # past the elements that end before it
+    lines += ["mov.b32 %_rank, %_ties;", *scan_lanes("%_rank", "%_up", "%_p")]
+    lines += ["sub.u32 %_rank, %_rank, %_ties;", "mov.b32 %_sum, 0;"]
+    for x in held:  # from here on its weight, if it is kept
         lines += [
-            "mov.b32 %_hi, 0;",
-            "mov.b32 %_lo, 0;",
-            *_fine(f"%_x{j}", "%_hi", "%_lo"),
-            *_unbias(1, "%_hi", "%_lo"),
-            *_whole("%_hi", "%_lo", "%_mass"),
-            "setp.ge.and.u64 %_p, %_target, %_mass, %_p;"
-            if j
-            else "setp.ge.u64 %_p, %_target, %_mass;",
-            f"@%_p add.u32 {index}, {index}, 1;",
-            "@%_p sub.u64 %_target, %_target, %_mass;",
+            f"setp.lt.u32 %_p, %_rank, {allowed};",
+            f"setp.eq.and.u32 %_p, {x}, {key}, %_p;",
+            f"setp.eq.u32 %_q, {x}, {key};",
+            "@%_q add.u32 %_rank, %_rank, 1;",
+            f"setp.gt.or.u32 %_p, {x}, {key}, %_p;",
+            *weigh(x, x),
+            f"selp.b32 {x}, {x}, 0, %_p;",
+            f"add.u32 %_sum, %_sum, {x};",
         ]
-    return lines
+    lines += ["mov.b32 %_before, %_sum;", *scan_lanes("%_before", "%_up", "%_p")]
+    lines += [
+        "sub.u32 %_before, %_before, %_sum;",
+        f"setp.ge.and.u32 %_hit, {goal}, %_before, %_hit;",
+        f"sub.u32 %_up, {goal}, %_before;",
+        "setp.lt.and.u32 %_hit, %_up, %_sum, %_hit;",
+        "mov.b32 %_sum, 0;",
+    ]
+    for x in held[:-1]:  # past the elements that end before it
+        lines += [
+            f"add.u32 %_sum, %_sum, {x};",
+            "setp.ge.u32 %_p, %_up, %_sum;",
+            "@%_p add.u32 %_first, %_first, 1;",
+        ]
+    lines += [
+        "selp.b32 %_first, %_first, 0, %_hit;",
+        f"redux.sync.add.u32 {text['dst']}, %_first, {ALL_LANES};",
+    ]
+    temps = f"b32 first at ties rank up sum before x<{own}>, b64 address, pred p q hit"
+    return scoped(temps, lines)
 
 
-search = define(
+locate = define(
     Atom(
-        "search",
+        "locate",
         (
             ("dst", "frag"),
-            ("state", "frag"),
-            ("src", "frag"),
+            ("found", "frag"),
             ("key", "frag"),
-            ("first", "value"),
-            ("accumulate", "value"),
+            ("base", "value"),
+            ("index", "value"),
+            ("tile", "global"),
         ),
         Scope.WARP,
         Lanes.ALL,
-        _search_text,
-        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the element that holds the target, in the order of "
-        "vectors, lanes and elements: 1 in its lane, its index from `first` on, and the state",
+        _locate_text,
+        "9.7.9.6 shfl.sync: the element of a segment that holds the target, in the order of "
+        "indices: its index, in every lane; 0 where nothing was found",
         accesses=(
-            Access("src", "r", GENERIC),
+            Access("found", "r", GENERIC),
             Access("key", "r", GENERIC),
-            Access("state", "r", GENERIC),
-            Access("dst", "rw", GENERIC),
+            Access("tile", "r", READ_ONLY),
+            Access("dst", "w", GENERIC),
         ),
+        sass=("redux.sync",),
         rules=(
-            Rule("it gives a flag, an index and the state", lambda u: u.src[0].arg == 6),
-            Rule("the state is four registers", lambda u: u.src[1].arg == 4),
-            Rule("whole vectors", lambda u: u.src[2].arg % u.arg.attr("vector") == 0),
+            Rule("whole vectors for every lane", lambda u: (
+                u.arg.attr("size") % (32 * u.arg.attr("vector")) == 0)),
         ),
     )
-)
+)  # fmt: skip
 
 
 def _philox_text(use: UOp, text: dict[str, str]) -> str:

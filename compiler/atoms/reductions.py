@@ -1,7 +1,10 @@
-"""Atoms of both targets that count, weigh and choose: shared atomics, votes, sums over lanes.
+"""Atoms of both targets that count, weigh and choose: shared atomics, and scans over a CTA.
 
-The elements of a row are float32 bits, *keys*: without a sign they order as unsigned integers. A
-*weight* is rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits.
+The elements of a row are float32 bits between LEAST and the bits of 1, which order as integers;
+what lies below weighs nothing. A *key* is an element less LEAST, of KEY_BITS bits, a *weight*
+rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits. *Bins* hold a count,
+a mass (a sum of weights) or both, one array after the other, for each value of a digit of the key;
+where there are *copies* of a bin, they are neighbours, each for some of the lanes.
 """
 
 from __future__ import annotations
@@ -9,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, each, pieces, vector
+from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, each, pieces, vector
 from ptxflow.compiler.ir import UOp
 
-KEY_BITS = 30  # of a float below 2: the sign and the topmost bit of the exponent are 0
-LEAST_WEIGHT = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
+KEY_BITS = 28
+LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
-TOGETHER = 4  # elements whose predicates live at a time
-WEIGHTS = ("count", "mass")
+QUANTITIES = {"count": 1, "mass": 1, "both": 2}
 
 
 def scoped(registers: str, lines: Iterable[str]) -> str:
@@ -32,21 +34,28 @@ def scoped(registers: str, lines: Iterable[str]) -> str:
     return "\n".join(["{", *declared, *lines, "}"])
 
 
-def voted(use: UOp, registers: list[str]) -> list[list[str]]:
-    """The elements that one vote decides on; where there is none, few, for predicates are few."""
-    size = use.arg.attr("group") or TOGETHER
-    return [registers[i : i + size] for i in range(0, len(registers), size)]
-
-
-def skip_where_none(predicates: list[str], label: str) -> list[str]:
-    """Branch to a label where no lane has any of the predicates."""
-    out = [f"mov.pred %_some, {predicates[0]};"]
-    out += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
-    return [*out, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
-
-
 def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
     return [f"mul.f32 {to}, {x}, {scale};", f"cvt.rni.u32.f32 {to}, {to};"]
+
+
+def count_in(quantity: str, at: str, x: str, bins: int, guard: str, weight: str) -> list[str]:
+    """Adds an element to a bin at the address `at`; `bins` is the size of an array of them."""
+    lines = [] if quantity == "mass" else [f"@{guard} red.shared.add.u32 [{at}], 1;"]
+    if quantity != "count":
+        further = f"+{bins}" if quantity == "both" else ""
+        lines += [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}{further}], {weight};"]
+    return lines
+
+
+def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
+    """An inclusive sum over the lanes, in place."""
+    lines = []
+    for step in (1, 2, 4, 8, 16):
+        lines += [
+            f"shfl.sync.up.b32 {other}|{predicate}, {value}, {step}, 0, {ALL_LANES};",
+            f"@{predicate} add.u32 {value}, {value}, {other};",
+        ]
+    return lines
 
 
 zero_shared = define(
@@ -69,239 +78,294 @@ zero_shared = define(
         rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
     )
 )
+saturate = define(
+    Atom(
+        "saturate",
+        (("dst", "frag"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        each("add.sat.f32 {dst}, {src}, 0f00000000;"),
+        "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
+        accesses=OF_ONE,
+        rules=(ALIKE,),
+    )
+)
 
 
-def _histogram_text(use: UOp, text: dict[str, str]) -> str:
-    """One bin for each value of `bits` bits at `shift`; bin 0, which nobody asks for, stays empty.
-
-    Where the digit is the topmost, a key that is no probability falls into some bin.
-    """
-    attr = use.arg.attr
-    shift, bits, copies, mass = attr("shift"), attr("bits"), attr("copies"), attr("weight")
-    least = max(1 << shift, LEAST_WEIGHT if mass == "mass" else 0)
+def _tally_text(use: UOp, text: dict[str, str]) -> str:
+    bits, copies, quantity = (use.arg.attr(n) for n in ("bits", "copies", "quantity"))
     lines = [
-        f"shl.b32 %_low, {text['prefix']}, {shift + bits};",
-        f"add.u32 %_end, %_low, {1 << (shift + bits)};",
-        f"add.u32 %_low, %_low, {1 << shift};",
-        f"max.u32 %_low, %_low, {least};",
-        f"max.u32 %_low, %_low, {text['floor']};",
-        "max.u32 %_end, %_end, %_low;",
-        "sub.u32 %_end, %_end, %_low;",
         f"and.b32 %_base, %lane, {copies - 1};",
         f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
-        f"mad.lo.u32 %_dump, %lane, 4, {text['dump_reg']};",
     ]
-    # What follows is 0, and ptxas cannot know it: it would work out the digits and weights of all
-    # elements once, and keep them in registers for later rounds.
-    lines += [
-        f"or.b32 %_zero, {text['prefix']}, {text['floor']};",
-        "shr.u32 %_zero, %_zero, 31;",
-        f"or.b32 %_shift, %_zero, {shift};",
-        f"or.b32 %_scale, %_zero, {WEIGHT_SCALE.replace('0f', '0x')};",
-    ]
-    groups = voted(use, pieces(text["src"]))
-    for i, group in enumerate(groups):
-        inside = [f"%_p{j}" for j in range(len(group))]
-        for p, x in zip(inside, group, strict=True):
-            if shift + bits == KEY_BITS:
-                lines += [f"setp.ge.u32 {p}, {x}, %_low;"]
-            else:
-                lines += [f"sub.u32 %_d, {x}, %_low;", f"setp.lt.u32 {p}, %_d, %_end;"]
-        if attr("group"):
-            lines += skip_where_none(inside, f"NONE{i}")
-        for p, x in zip(inside, group, strict=True):
-            lines += [f"shr.u32 %_d, {x}, %_shift;", f"and.b32 %_d, %_d, {(1 << bits) - 1};"]
-            lines += [f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;"]
-            held = "1"
-            if mass == "mass":
-                held = "%_w"
-                lines += weigh(x, held, "%_scale")
-            if attr("aside") == "dump":
-                lines += [f"selp.b32 %_d, %_d, %_dump, {p};"]
-                lines += [f"red.shared.add.u32 [%_d], {held};"]
-            else:
-                lines += [f"@{p} red.shared.add.u32 [%_d], {held};"]
-        if attr("group"):
-            lines += [f"NONE{i}:"]
-    return scoped(
-        f"b32 low end base dump zero shift scale d w, pred some p<{len(groups[0])}>", lines
-    )
+    for x in pieces(text["src"]):
+        lines += [
+            f"setp.ge.u32 %_p, {x}, {LEAST};",
+            f"sub.u32 %_d, {x}, {LEAST};",
+            f"shr.u32 %_d, %_d, {KEY_BITS - bits};",
+            f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;",
+            *count_in(quantity, "%_d", x, 4 * copies << bits, "%_p", "%_w"),
+        ]
+    return scoped("b32 base d w, pred p", lines)
 
 
-histogram = define(
+_BITS = Rule("a digit lies in the key", lambda u: 0 < u.arg.attr("bits") <= KEY_BITS)
+_QUANTITY = Rule(
+    "a quantity is one of " + ", ".join(QUANTITIES),
+    lambda u: u.arg.attr("quantity") in QUANTITIES,
+)
+
+
+def _bin_bytes(use: UOp) -> int:
+    attr = use.arg.attr
+    return int(4 * QUANTITIES[attr("quantity")] * attr("copies") << attr("bits"))
+
+
+tally = define(
     Atom(
-        "histogram",
+        "tally",
+        (("bins", "smem"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _tally_text,
+        "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
+        accesses=(Access("src", "r", GENERIC), Access("bins", "a", GENERIC)),
+        defaults=(("copies", 1),),
+        rules=(
+            _BITS,
+            _QUANTITY,
+            Rule("there is a bin for each digit and copy", lambda u: u.src[0].arg == _bin_bytes(u)),
+        ),
+    )
+)
+
+
+def _ranks(use: UOp, own: str) -> list[list[str]]:
+    """Every rank of the cluster in %_rank, from the thread's own on: not all ask one first."""
+    count = use.arg.attr("peers")
+    return [
+        [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {count - 1};"]
+        for c in range(count)
+    ]
+
+
+def _merge_text(use: UOp, text: dict[str, str]) -> str:
+    """A thread's bins are neighbours, the highest digit of all in thread 0, and first in dst."""
+    attr, dst, thread = use.arg.attr, pieces(text["dst"]), text["thread"]
+    copies, peers, total = attr("copies"), attr("peers"), 1 << attr("bits")
+    arrays = QUANTITIES[attr("quantity")]
+    own = len(dst) // arrays  # bins of a thread
+    words = own * copies
+    wide = min(words, 4)
+    end = (total - own) * 4 * copies
+    lines = [f"mov.b32 {d}, 0;" for d in dst]
+    if own * attr("threads") > total:
+        lines += [f"setp.ge.u32 %_p, {thread}, {total // own};", "@%_p bra NONE;"]
+    lines += [
+        f"mul.lo.u32 %_at, {thread}, {own * 4 * copies};",
+        f"sub.u32 %_at, {end}, %_at;",
+        f"add.u32 %_at, %_at, {text['src_reg']};",
+    ]
+    held = ", ".join(f"%_w{i}" for i in range(wide))
+    for ranked in _ranks(use, text["own"]):
+        space, there = ".shared", "%_at"
+        if peers > 1:
+            lines += [*ranked, "mapa.shared::cluster.u32 %_there, %_at, %_rank;"]
+            space, there = ".shared::cluster", "%_there"
+        for array in range(arrays):
+            for first in range(0, words, wide):
+                kind, registers = vector(held)
+                offset = array * total * 4 * copies + first * 4
+                lines.append(f"ld{space}.{kind} {registers}, [{there}+{offset}];")
+                for i in range(wide):
+                    to = dst[array * own + own - 1 - (first + i) // copies]
+                    lines.append(f"add.u32 {to}, {to}, %_w{i};")
+    return scoped(f"b32 at there rank w<{wide}>, pred p", [*lines, "NONE:"])
+
+
+merge_bins = define(
+    Atom(
+        "merge_bins",
+        (("dst", "frag"), ("src", "smem"), ("thread", "value"), ("own", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _merge_text,
+        "9.7.9.8 ld.shared::cluster: a thread's bins, over their copies and, with `everywhere`, "
+        "over the CTAs of the cluster; of the highest digit first",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        defaults=(("copies", 1), ("peers", 1)),
+        rules=(
+            _BITS,
+            _QUANTITY,
+            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
+            Rule("there is a bin for each digit and copy", lambda u: u.src[1].arg == _bin_bytes(u)),
+        ),
+    )
+)
+
+
+def _scan_text(use: UOp, text: dict[str, str]) -> str:
+    dst, src = pieces(text["dst"]), pieces(text["src"])
+    own, lines = len(src) // len(dst), []
+    for q, d in enumerate(dst):
+        mine = src[q * own : (q + 1) * own]
+        lines += [f"mov.b32 %_own{q}, {mine[0]};"]
+        lines += [f"add.u32 %_own{q}, %_own{q}, {x};" for x in mine[1:]]
+        lines += [f"mov.b32 {d}, %_own{q};", *scan_lanes(d, "%_up", "%_p")]
+    kind, registers = vector(", ".join(dst))
+    lines += ["setp.eq.u32 %_p, %lane, 31;", f"@%_p st.shared.{kind} [{text['totals']}], "]
+    lines[-1] += f"{registers};"
+    lines += [f"sub.u32 {d}, {d}, %_own{q};" for q, d in enumerate(dst)]
+    return scoped(f"b32 up own<{len(dst)}>, pred p", lines)
+
+
+scan_threads = define(
+    Atom(
+        "scan_threads",
+        (("dst", "frag"), ("totals", "smem"), ("src", "frag")),
+        Scope.WARP,
+        Lanes.ALL,
+        _scan_text,
+        "9.7.9.6 shfl.sync: of each quantity, what the lanes below have in all their registers; "
+        "the warp's totals into shared memory",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("totals", "w", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(
+            Rule("one or two quantities", lambda u: u.src[0].arg in (1, 2)),
+            Rule("a word for each of them", lambda u: u.src[1].arg == 4 * u.src[0].arg),
+            Rule("as many registers of each", lambda u: u.src[2].arg % u.src[0].arg == 0),
+        ),
+    )
+)
+
+
+def before_warp(totals: str, warps: int, index: str, before: list[str]) -> list[str]:
+    """%_before0 and on: what lower warps and lanes have of each quantity; %_all0 and on: all."""
+    n = len(before)
+    kind, registers = vector(", ".join(f"%_all{q}" for q in range(n)))
+    lines = [f"mov.b32 %_all{q}, 0;" for q in range(n)]
+    lines += [
+        f"setp.lt.u32 %_p, %lane, {warps};",
+        f"mad.lo.u32 %_at, %lane, {4 * n}, {totals};",
+        f"@%_p ld.shared.{kind} {registers}, [%_at];",
+    ]
+    for q in range(n):
+        lines += [
+            f"mov.b32 %_sum, %_all{q};",
+            *scan_lanes("%_sum", "%_up", "%_p"),
+            f"sub.u32 %_up, %_sum, %_all{q};",
+            f"shfl.sync.idx.b32 %_before{q}, %_up, {index}, 31, {ALL_LANES};",
+            f"shfl.sync.idx.b32 %_all{q}, %_sum, 31, 31, {ALL_LANES};",
+            f"add.u32 %_before{q}, %_before{q}, {before[q]};",
+        ]
+    return lines
+
+
+BEFORE_TEMPS = "b32 at sum up all<2> before<2>"
+
+
+def _find_text(use: UOp, text: dict[str, str]) -> str:
+    """At most one thread of the CTA finds the bin, and adds to what is 0."""
+    attr, src, before = use.arg.attr, pieces(text["src"]), pieces(text["before"])
+    own, by = len(src) // len(before), attr("by")
+    other = len(before) - 1 - by
+    goal, found = text["goal"], text["found_reg"]
+    mine = src[by * own : (by + 1) * own]
+    lines = [
+        *before_warp(text["totals_reg"], attr("warps"), text["warp"], before),
+        f"mov.b32 %_sum, {mine[0]};",
+        *(f"add.u32 %_sum, %_sum, {x};" for x in mine[1:]),
+        f"sub.u32 %_up, {goal}, %_before{by};",
+        f"setp.ge.u32 %_p, {goal}, %_before{by};",
+        "setp.lt.and.u32 %_p, %_up, %_sum, %_p;",
+        f"vote.sync.any.pred %_q, %_p, {ALL_LANES};",
+        "@!%_q bra NONE;",
+        f"mul.lo.u32 %_at, {text['thread']}, {own};",
+        f"sub.u32 %_at, {1 << attr('bits')}, %_at;",  # a digit and 1
+    ]
+    for i, x in enumerate(mine):
+        lines += [
+            f"setp.lt.and.u32 %_q, %_up, {x}, %_p;",
+            f"@%_q red.shared.add.u32 [{found}], %_at;",
+            f"@%_q red.shared.add.u32 [{found}+4], %_up;",
+        ]
+        if other != by:
+            there = src[other * own + i]
+            lines += [
+                f"@%_q red.shared.add.u32 [{found}+8], %_before{other};",
+                f"@%_q red.shared.add.u32 [{found}+12], {there};",
+                f"add.u32 %_before{other}, %_before{other}, {there};",
+            ]
+        lines += [
+            f"setp.ge.and.u32 %_p, %_up, {x}, %_p;",
+            f"sub.u32 %_up, %_up, {x};",
+            "sub.u32 %_at, %_at, 1;",
+        ]
+    return scoped(f"{BEFORE_TEMPS}, pred p q", [*lines, "NONE:"])
+
+
+_FOUND = Rule("four words are found", lambda u: u.src[0].arg == 16)
+find = define(
+    Atom(
+        "find",
         (
-            ("bins", "smem"),
-            ("dump", "smem"),
+            ("found", "smem"),
             ("src", "frag"),
-            ("prefix", "frag"),
-            ("floor", "frag"),
+            ("before", "frag"),
+            ("totals", "smem"),
+            ("goal", "frag"),
+            ("thread", "value"),
+            ("warp", "value"),
         ),
         Scope.WARP,
         Lanes.ALL,
-        _histogram_text,
-        "9.7.13.8 red.shared: counts or weights of elements by digit, of those that share the "
-        "prefix and reach the floor; others branch around it or go into a dump; a group in which "
-        "no lane has one is skipped by a vote",
+        _find_text,
+        "9.7.13.8 red.shared: the bin whose part of the quantity `by` brings the sum above the "
+        "goal: its digit and 1, the goal less what is before it, and of the other quantity what is "
+        "before it and in it; zeros where the sum stays at or below the goal",
         accesses=(
             Access("src", "r", GENERIC),
-            Access("prefix", "r", GENERIC),
-            Access("floor", "r", GENERIC),
-            Access("bins", "a", GENERIC),
-            Access("dump", "a", GENERIC),
-        ),
-        defaults=(
-            ("aside", "branch"),
-            ("copies", 1),
-            ("group", 0),
-            ("unread", "dump"),
-            ("weight", "count"),
+            Access("before", "r", GENERIC),
+            Access("totals", "r", GENERIC),
+            Access("goal", "r", GENERIC),
+            Access("found", "a", GENERIC),
         ),
         rules=(
-            Rule("digits lie in the key", lambda u: (
-                u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
-            Rule("there is a bin for each digit and copy", lambda u: (
-                u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"))),
-            Rule("the dump has a word for each lane", lambda u: u.src[1].arg == 128),
-            Rule("copies are a power of two up to 32", lambda u: (
-                u.arg.attr("copies") in (1, 2, 4, 8, 16, 32))),
-            Rule("a weight is one of " + ", ".join(WEIGHTS), lambda u: (
-                u.arg.attr("weight") in WEIGHTS)),
+            _FOUND,
+            Rule("it goes by one of the quantities", lambda u: (
+                0 <= u.arg.attr("by") < u.src[2].arg)),
+            Rule("totals of all warps", lambda u: (
+                u.src[3].arg == 4 * u.src[2].arg * u.arg.attr("warps"))),
         ),
     )
 )  # fmt: skip
 
 
-def _lump_text(use: UOp, text: dict[str, str]) -> str:
-    attr = use.arg.attr
-    shift, bits, unit = attr("shift"), attr("bits"), 4 * attr("copies")
-    return scoped(
-        "b32 d, pred p",
-        [
-            f"shr.u32 %_d, {text['key']}, {shift + bits};",
-            f"setp.eq.u32 %_p, %_d, {text['prefix']};",
-            f"shr.u32 %_d, {text['key']}, {shift};",
-            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
-            f"mad.lo.u32 %_d, %_d, {unit}, {text['bins_reg']};",
-            f"@%_p red.shared.add.u32 [%_d], {text['weight']};",
-        ],
-    )
-
-
-histogram_lump = define(
-    Atom(
-        "histogram_lump",
-        (("bins", "smem"), ("key", "frag"), ("weight", "frag"), ("prefix", "frag")),
-        Scope.THREAD,
-        Lanes.ONE,
-        _lump_text,
-        "9.7.13.8 red.shared: a weight for one key, if it shares the prefix",
-        accesses=(
-            Access("key", "r", GENERIC),
-            Access("weight", "r", GENERIC),
-            Access("prefix", "r", GENERIC),
-            Access("bins", "a", GENERIC),
-        ),
-        defaults=(("copies", 1), ("partial", True)),
-        label=True,
-    )
-)
-
-
-def _add_peer_text(use: UOp, text: dict[str, str]) -> str:
-    flag, number, *_ = pieces(text["src"])
-    return scoped(
-        "pred p",
-        [
-            f"setp.ne.u32 %_p, {flag}, 0;",
-            f"mapa.shared::cluster.u32 %ra, {text['dst_reg']}, {text['rank']};",
-            f"@%_p red.relaxed.cluster.shared::cluster.add.u32 [%ra], {number};",
-        ],
-    )
-
-
-add_peer = define(
-    Atom(
-        "add_peer",
-        (("dst", "smem"), ("src", "frag"), ("rank", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _add_peer_text,
-        "9.7.13.8 red.shared::cluster: the second register to a word of a CTA of the cluster, by "
-        "lanes whose first is not 0",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "a", GENERIC)),
-        rules=(
-            Rule("a word has four bytes", lambda u: u.src[0].arg == 4),
-            Rule("a flag and a number", lambda u: u.src[1].arg >= 2),
-        ),
-    )
-)
-
-
-def _ranks(use: UOp, own: str) -> list[tuple[int, list[str]]]:
-    """Every rank of the cluster in %_rank, from the thread's own on: not all ask one first."""
-    count = use.arg.attr("cluster")
-    return [
-        (c, [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {count - 1};"])
-        for c in range(count)
+def _total_text(use: UOp, text: dict[str, str]) -> str:
+    every = use.arg.attr("every")
+    lines = [
+        "mov.b32 %_all, 0;",
+        f"setp.lt.u32 %_p, %lane, {use.arg.attr('warps')};",
+        f"mad.lo.u32 %_at, %lane, {4 * every}, {text['totals_reg']};",
+        f"@%_p ld.shared.b32 %_all, [%_at+{4 * (every - 1)}];",
+        f"redux.sync.add.u32 {text['dst']}, %_all, {ALL_LANES};",
     ]
+    return scoped("b32 all at, pred p", lines)
 
 
-def _sum_peers_text(use: UOp, text: dict[str, str]) -> str:
-    lines = [f"add.u32 %_at, {text['src_reg']}, {text['offset']};"]
-    for c, ranked in _ranks(use, text["own"]):
-        lines += ranked
-        lines += [
-            "mapa.shared::cluster.u32 %_there, %_at, %_rank;",
-            f"ld.shared::cluster.b32 %_held{c}, [%_there];",
-        ]
-    count = use.arg.attr("cluster")
-    lines += [f"mov.b32 {text['dst']}, %_held0;"]
-    lines += [f"add.u32 {text['dst']}, {text['dst']}, %_held{c};" for c in range(1, count)]
-    return scoped(f"b32 at there rank held<{count}>", lines)
-
-
-_POWER = Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("cluster") in (1, 2, 4, 8))
-sum_peers = define(
+row_total = define(
     Atom(
-        "sum_peers",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value"), ("own", "value")),
-        Scope.THREAD,
+        "row_total",
+        (("dst", "frag"), ("totals", "smem")),
+        Scope.WARP,
         Lanes.ALL,
-        _sum_peers_text,
-        "9.7.9.8 ld.shared::cluster: a word of every CTA of the cluster, added up",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        defaults=(("everywhere", "src"),),
-        rules=(Rule("there is one sum", lambda u: u.src[0].arg == 1), _POWER),
-    )
-)
-
-
-def _ld_peers_text(use: UOp, text: dict[str, str]) -> str:
-    dst, lines = pieces(text["dst"]), []
-    for c in range(use.arg.attr("cluster")):
-        lines += [
-            f"mapa.shared::cluster.u32 %_there, {text['src_reg']}, {c};",
-            f"ld.shared::cluster.v4.b32 {{{', '.join(dst[4 * c : 4 * c + 4])}}}, [%_there];",
-        ]
-    return scoped("b32 there", lines)
-
-
-ld_peers_v4 = define(
-    Atom(
-        "ld_peers_v4",
-        (("dst", "frag"), ("src", "smem")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _ld_peers_text,
-        "9.7.9.8 ld.shared::cluster: four words of every CTA of the cluster, by rank",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        defaults=(("everywhere", "src"),),
-        rules=(
-            Rule("four registers a CTA", lambda u: u.src[0].arg == 4 * u.arg.attr("cluster")),
-            _POWER,
-        ),
+        _total_text,
+        "9.7.13.11 redux.sync: the last quantity's total over the warps, of `every` words each",
+        accesses=(Access("totals", "r", GENERIC), Access("dst", "w", GENERIC)),
+        sass=("redux.sync",),
     )
 )
 
@@ -340,162 +404,7 @@ ld_shared_vector = define(
         Lanes.ALL,
         _ld_vector_text,
         "9.7.9.8 ld of one, two or four registers by every lane",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        accesses=OF_ONE,
         rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
-    )
-)
-ld_shared_chunk = define(
-    Atom(
-        "ld_shared_chunk",
-        (("dst", "frag"), ("src", "smem"), ("chunk", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        "shl.b32 %ra, {chunk}, 5;\nadd.u32 %ra, %ra, %lane;\n"
-        "mad.lo.u32 %ra, %ra, 4, {src_reg};\nld.shared.b32 {dst}, [%ra];",
-        "9.7.9.8 ld: each lane's word of a run of 32 that a register names",
-        accesses=(
-            Access("chunk", "r", GENERIC),
-            Access("src", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
-    )
-)
-sum_u32 = define(
-    Atom(
-        "sum_u32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        each("add.u32 {dst}, {a}, {b};"),
-        "9.7.1.1 add",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
-    )
-)
-total_u32 = define(
-    Atom(
-        "total_u32",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join([
-            f"mov.b32 {t['dst']}, {pieces(t['src'])[0]};",
-            *(f"add.u32 {t['dst']}, {t['dst']}, {s};" for s in pieces(t["src"])[1:]),
-        ]),
-        "9.7.1.1 add: all registers of the source",
-        accesses=OF_ONE,
-        rules=(Rule("there is one total", lambda u: u.src[0].arg == 1),),
-    )
-)  # fmt: skip
-warp_sum = define(
-    Atom(
-        "warp_sum",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        each(f"redux.sync.add.u32 {{dst}}, {{src}}, {ALL_LANES};"),
-        "9.7.13.11 redux.sync: the sum over the lanes, in each of them",
-        accesses=OF_ONE,
-        sass=("redux.sync",),
-        rules=(ALIKE,),
-    )
-)
-
-
-def _largest_text(use: UOp, text: dict[str, str]) -> str:
-    dst, (first, *rest) = text["dst"], pieces(text["src"])
-    begun = text["accumulate"]
-    guard = "" if begun == "0" else f"@!{begun} "
-    anew = [] if begun == "1" else [f"{guard}mov.b32 {dst}, 0;"]
-    return "\n".join([*anew, *(f"max.u32 {dst}, {dst}, {x};" for x in (first, *rest))])
-
-
-largest = define(
-    Atom(
-        "largest",
-        (("dst", "frag"), ("src", "frag"), ("accumulate", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _largest_text,
-        "9.7.1.12 max: the largest key of a thread, begun at 0 or gone on with",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("there is one largest", lambda u: u.src[0].arg == 1),),
-    )
-)
-
-
-def _pick_text(use: UOp, text: dict[str, str]) -> str:
-    """Inclusive sums by shuffles; the last lane that counts takes whatever is left."""
-    found, *rest = pieces(text["dst"])
-    last = use.arg.attr("last")
-    lines = [f"mov.b32 %_sum, {text['src']};"]
-    for step in (1, 2, 4, 8, 16):
-        lines += [
-            f"shfl.sync.up.b32 %_up|%_p, %_sum, {step}, 0, {ALL_LANES};",
-            "@%_p add.u32 %_sum, %_sum, %_up;",
-        ]
-    lines += [
-        f"sub.u32 %_up, %_sum, {text['src']};",
-        f"setp.lt.u32 %_p, {text['goal']}, %_sum;",
-        f"setp.eq.u32 %_q, %lane, {last};",
-        "or.pred %_p, %_p, %_q;",
-        f"setp.le.and.u32 %_p, %_up, {text['goal']}, %_p;",
-        f"sub.u32 %_up, {text['goal']}, %_up;",
-        f"vote.sync.ballot.b32 %_sum, %_p, {ALL_LANES};",
-        "brev.b32 %_sum, %_sum;",
-        f"clz.b32 {found}, %_sum;",
-        *(f"shfl.sync.idx.b32 {r}, %_up, {found}, 31, {ALL_LANES};" for r in rest),
-    ]
-    return scoped("b32 sum up, pred p q", lines)
-
-
-pick = define(
-    Atom(
-        "pick",
-        (("dst", "frag"), ("src", "frag"), ("goal", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _pick_text,
-        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the lane whose weight, in the order of lanes, "
-        "brings the sum above the goal (else lane `last`); the goal less what is before it",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("goal", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(
-            Rule("it gives a lane, or a lane and a rest", lambda u: u.src[0].arg in (1, 2)),
-            Rule("the last lane is one of 32", lambda u: 0 <= u.arg.attr("last") < 32),
-        ),
-    )
-)
-
-
-def _narrow_text(use: UOp, text: dict[str, str]) -> str:
-    bits = use.arg.attr("bits")
-    return "\n".join([
-        f"shl.b32 %ra, {text['chunk']}, 5;",
-        f"add.u32 %ra, %ra, {text['lane']};",
-        f"sub.u32 %ra, {(1 << bits) - 1}, %ra;",
-        f"shl.b32 %rb, {text['prefix']}, {bits};",
-        f"or.b32 {text['dst']}, %rb, %ra;",
-    ])  # fmt: skip
-
-
-narrow = define(
-    Atom(
-        "narrow",
-        (("dst", "frag"), ("prefix", "frag"), ("chunk", "frag"), ("lane", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _narrow_text,
-        "9.7.8 or, shl: the prefix with the digit that was picked, counted from the highest",
-        accesses=(
-            Access("prefix", "r", GENERIC),
-            Access("chunk", "r", GENERIC),
-            Access("lane", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
     )
 )

@@ -61,14 +61,20 @@ _FLOAT: dict[str, Two] = {
 }
 
 
-@operation(r"(add|sub|mul|max|min)(?:\.rn)?\.f32")
+@operation(r"(add|sub|mul|max|min)(?:\.rn)?(\.sat)?\.f32")
 def float_binary(line: Line) -> Step:
-    compute = _FLOAT[line.match[1]]
+    """`sat`: between 0 and 1; NaN gives 0."""
+    compute, saturates = _FLOAT[line.match[1]], bool(line.match[2])
+    if saturates and line.match[1] in ("max", "min"):
+        raise line.refuse("does not saturate")
     line.count(3)
     write, a, b = line.write(0, 32), line.read(1, 32), line.read(2, 32)
 
     def run(w: Warp) -> None:
-        write(w, compute(floats(a(w)), floats(b(w))).view(np.uint32))
+        out = compute(floats(a(w)), floats(b(w)))
+        if saturates:
+            out = np.clip(np.nan_to_num(out, nan=0.0), np.float32(0), np.float32(1))
+        write(w, out.astype(np.float32).view(np.uint32))
 
     return run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
@@ -11,6 +13,9 @@ from ptxflow.compiler.emulator.parse import Register, Vector
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.emulator.machine import Cta
 
 _HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
 
@@ -118,7 +123,9 @@ def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
     return out
 
 
-@operation(rf"st\.(shared|shared::cta|global){_HINT}(?:\.v([24]))?\.[busf](8|16|32|64)")
+@operation(
+    rf"st\.(shared|shared::cta|shared::cluster|global){_HINT}(?:\.v([24]))?\.[busf](8|16|32|64)"
+)
 def store(line: Line) -> Step:
     line.count(2)
     space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[3])
@@ -135,10 +142,22 @@ def store(line: Line) -> Step:
             same_value(w, at, data)
             words[index] = data
             touch_words(w, at, size, "w", lanes)
+        elif space == "shared::cluster":
+            _store_cluster(w, line.ins.line, at, data, size, lanes)
         else:
             write_shared(w, line.ins.line, own_offsets(w, at), data, size, lanes)
 
     return run
+
+
+def _store_cluster(w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array) -> None:
+    """Writes into shared memory of any CTA of the cluster."""
+    ranks = (at >> RANK_SHIFT)[:, 0]
+    for rank in np.unique(ranks).tolist():
+        here = ranks == rank
+        write_shared(
+            w, line, at[here] & OFFSET_MASK, data[here], size, lanes[here], w.cta.machine.peer(rank)
+        )
 
 
 def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
@@ -151,13 +170,20 @@ def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
 
 
 def write_shared(
-    w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array | None = None
+    w: Warp,
+    line: int,
+    at: Array,
+    data: Array,
+    size: int,
+    lanes: Array | None = None,
+    cta: Cta | None = None,
 ) -> None:
-    """A generic write of rows [n, count] to shared memory."""
-    w.cta.machine.hazard(line, w.cta.retire((at[..., None] + np.arange(size)).ravel()))
+    """A generic write of rows [n, count] to shared memory, of another CTA if one is given."""
+    owner = cta or w.cta
+    w.cta.machine.hazard(line, owner.retire((at[..., None] + np.arange(size)).ravel()))
     same_value(w, at, data)
-    w.cta.shared.store(at, data, size)
-    touch(w, w.cta.shared.shadow, at[:, 0], at.shape[1] * size, "w", lanes)
+    owner.shared.store(at, data, size)
+    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, "w", lanes)
 
 
 def same_value(w: Warp, at: Array, data: Array) -> None:

@@ -1,12 +1,14 @@
 """Sampling in integers: the very token that a kernel draws for a state of the generator.
 
 Sums of integers do not depend on their order, so that a kernel and this module agree on every bit.
+An element is read as a number between 0 and 1: NaN and what is negative count as 0, what is above 1
+as 1. Rows are to sum to less than 2, for weights are added up in 32 bits; what is at most 2^-32
+weighs nothing and is never drawn.
 """
 
 import torch
 
-WEIGHT = 31  # bits of the unit of weights, by which top-p cuts
-FINE = 44  # and of the masses by which a sample is drawn
+UNIT = 31  # weights are in units of 2^-31
 WORD = 2**32 - 1  # the largest word, and a goal that keeps everything
 MULTIPLIERS, INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
@@ -23,9 +25,14 @@ def philox(seed: int, offset: int, row: int) -> int:
     return c1 << 32 | c0
 
 
-def integers(probs: torch.Tensor, bits: int) -> torch.Tensor:
-    """rint(probs 2^bits) as int64: exact, for a float32 has 24 bits."""
-    return torch.round(probs.double() * 2.0**bits).long()
+def clean(probs: torch.Tensor) -> torch.Tensor:
+    """probs as kernels read them: between 0 and 1, NaN as 0."""
+    return probs.nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0)
+
+
+def integers(probs: torch.Tensor) -> torch.Tensor:
+    """Weights, rint(probs 2^31) as int64: exact, for a float32 has 24 bits."""
+    return torch.round(clean(probs).double() * 2.0**UNIT).long()
 
 
 def kept(
@@ -38,11 +45,11 @@ def kept(
     such a unit. A float32 cumulative sum is 128 times as coarse: the two differ at the last token
     of a nucleus, where a sum comes within rounding of p.
     """
-    row, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    row, order = torch.sort(clean(probs), dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
     stays = torch.ones_like(row, dtype=torch.bool)
-    total = torch.full_like(order[:, :1], 2**WEIGHT)
-    weights = integers(row, WEIGHT)
+    total = torch.full_like(order[:, :1], 2**UNIT)
+    weights = integers(row)
     if top_k is not None:
         k = top_k.unsqueeze(-1)
         active = (k > 0) & (k < probs.shape[-1])
@@ -50,8 +57,8 @@ def kept(
         total = torch.where(active, (weights * stays).sum(-1, keepdim=True), total)
     if top_p is not None:
         p = top_p.unsqueeze(-1)
-        share = torch.floor(p.double().clamp(0, 1) * 2.0**WEIGHT).long()
-        goal = (share * total >> WEIGHT).masked_fill(p >= 1, WORD)
+        share = torch.floor(p.double().clamp(0, 1) * 2.0**UNIT).long()
+        goal = (share * total >> UNIT).masked_fill(p >= 1, WORD)
         weights = weights * stays
         stays &= weights.cumsum(-1) - weights <= goal
     return torch.zeros_like(stays).scatter(-1, order, stays)
@@ -64,13 +71,11 @@ def sample(
     seed: int = 0,
     offset: int = 0,
 ) -> torch.Tensor:
-    """samples [batch] int64: where floor(u total / 2^64) falls among the kept masses, by index.
+    """samples [batch] int64: where floor(u total / 2^64) falls among the kept weights, by index.
 
-    u are the 64 bits of `philox` for the row, masses are in units of 2^-44. A row without mass
-    gives token 0.
+    u are the 64 bits of `philox` for the row. A row without weight gives token 0.
     """
-    masses = integers(probs, FINE) * kept(probs, top_k, top_p)
-    sums = masses.cumsum(-1)
+    sums = (integers(probs) * kept(probs, top_k, top_p)).cumsum(-1)
     totals = sums[:, -1].tolist()
     targets = [philox(seed, offset, i) * total >> 64 for i, total in enumerate(totals)]
     found = torch.searchsorted(

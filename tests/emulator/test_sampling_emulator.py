@@ -79,6 +79,40 @@ def test_edges_of_both(k: int, p: float) -> None:
     assert ours.tolist() == right.tolist()
 
 
+def odd(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows that are no probabilities: NaN, negative, infinite, above 1, sums up to 2, tiny."""
+    rng = np.random.default_rng(vocab)
+    rows = rng.random((6, vocab))
+    rows *= np.array([1, 1, 1, 1, 1.9, 1e-6])[:, None] / rows.sum(-1, keepdims=True)
+    rows[0, ::3], rows[1, ::2], rows[2, 5], rows[3, 7] = np.nan, -1, 1.5, np.inf
+    rows[2, 6:] *= 0.5
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize(("k", "p"), [(7, None), (None, 0.6), (300, 0.7)])
+@pytest.mark.parametrize("residency", ["registers", "reread"])
+def test_rows_that_are_no_probabilities(k: int | None, p: float | None, residency: str) -> None:
+    rows = odd(1000)
+    top_k = None if k is None else np.full(len(rows), k, np.int32)
+    top_p = None if p is None else np.full(len(rows), p, np.float32)
+    ours, right = drawn(rows, top_k, top_p, strategy(ctas=1, residency=residency))
+    assert ours.tolist() == right.tolist()
+    assert (rows[np.arange(len(rows)), ours] > 0).all()
+
+
+@pytest.mark.parametrize("filters", [K, P, BOTH])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_lists_that_are_too_short(filters: tuple[str, ...], ctas: int) -> None:
+    """Most of a row lies in the bin of the threshold: the leader reads it again."""
+    rng, vocab = np.random.default_rng(1), 2000
+    rows = np.stack([np.ones(vocab), 1 + 1e-3 * rng.random(vocab), 1 + 1e-6 * rng.random(vocab)])
+    rows = (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
+    k = np.array([700, 1500, 900], np.int32) if "top_k" in filters else None
+    p = np.array([0.3, 0.6, 0.9], np.float32) if "top_p" in filters else None
+    ours, right = drawn(rows, k, p, strategy(ctas=ctas, vector=2))
+    assert ours.tolist() == right.tolist()
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 3, 31, 33, 257, 513])
 def test_any_vocabulary(vocab: int) -> None:
     rng = np.random.default_rng(vocab)
@@ -113,9 +147,9 @@ def test_one_kernel_serves_every_batch() -> None:
     [
         (K, "add.u32 %_a, %top_k0, -1;", "shr.u32 %_a, %top_k0, 2;"),  # a quarter of k
         (P, "shr.u64 %_m, %_m, 31;", "shr.u64 %_m, %_m, 34;"),  # an eighth of p
-        (BOTH, "mul.hi.u64 %_target, %_target, %_sum;", "shr.u64 %_target, %_target, 30;"),
+        (BOTH, "mul.hi.u64 %_target, %_target, %_wide;", "shr.u64 %_target, %_target, 36;"),
         (K, "3449720151", "3449720153"),  # a multiplier of the generator
-        (P, "setp.ge.u64 %_p, %_target, %_mass;", "setp.lt.u64 %_p, %_target, %_mass;"),
+        (P, "setp.ge.u32 %_p, %_up, %_sum;", "setp.lt.u32 %_p, %_up, %_sum;"),
     ],
 )
 def test_a_wrong_kernel_is_told_from_a_right_one(

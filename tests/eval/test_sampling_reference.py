@@ -28,9 +28,15 @@ def test_philox_gives_the_published_words() -> None:
     assert len({philox(s, o, r) for s in (0, 1 << 40) for o in (0, 1 << 40) for r in (0, 1)}) == 8
 
 
-def test_masses_are_rounded_to_even_and_exact() -> None:
-    x = torch.tensor([1.0, 2.0**-44, 1.5 * 2.0**-44, 2.5 * 2.0**-44, 2.0**-46, 0.1])
-    assert integers(x, 44).tolist() == [2**44, 1, 2, 2, 0, int(np.float32(0.1) * 2.0**44)]
+def test_weights_are_rounded_to_even_and_exact() -> None:
+    unit = 2.0**-31
+    x = torch.tensor([1.0, unit, 1.5 * unit, 2.5 * unit, 2.0**-32, 0.1])
+    assert integers(x).tolist() == [2**31, 1, 2, 2, 0, int(np.float32(0.1) * 2.0**31)]
+
+
+def test_what_is_no_probability_counts_as_the_nearest() -> None:
+    x = torch.tensor([float("nan"), -1.0, -float("inf"), float("inf"), 1.5, 0.25])
+    assert integers(x).tolist() == [0, 0, 0, 2**31, 2**31, 2**29]
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])

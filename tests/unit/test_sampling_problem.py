@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families.sampling.decisions import DECISIONS, digits, registers, smem_bytes
+from ptxflow.compiler.atoms.reductions import KEY_BITS
+from ptxflow.compiler.families.sampling.decisions import (
+    DECISIONS,
+    later_digits,
+    registers,
+    smem_bytes,
+)
 from ptxflow.compiler.families.sampling.kernel import Kernel
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
@@ -93,8 +99,8 @@ def test_shared_memory_is_counted_to_the_byte(dev, filters, s) -> None:  # type:
 
 
 def test_digits_make_up_a_key() -> None:
-    choices = next(d.choices for d in DECISIONS if d.name == "digits")
-    assert all(sum(digits(str(c))) == 30 for c in choices)
+    choices = next(d.choices for d in DECISIONS if d.name == "bits")
+    assert all(int(c) + sum(later_digits(int(c))) == KEY_BITS for c in choices)
 
 
 def test_modelled_times_are_possible() -> None:
@@ -124,10 +130,11 @@ def test_features_have_the_same_names_for_every_problem() -> None:
         ({"ctas": 1, "threads": 512}, 800, K, "half as many threads would cover the row"),
         ({"unroll": 4}, 4000, K, "a row that stays in registers is loaded whole"),
         ({"residency": "reread", "unroll": 8}, 4000, K, "fewer vectors than are unrolled"),
-        ({"first": "bounded"}, 4000, P, "only the k largest are bounded"),
-        ({"group": 4}, 1000, K, "a vote decides on more vectors than there are"),
-        ({}, 128256, K, "row and temporaries exceed the registers"),
-        ({"digits": "10-10-10", "copies": 16}, 4000, K, "a thread adds up at most 32 copies"),
+        ({"group": 4}, 1000, K, "a vote decides on a part of the vectors"),
+        ({}, 200_000, K, "row and temporaries exceed the registers"),
+        ({"ctas": 8, "copies": 4}, 8000, K, "a thread adds up more than"),
+        ({"vector": 2, "slots": 64}, 1000, K, "no more elements than its list has slots"),
+        ({"residency": "reread"}, 4_000_000, K, "more than 16 segments"),
         ({"residency": "shared"}, 128256, K, "row and histograms exceed the shared memory"),
         ({"resident": 3, "threads": 1024}, 128256, K, "exceed those of an SM"),
     ],

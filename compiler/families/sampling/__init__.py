@@ -24,13 +24,9 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """A row; where it is not in registers, of two chunks, or one if it has no more."""
-    k = Kernel(p, s, device)
-    out = []
-    for chunks in (1,) if k.kept else (min(2, k.chunks),):
-        values = (("ctaid", 0), ("chunks", chunks))
-        name = "a row" if k.kept else f"a row of {chunks} chunks"
-        out.append(Trip(name, values, (("samples", 1, 1),)))
-    return out
+    chunks = min(2, Kernel(p, s, device).chunks)
+    name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
+    return [Trip(name, (("ctaid", 0), ("chunks", chunks)), (("samples", 1, 1),))]
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:

@@ -1,7 +1,7 @@
 """The decisions of a sampling kernel, in construction order, and the rules that make them legal.
 
-A cluster of `ctas` CTAs shares a row; every warp has a run of it, and every lane of a warp takes
-vectors of that run in turn. The threshold of a filter is found digit by digit, from the top.
+A cluster of `ctas` CTAs shares a row; every warp has a run of it, every lane of a warp takes
+vectors of that run in turn, and those in flight together are a segment.
 """
 
 from __future__ import annotations
@@ -10,50 +10,38 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.atoms.draws import SHARE, SLOT, TALLY
 from ptxflow.compiler.atoms.reductions import KEY_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.problem import ELEMENT
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 REGISTERS, SHARED, REREAD = "registers", "shared", "reread"
-ALL, BOUNDED = "all", "bounded"
-BRANCH, DUMP = "branch", "dump"
 DEFAULT = "default"
 WARP = 32
 LINE = 512  # bytes that a warp zeroes at once
-WARPS = 32  # of a CTA at most, each with a share of the draw
-MOST_BITS = 10  # of a digit: a warp scans 32 chunks of 32 bins
+ALIGN = 16
 
 DECISIONS = (
     Decision("ctas", (1, 2, 4, 8), "CTAs of a cluster that share a row"),
     Decision("threads", (256, 512, 1024), "threads of a CTA"),
     Decision("vector", (1, 2, 4), "elements of one load: 4, 8 or 16 bytes a lane"),
-    Decision("residency", (REGISTERS, SHARED, REREAD), "where a row waits between its passes"),
+    Decision("residency", (REGISTERS, SHARED, REREAD), "where a row waits for its second pass"),
     Decision("unroll", (1, 4, 8), "vectors in flight where a row is not in registers"),
-    Decision("digits", ("10-10-10", "8-8-7-7", "9-7-7-7"), "bits of each round"),
-    Decision("copies", (1, 4, 8, 16), "of the first histogram, each for some of the lanes"),
-    Decision("first", (ALL, BOUNDED), "who is counted first: all, or what the largest leave over"),
-    Decision("group", (0, 2, 4), "vectors that a vote skips together; 0: no votes"),
-    Decision("aside", (BRANCH, DUMP), "how an element that a round leaves out is kept out of it"),
-    Decision("resident", (1, 2, 3), "CTAs that the registers of an SM must hold"),
+    Decision("bits", (10, 11, 12), "of the first digit, which all elements are counted by"),
+    Decision("copies", (1, 2, 4), "of the first histogram, each for some of the lanes"),
+    Decision("slots", (32, 64), "candidates that a segment has room for"),
+    Decision("group", (1, 2, 4), "vectors that a vote skips together"),
+    Decision("resident", (1, 2, 3, 4), "CTAs that the registers of an SM must hold"),
     Decision("load_cache", (DEFAULT, "no_allocate"), "L1 priority of what is read"),
     Decision("load_prefetch", (0, 128), "bytes that a miss brings into L2 around it"),
 )
 
 
-def digits(choice: str) -> tuple[int, ...]:
-    """Bits of each round, from the top."""
-    out = tuple(map(int, choice.split("-")))
-    assert sum(out) == KEY_BITS and max(out) <= MOST_BITS, choice
-    return out
-
-
-def of_digits(f: Fields, number: Any) -> Any:
-    """A function of a choice of digits, over one choice or an array of them."""
-    if isinstance(f.digits, str):
-        return number(digits(f.digits))
-    choices, where = np.unique(f.digits, return_inverse=True)
-    return np.array([number(digits(str(c))) for c in choices])[where]
+def later_digits(bits: int) -> tuple[int, int]:
+    """Bits of the two digits behind the first."""
+    rest = KEY_BITS - bits
+    return rest - rest // 2, rest // 2
 
 
 def selections(problem: Problem) -> int:
@@ -72,42 +60,48 @@ def at_once(f: Fields, problem: Problem) -> Any:
     return np.where(f.residency == REGISTERS, vectors(f, problem), f.unroll)
 
 
+def segments(f: Fields, problem: Problem) -> Any:
+    """Parts of a row whose mass is known each."""
+    return f.ctas * (f.threads // WARP) * (vectors(f, problem) // at_once(f, problem))
+
+
+def _aligned(size: Any) -> Any:
+    return -(-size // ALIGN) * ALIGN
+
+
 def _lines(size: Any) -> Any:
     """Bytes of storage that is zeroed by whole warps."""
     return -(-size // LINE) * LINE
 
 
-def zeroed_bytes(f: Fields, problem: Problem) -> Any:
-    """Histograms and totals of all rounds, the shares of the warps, the dump and the sample."""
-    first = _lines(of_digits(f, lambda d: 4 << d[0]) * f.copies)
-    later = of_digits(f, lambda d: sum(int(_lines(4 << bits)) for bits in d[1:]))
-    totals = of_digits(f, len) * LINE
-    bound = of_digits(f, lambda d: int(_lines(4 << d[0])) + LINE)
-    rounds = (first + later + totals) * selections(problem)
-    return rounds + np.where(f.first == BOUNDED, bound, 0) + 3 * LINE
-
-
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    first = of_digits(f, lambda d: 4 << d[0])
-    ordered = of_digits(f, lambda d: sum(4 << bits for bits in d)) * selections(problem)
-    ordered = ordered + np.where(f.first == BOUNDED, first, 0)
-    folded = np.where(f.copies > 1, first * selections(problem), 0)
+    """Bins and what is found in them; totals of warps; lists, tallies, shares; the row itself."""
+    filters = selections(problem)
+    rest = KEY_BITS - f.bits
+    later = (4 << (rest - rest // 2)) + (4 << (rest // 2))
+    # where k comes before p, its rounds count and weigh
+    bins = filters * f.copies * (4 << f.bits) + later * (1 if filters == 1 else 3) + LINE
+    words = (1 + 2 + 2) if filters == 1 else (2 + 4 + 2 + 2)
+    totals = words * 4 * (f.threads // WARP)
+    n = segments(f, problem)
+    lists = n * f.slots * SLOT + _aligned(n * TALLY) + _aligned(n * SHARE) + _lines(n * SHARE)
     row = np.where(f.residency == SHARED, vectors(f, problem) * f.vector * f.threads * ELEMENT, 0)
-    return zeroed_bytes(f, problem) + folded + ordered + 16 + row
+    return bins + totals + lists + row
+
+
+def own_bins(f: Fields) -> Any:
+    """Bins of the first digit that a thread adds up."""
+    return (1 << f.bits) // f.threads
 
 
 def registers(f: Fields, problem: Problem) -> Any:
-    """Registers that a thread cannot do without: what is held of the row, and a group's work.
+    """Registers that a thread cannot do without: what is held of the row, and the work on it.
 
-    Where two filters follow each other ptxas keeps what it worked out of each element for both,
-    but for the plain form, without votes and branches. Bounds of what it was seen to take.
+    Bounds of what ptxas was seen to take.
     """
     held = at_once(f, problem) * f.vector
-    grouped = np.where(f.group == 0, 4, f.group * f.vector)
-    needed = held + held // 8 + np.minimum(grouped, 16) + 28
-    if selections(problem) == 1:
-        return needed
-    return needed + np.where(f.group > 0, held, np.where(f.aside == DUMP, 8, held + 28))
+    merged = 2 * own_bins(f) if selections(problem) == 2 else 0
+    return held + held // 8 + 30 + merged
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -168,31 +162,33 @@ RULES = (
         ),
     ),
     rule(
-        "only the k largest are bounded by the largest of each thread",
-        "first",
-        lambda f, p, d: (f.first == ALL) | bool(p.constant("top_k")),
+        "a thread adds up more than 16 bins or copies of the cluster",
+        "ctas threads bits copies",
+        lambda f, p, d: own_bins(f) * f.copies * f.ctas <= 64,
     ),
     rule(
-        "a vote decides on more vectors than there are",
+        "a vote decides on a part of the vectors",
         "ctas threads vector residency unroll group",
-        lambda f, p, d: (f.group <= 1) | (f.group <= at_once(f, p)),
+        lambda f, p, d: (f.group == 1) | (at_once(f, p) % f.group == 0),
+    ),
+    rule(
+        "a segment has no more elements than its list has slots",
+        "ctas threads vector residency unroll slots",
+        lambda f, p, d: (f.slots == 32) | (at_once(f, p) * f.vector > 2),
+    ),
+    rule(
+        "a thread draws among more than 16 segments",
+        "ctas threads vector residency unroll",
+        lambda f, p, d: segments(f, p) <= 16 * f.threads,
     ),
     rule(
         "row and temporaries exceed the registers of a thread",
-        "ctas threads vector residency unroll group aside resident",
+        "ctas threads vector residency unroll bits resident",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
     rule(
-        "a thread adds up at most 32 copies of bins, and 4 merged ones",
-        "threads digits copies",
-        lambda f, p, d: (
-            ((f.copies == 1) | (of_digits(f, lambda x: 1 << x[0]) * f.copies <= 32 * f.threads))
-            & (of_digits(f, lambda x: 1 << max(x)) <= 4 * f.threads)
-        ),
-    ),
-    rule(
         "threads and shared memory of so many CTAs exceed those of an SM",
-        "ctas threads vector residency unroll digits copies first resident",
+        "ctas threads vector residency unroll bits copies slots resident",
         lambda f, p, d: (
             (f.resident * f.threads <= d.warps_per_sm * WARP)
             & (f.resident * (smem_bytes(f, p) + d.smem_reserved) <= d.smem_per_sm)
@@ -200,7 +196,7 @@ RULES = (
     ),
     rule(
         "row and histograms exceed the shared memory of a block",
-        "ctas threads vector residency unroll digits copies first",
+        "ctas threads vector residency unroll bits copies slots",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
 )

@@ -10,12 +10,14 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.decisions import (
-    BOUNDED,
+    REGISTERS,
     REREAD,
     SHARED,
+    WARP,
     at_once,
-    of_digits,
+    own_bins,
     resources,
+    segments,
     selections,
     vectors,
 )
@@ -25,78 +27,71 @@ from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 @dataclass(frozen=True)
 class Costs:
-    """Cycles of the parts of a row; all but `voted` and `vector` are fitted to 700 kernels on an
-    H200, of a form that kept more in registers. They order strategies badly from batch 16 on:
-    docs/training.md has the figures.
-    """
+    """Cycles of the parts of a row. Estimates, until they are fitted to measurements."""
 
-    block_setup: float = 570  # launch of a CTA, its parameters, the random number
-    seen: float = 9.0  # instructions of an element that a round only looks at
-    counted: float = 16.6  # and of one that it counts or weighs
-    voted: float = 2.0  # instructions of a vote
-    atomic: float = 0.67  # cycles of a warp's shared atomic without conflicts
-    conflict: float = 2.0  # lanes of the first round that meet in one bin, over the copies
-    stash: float = 0.33  # instructions of an element to or from shared memory
-    issue: float = 102.0  # lanes of instructions that an SM issues in a cycle
-    round_: float = 300.0  # of a round: barriers, totals, two scans
-    bin_: float = 2.4  # for each bin that a thread adds up, and CTA that it comes from
-    cluster: float = 230.0  # a barrier of a cluster more than one of a CTA
-    draw: float = 1000.0  # shares, targets, the walk of one warp
-    vector: float = 20.0  # of that walk, for each vector
+    block_setup: float = 600  # launch of a CTA, its parameters, zeros
+    counted: float = 6.0  # instructions of an element in the first pass
+    weighed: float = 3.0  # and more of them where masses are summed, in either pass
+    looked: float = 2.0  # of an element that the second pass skips
+    voted: float = 6.0  # of a vote
+    atomic: float = 2.0  # cycles of a warp's shared atomic
+    conflict: float = 2.0  # and of its conflicts, over the copies
+    stash: float = 0.5  # instructions of an element to or from shared memory
+    issue: float = 110.0  # lanes of instructions that an SM issues in a cycle
+    cluster: float = 300.0  # a barrier of a cluster more than one of a CTA
+    bin_: float = 12.0  # for each bin that a thread adds up, and CTA and copy that it comes from
+    round_: float = 800.0  # to find a digit among bins: barriers and a scan
+    segment: float = 20.0  # for each of its segments that a warp of the leader goes through
+    draw: float = 2500.0  # to settle, to find the segment, its elements from L2, the search
+    vector: float = 60.0  # of that search, for each vector
 
 
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
 def load(f: Fields, problem: Problem, device: Device) -> Load:
-    """The load of each strategy; a tile is a row's share of a CTA, a step one pass over it."""
-    c, times = costs_of("sampling", COSTS, device), selections(problem)
-    rounds = times * of_digits(f, len) + (f.first == BOUNDED)
-    passes = rounds + 2
+    """The load of each strategy; a tile is a CTA's share of a row, a step what it has in flight."""
+    c = costs_of("sampling", COSTS, device)
+    passes = np.where(f.residency == REREAD, 2, 1)
+    chunks = vectors(f, problem) // at_once(f, problem)
+    steps = chunks * passes
     share = vectors(f, problem) * f.vector * f.threads  # elements of a CTA
-    reads = np.where(f.residency == REREAD, passes, 1)
-    lanes = share * _work(f, problem, c) / c.issue
-    atomics = times * share / 32 * c.atomic * (1 + c.conflict / f.copies)
-    atomics = np.where(f.first == BOUNDED, atomics / 8, atomics)
-    work = lanes + atomics
-    row = ELEMENT * problem["vocab_size"] / f.ctas
-    steps = np.where(f.residency == REREAD, passes, 1)
     return Load(
         blocks=problem["batch_size"] * f.ctas + 0 * f.threads,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
         tiles=1 + 0 * f.threads,
         steps=steps,
         stages=1 + 0 * f.threads,
-        mma_cycles=work / steps,
+        mma_cycles=_work(f, problem, c, share) / steps,
         smem_bytes=0 * f.threads,
-        l2_bytes=row * reads / steps,
+        l2_bytes=ELEMENT * problem["vocab_size"] / f.ctas / chunks,
         issue_cycles=share / f.threads * 4 / steps,
-        epilogue_cycles=_exchanges(f, problem, c, rounds),
+        epilogue_cycles=_alone(f, problem, c),
         overlap=0 * f.threads,
         dram_bytes=problem.bytes + 0 * f.threads,
-        setup_cycles=c.block_setup + 0 * f.threads,
+        setup_cycles=c.block_setup + np.where(f.residency == REGISTERS, 0.0, 200.0),
     )
 
 
-def _work(f: Fields, problem: Problem, c: Costs) -> Any:
-    """Instructions of an element in all passes."""
-    times, rounds = selections(problem), of_digits(f, len)
-    skipped = np.where(f.group > 0, c.seen, c.counted)
-    votes = np.where(f.group > 0, c.voted / np.maximum(f.group * f.vector, 1), 0) * rounds
-    first = np.where(f.first == BOUNDED, skipped + 1, c.counted)
-    later = (rounds - 1) * skipped
-    stash = np.where(f.residency == SHARED, c.stash * (rounds + 2), 0)
-    return times * (first + later + votes) + stash + 2 * c.counted
+def _work(f: Fields, problem: Problem, c: Costs, share: Any) -> Any:
+    """Cycles in which an SM issues a CTA's instructions and atomics."""
+    counts, masses = problem.constant("top_k"), problem.constant("top_p")
+    votes = c.voted / (f.group * f.vector)
+    lanes = c.counted + c.looked + votes + 2 * masses * c.weighed
+    lanes = lanes + np.where(f.residency == SHARED, 2 * c.stash, 0)
+    atomics = (counts + masses) * (c.atomic + c.conflict / f.copies) / WARP
+    return share * (lanes / c.issue + atomics)
 
 
-def _exchanges(f: Fields, problem: Problem, c: Costs, rounds: Any) -> Any:
-    """Cycles in which the threads of a row wait for each other."""
-    bins = of_digits(f, lambda d: float(sum(1 << b for b in d))) / f.threads
+def _alone(f: Fields, problem: Problem, c: Costs) -> Any:
+    """Cycles in which the threads of a row wait for each other, or the leader goes alone."""
+    times = selections(problem)
     across = np.where(f.ctas > 1, c.cluster, 0)
-    merge = selections(problem) * bins * f.ctas * c.bin_ * 32
-    fold = np.where(f.copies > 1, of_digits(f, lambda d: float(1 << d[0])) * f.copies / 32, 0)
-    walk = at_once(f, problem) * c.vector
-    return rounds * (c.round_ + across) + merge + fold + c.draw + 2 * across + walk
+    merge = times * own_bins(f) * f.copies * f.ctas * c.bin_
+    rounds = {1: 3, 2: 8}[times]
+    lists = segments(f, problem) / (f.threads // WARP) * c.segment * (2 * times + 1)
+    search = at_once(f, problem) * c.vector
+    return 2 * across + merge + rounds * c.round_ + lists + c.draw + search
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
