@@ -44,17 +44,19 @@ class Preset:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
+def octaves(last: int, parts: int, but: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Whole numbers from 1 to `last` in equal steps, `parts` of them an octave, without some."""
+    fractions = ((1 << e) * (parts + i) / parts for e in range(last.bit_length()) for i in
+                 range(parts))  # fmt: skip
+    return tuple(int(v) for v in fractions if v <= last and v == int(v) and v not in but)
+
+
 GEMM = Row(
     (
         "gemm_n128_k2048", "gemm_n256_k7168", "gemm_n2048_k4096", "gemm_n4096_k4096",
         "gemm_n4096_k14336", "gemm_n5120_k2048", "gemm_n6144_k4096", "gemm_n28672_k4096",
     ),
-    trained={
-        "M": (
-            1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 104, 128, 160, 192, 224, 256, 320, 384,
-            448, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 2560, 4096, 6144, 8192,
-        ),
-    },
+    trained={"M": (104, *octaves(8192, parts=4, but=(112, 3072)))},
     held_out={"M": (17, 112, 1000, 3072)},
     typical={"M": 1024},
     unseen=(("gemm_n4096_k4096", {"N": 3072}), ("gemm_n5120_k2048", {"K": 3072})),
@@ -64,12 +66,7 @@ RMSNORM = Row(
         "rmsnorm_h512", "rmsnorm_h1536", "rmsnorm_h2048", "rmsnorm_h4096", "rmsnorm_h7168",
         "fused_add_rmsnorm_h2048", "fused_add_rmsnorm_h4096", "fused_add_rmsnorm_h7168",
     ),
-    trained={
-        "batch_size": (
-            1, 4, 8, 16, 24, 32, 64, 128, 192, 256, 320, 512, 640, 1024, 1536, 2048, 2560, 4096,
-            8192, 12288, 16384,
-        ),
-    },
+    trained={"batch_size": octaves(16384, parts=4, but=(7,))},
     held_out={"batch_size": (7, 100, 700, 3000)},
     typical={"batch_size": 1024},
     unseen=(
@@ -79,12 +76,7 @@ RMSNORM = Row(
 )  # fmt: skip
 HEADS = Row(  # norms of attention heads: short rows, many of them
     ("rmsnorm_h128",),
-    trained={
-        "batch_size": (
-            1, 4, 16, 32, 64, 128, 192, 256, 320, 512, 1024, 2048, 2560, 4096, 8192, 16384, 49152,
-            65536, 131072, 524288,
-        ),
-    },
+    trained={"batch_size": octaves(524288, parts=2)},
     held_out={"batch_size": (7, 100, 700, 3000, 400000)},
     typical={"batch_size": 16384},
 )  # fmt: skip
@@ -94,17 +86,17 @@ SAMPLING = Row(
         for kind in ("top_k", "top_p", "top_k_top_p")
         for size in (128256, 129280, 151936)
     ),
-    trained={"batch_size": (1, 4, 8, 16, 32, 64, 128, 256, 512)},
+    trained={"batch_size": octaves(512, parts=4, but=(7, 20))},
     held_out={"batch_size": (7, 20, 100)},
     typical={"batch_size": 64},
     unseen=(("top_p_sampling_from_probs_v128256", {"vocab_size": 32000}),),
-)
+)  # fmt: skip
 GDN_DECODE = Row(
     ("gdn_decode_qk16_v32_d128_k_last",),
-    trained={"batch_size": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)},
+    trained={"batch_size": octaves(512, parts=8, but=(7, 20))},
     held_out={"batch_size": (7, 20, 100, 300)},
     typical={"batch_size": 64},
-)
+)  # fmt: skip
 PRESETS = {
     "full": Preset((GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE), minutes=24.0, measurements=16),
     "demo": Preset(
@@ -121,8 +113,6 @@ PRESETS = {
         train={"stages": 2, "batch": 256},
     ),
 }
-
-
 # Fields of `TrainConfig` where training runs on a GPU: batches that fill it, of all workloads of a
 # family at once, and a larger network, which costs little there
 ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 1024, "hidden": 512, "layers": 3}
