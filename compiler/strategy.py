@@ -216,6 +216,11 @@ class Load:
     )
 
 
+def as_they_are(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    """For a family whose decisions have not changed since they were first recorded."""
+    return choices
+
+
 def no_features(problem: Problem, device: Device) -> dict[str, float]:
     """For a family that the generic problem features describe well enough."""
     return {}
@@ -269,6 +274,9 @@ class Family:
     accepts: Callable[[Collection[str]], bool] = any_inputs
     #: device -> frozen dataclass of the constants that `load` uses; calibration replaces entries
     costs: dict[str, Any] = field(default_factory=dict)
+    #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
+    #: where today's have nothing that would take as long
+    revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentences of every rule the strategy breaks; empty when it is legal."""

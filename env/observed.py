@@ -78,7 +78,8 @@ def observe(
     found: dict[int, tuple[list[float], list[float]]] = {}
     foreign = 0
     for item in timed:
-        code = _code(tables, item.choices)
+        choices = family.revise(item.choices)
+        code = None if choices is None else _code(tables, choices)
         if code is None:
             foreign += 1
         else:

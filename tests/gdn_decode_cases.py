@@ -60,9 +60,8 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 _BASE: dict[str, int | str] = {
-    "row_threads": 8, "vector": 4, "rows_in_flight": 2, "warps": 4, "heads": 1, "head_ctas": 4,
-    "ctas_per_sm": 0, "path": "registers", "stages": 1, "load_ahead": 0, "reduction": "together",
-    "gates": "around", "load_cache": "default", "load_prefetch": 0, "store_cache": "default",
+    "row_threads": 8, "vector": 4, "rows_in_flight": 2, "warps": 4, "head_ctas": 4,
+    "ctas_per_sm": 0, "path": "registers", "stages": 1, "reduction": "together",
 }  # fmt: skip
 
 
@@ -76,35 +75,21 @@ _BOTH: dict[str, int | str] = {"path": "bulk", "head_ctas": 1}
 PATHS = {
     "one step": strategy(),
     "one row a lane, narrow vectors": strategy(
-        rows_in_flight=1, vector=2, warps=8, gates="after", reduction="apart"
+        rows_in_flight=1, vector=2, warps=8, reduction="apart"
     ),
-    "several steps": strategy(
-        row_threads=16,
-        head_ctas=2,
-        warps=2,
-        rows_in_flight=4,
-        gates="before",
-        load_cache="no_allocate",
-        load_prefetch=256,
-    ),
-    "several heads, eight rows a lane": strategy(
-        row_threads=32, heads=2, head_ctas=1, rows_in_flight=8, store_cache="no_allocate"
-    ),
-    "rows are asked for ahead": strategy(head_ctas=1, load_ahead=1, gates="before"),
+    "several steps": strategy(row_threads=16, head_ctas=2, warps=2, rows_in_flight=4),
+    "eight rows a lane": strategy(row_threads=32, head_ctas=1, rows_in_flight=8),
     "a CTA strides over parts of heads": strategy(ctas_per_sm=2, head_ctas=2, reduction="apart"),
-    "a CTA strides, asks ahead": strategy(
-        ctas_per_sm=2, head_ctas=4, load_ahead=1, gates="before", row_threads=16, warps=2
-    ),
     "loaded in bulk, once": strategy(path="bulk_load"),
-    "loaded in bulk, through a ring": strategy(**_LOADED, stages=2, gates="before"),
+    "loaded in bulk, through a ring": strategy(**_LOADED, stages=2),
     "loaded in bulk, the ring is filled once": strategy(**_LOADED, stages=4, rows_in_flight=2),
     "loaded in bulk, a CTA strides": strategy(
-        **_LOADED, stages=3, ctas_per_sm=1, row_threads=32, rows_in_flight=4, heads=2
+        **_LOADED, stages=3, ctas_per_sm=1, row_threads=32, rows_in_flight=4
     ),
     "both ways in bulk, once": strategy(path="bulk"),
     "both ways in bulk, one stage": strategy(**_BOTH, warps=2, rows_in_flight=1),
     "both ways in bulk, through a ring": strategy(**_BOTH, stages=3, reduction="apart"),
-    "both ways in bulk, the ring is filled once": strategy(**_BOTH, stages=4, gates="before"),
+    "both ways in bulk, the ring is filled once": strategy(**_BOTH, stages=4),
     "both ways in bulk, a CTA strides": strategy(
         **_BOTH, stages=2, ctas_per_sm=1, row_threads=16, warps=2
     ),

@@ -40,8 +40,8 @@ def space(p: Problem, dev: Device = H200) -> Space:
 _BASE: dict[str, int | str] = {
     "ctas_per_row": 1, "row_threads": 64, "rows": 2, "vector": 8, "rows_in_flight": 1,
     "residency": "registers", "unroll": 1, "ctas_per_sm": 0, "load_ahead": 0, "barrier": "cta",
-    "parts": 1, "weights": "late",
-    "load_cache": "default", "load_prefetch": 0, "store_cache": "default",
+    "weights": "late", "load_cache": "default",
+    "load_prefetch": 0,
 }  # fmt: skip
 
 
@@ -56,23 +56,31 @@ PATHS = {
     "a warp holds several rows": (64, strategy(row_threads=8, rows=16)),
     "all lanes of a CTA, in a loop": (8192, strategy(row_threads=1024, rows=1, ctas_per_sm=1)),
     "rows in flight, in a loop": (
-        512, strategy(rows_in_flight=4, ctas_per_sm=2, weights="kept", load_cache="no_allocate")
+        512, strategy(rows_in_flight=4, ctas_per_sm=2, weights="kept")
     ),
     "rows are asked for ahead": (512, strategy(ctas_per_sm=2, load_ahead=1, weights="early")),
     "rows meet on their own": (512, strategy(rows=4, barrier="row")),
     "ahead, on their own, with a tail": (
         520, strategy(rows=4, rows_in_flight=2, ctas_per_sm=2, load_ahead=1, barrier="row")
     ),
-    "the last vector has a tail": (520, strategy(vector=4, store_cache="evict_first")),
-    "sums in quads, in flight": (2048, strategy(row_threads=256, parts=4, rows_in_flight=2)),
-    "two CTAs share a row": (4096, strategy(ctas_per_row=2, row_threads=128, rows=1, parts=4)),
+    "the last vector has a tail": (520, strategy(vector=4)),
+    "sums in quads, in flight": (2048, strategy(row_threads=256, rows_in_flight=2)),
+    "three warps share a row, and three rows a CTA": (
+        1536, strategy(row_threads=96, rows=3, rows_in_flight=3)
+    ),
+    "fourteen warps share a row": (7168, strategy(row_threads=448, rows=1)),
+    "seven quads of warps share a row": (7168, strategy(row_threads=896, rows=1, ctas_per_sm=1)),
+    "two CTAs share a row": (4096, strategy(ctas_per_row=2, row_threads=128, rows=1)),
     "eight CTAs share rows in flight, with a tail": (
-        9000, strategy(ctas_per_row=8, row_threads=128, rows_in_flight=2, parts=4)
+        9000, strategy(ctas_per_row=8, row_threads=128, rows_in_flight=2)
     ),
     "four CTAs read a row again": (
-        8000, strategy(ctas_per_row=4, row_threads=128, parts=4, residency="reread", unroll=2)
+        8000, strategy(ctas_per_row=4, row_threads=384, rows=1, residency="reread", unroll=2)
     ),
-    "read again": (1024, strategy(residency="reread", unroll=2, load_prefetch=128)),
+    "read again": (
+        1024,
+        strategy(residency="reread", unroll=2, load_cache="evict_first", load_prefetch=256),
+    ),
     "read again, in a loop, with a tail": (
         1000, strategy(residency="reread", vector=4, unroll=4, ctas_per_sm=4)
     ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
-from ptxflow.compiler.families.gdn_decode.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.gdn_decode.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.families.gdn_decode.kernel import ENTRY, TENSORS, Kernel
 from ptxflow.compiler.families.gdn_decode.load import COSTS, features, load
 from ptxflow.compiler.families.gdn_decode.places import PRESENT
@@ -42,7 +42,7 @@ def _counts(k: Kernel) -> set[tuple[int, int]]:
 
 
 def _trip(k: Kernel, tiles: int, steps: int, given: int) -> Trip:
-    blocks = tiles * steps * k.s.heads
+    blocks = tiles * steps
     values = {"batch_size": tiles, "tiles_per_row": 1, "passes": steps, "ctas": 1, "ctaid": 0}
     if not tiles:  # they belong to the CTA before
         values |= {"batch_size": 1, "ctas": 2, "ctaid": 1}
@@ -62,7 +62,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     return Launch(
         entry=ENTRY,
         grid=(grid, "1", "1"),
-        block=32 * k.all_warps,
+        block=32 * k.warps,
         cluster=(1, 1, 1),
         smem_bytes=k.smem_bytes,
         params=(
@@ -77,13 +77,12 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Two batch rows of few heads; where a CTA loops, all in one, through its ring and on."""
     k = Kernel(p, s, device)
-    heads = max(k.share, s.heads) if s.heads % k.share == 0 else k.share * s.heads
-    uses = heads * s.head_ctas // s.heads * k.passes  # of a batch row, in one CTA
+    uses = k.share * s.head_ctas * k.passes  # of a batch row, in one CTA
     batch = max(2, -(-(k.stages + 2) // uses)) if k.loops else 2
     axes = {
         "batch_size": batch,
-        "num_q_heads": heads // k.share,
-        "num_v_heads": heads,
+        "num_q_heads": 1,
+        "num_v_heads": k.share,
         "head_size": k.size,
     }
     return Trial(replace(p, axes=tuple(axes.items())), 1 if k.loops else None)
@@ -100,6 +99,7 @@ GDN_DECODE = register(
         load=load,
         features=features,
         costs=COSTS,
+        revise=revise,
         build=build,
         trips=trips,
         launch=launch,

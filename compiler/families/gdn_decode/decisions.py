@@ -1,26 +1,25 @@
 """The decisions of a gated-delta-net decoding kernel, in construction order, and their rules.
 
 `row_threads` lanes share a row of the state, `warps` warps lie side by side on the rows of a head,
-and every lane works on `rows_in_flight` such rows at a time. A head is cut over `head_ctas` CTAs,
-or `heads` whole ones share a CTA.
+and every lane works on `rows_in_flight` such rows at a time. A head is cut over `head_ctas` CTAs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
+from ptxflow.compiler.strategy import Choice, Decision, Fields, Problem, Resources, rule
 
 REGISTERS, BULK_LOAD, BULK = "registers", "bulk_load", "bulk"
 TOGETHER, APART = "together", "apart"
-BEFORE, AROUND, AFTER = "before", "around", "after"
-DEFAULT = "default"
 WARP = 32
 WIDE = 4  # elements of a 16-byte vector
+FEW = 4  # lanes of a row, at least
 MAX_ELEMENTS = 64  # of a row, held by a lane
 MAX_BARRIERS = 64  # of the rings of a CTA: one thread initialises them
 
@@ -29,7 +28,6 @@ DECISIONS = (
     Decision("vector", (2, 4), "elements of one access: 8 or 16 bytes a lane"),
     Decision("rows_in_flight", (1, 2, 4, 8), "rows of a lane between two reductions"),
     Decision("warps", (1, 2, 4, 8, 16), "warps side by side on a head"),
-    Decision("heads", (1, 2, 4), "value heads side by side in a CTA"),
     Decision("head_ctas", (1, 2, 4, 8, 16, 32), "CTAs that share a head"),
     Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the heads; 0: no loop"),
     Decision(
@@ -38,18 +36,13 @@ DECISIONS = (
         "how the state comes and goes: by loads and stores, by bulk loads, or both ways in bulk",
     ),
     Decision("stages", (1, 2, 3, 4, 6, 8), "buffers of a warp's ring of bulk copies"),
-    Decision("load_ahead", (0, 1), "the next rows are asked for before these are reduced"),
     Decision("reduction", (TOGETHER, APART), "S k and S q in one reduction, or S k and new S q"),
-    Decision("gates", (BEFORE, AROUND, AFTER), "loaded and computed before, around or after S"),
-    Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of the state"),
-    Decision("load_prefetch", (0, 256), "bytes that a miss brings into L2 around it"),
-    Decision("store_cache", (DEFAULT, "no_allocate"), "L1 priority of the new one"),
 )
 
 
 def threads(f: Fields) -> Any:
     """Of a CTA."""
-    return WARP * f.warps * f.heads
+    return WARP * f.warps
 
 
 def warp_rows(f: Fields) -> Any:
@@ -68,8 +61,8 @@ def passes(f: Fields, problem: Problem) -> Any:
 
 
 def tiles_per_row(f: Fields, problem: Problem) -> Any:
-    """Tiles of a batch row: parts of a head, or groups of heads."""
-    return problem["num_v_heads"] * f.head_ctas // f.heads
+    """Tiles of a batch row: parts of its heads."""
+    return problem["num_v_heads"] * f.head_ctas
 
 
 def tiles(f: Fields, problem: Problem) -> Any:
@@ -109,8 +102,7 @@ def buffer_bytes(f: Fields, problem: Problem) -> Any:
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
     """The rings and their barriers."""
-    each = f.stages * f.warps * f.heads
-    return np.where(bulk(f), each * (buffer_bytes(f, problem) + 8), 0)
+    return np.where(bulk(f), f.stages * f.warps * (buffer_bytes(f, problem) + 8), 0)
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -119,7 +111,7 @@ def registers(f: Fields, problem: Problem) -> Any:
     Rows are held once, and a part of them twice while they change; addresses in shared memory cost
     a register for each element, narrow accesses one for most.
     """
-    times = 1.25 + 2 * f.load_ahead + bulk(f) + 0.25 * (f.path == BULK) + 0.75 * (f.vector < WIDE)
+    times = 1.25 + bulk(f) + 0.25 * (f.path == BULK) + 0.75 * (f.vector < WIDE)
     rows = f.rows_in_flight * elements(f, problem) * times
     return np.asarray(rows + 3.25 * elements(f, problem) + 7 * f.rows_in_flight + 28).astype(int)
 
@@ -143,13 +135,21 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
 
 
 _STEP = "row_threads rows_in_flight warps"
-_TILES = "heads head_ctas ctas_per_sm"
-_ALL = "row_threads vector rows_in_flight warps heads path stages load_ahead"
+_TILES = "head_ctas ctas_per_sm"
+_ALL = "row_threads vector rows_in_flight warps path stages"
 RULES = (
     rule(
         "lanes take whole vectors of a row, all of them as many",
         "row_threads vector",
         lambda f, p, d: p["head_size"] % (f.row_threads * f.vector) == 0,
+    ),
+    rule(
+        "narrow vectors, and four lanes a row, are for heads that wider ones do not divide",
+        "row_threads vector",
+        lambda f, p, d: (
+            ((f.vector == WIDE) | (p["head_size"] % (f.row_threads * WIDE) != 0))
+            & ((f.row_threads > FEW) | (p["head_size"] % (2 * FEW * WIDE) != 0))
+        ),
     ),
     rule(
         f"a lane holds at most {MAX_ELEMENTS} elements of a row",
@@ -165,16 +165,6 @@ RULES = (
         "the CTAs of a head have as many steps each",
         f"{_STEP} head_ctas",
         lambda f, p, d: p["head_size"] % (f.head_ctas * step_rows(f)) == 0,
-    ),
-    rule(
-        "heads that share a CTA are whole, and divide the heads",
-        "heads head_ctas",
-        lambda f, p, d: (f.heads == 1) | ((f.head_ctas == 1) & (p["num_v_heads"] % f.heads == 0)),
-    ),
-    rule(
-        "a CTA has at most 1024 threads",
-        "warps heads",
-        lambda f, p, d: threads(f) <= d.threads_per_block,
     ),
     rule(
         "a CTA that strides over tiles needs more of them than the first",
@@ -193,33 +183,13 @@ RULES = (
     ),
     rule(
         f"the rings of a CTA have at most {MAX_BARRIERS} stages",
-        "warps heads path stages",
-        lambda f, p, d: direct(f) | (f.stages * f.warps * f.heads <= MAX_BARRIERS),
+        "warps path stages",
+        lambda f, p, d: direct(f) | (f.stages * f.warps <= MAX_BARRIERS),
     ),
     rule(
         "the rings exceed the shared memory of a CTA",
-        "row_threads rows_in_flight warps heads path stages",
+        "row_threads rows_in_flight warps path stages",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
-    ),
-    rule(
-        "rows are asked for ahead where they come by loads, and more than once",
-        f"{_STEP} {_TILES} path load_ahead",
-        lambda f, p, d: (f.load_ahead == 0) | (direct(f) & (uses(f, p, d) > 1)),
-    ),
-    rule(
-        "gates come around or after rows that are asked for just then",
-        "path load_ahead gates",
-        lambda f, p, d: (
-            (f.gates == BEFORE) | ((f.load_ahead == 0) & (direct(f) | (f.gates == AROUND)))
-        ),
-    ),
-    rule(
-        "hints are for loads and stores of a lane",
-        "path load_cache load_prefetch store_cache",
-        lambda f, p, d: (
-            (direct(f) | ((f.load_cache == DEFAULT) & (f.load_prefetch == 0)))
-            & ((f.path != BULK) | (f.store_cache == DEFAULT))
-        ),
     ),
     rule(
         "rows and keys exceed the registers of a thread",
@@ -232,3 +202,17 @@ RULES = (
         lambda f, p, d: f.ctas_per_sm <= resources(f, p, d).occupancy,
     ),
 )
+
+#: decisions of earlier forms, which moved no time by more than its noise on an H200 ...
+INDIFFERENT = ("gates", "load_cache", "load_prefetch", "store_cache")
+#: ... and those of which one choice remains
+SETTLED = {"heads": 1, "load_ahead": 0}
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
+    """Recorded choices in today's decisions: several heads to a CTA and rows that are asked for
+    ahead have no like."""
+    if any(choices.get(name, kept) != kept for name, kept in SETTLED.items()):
+        return None
+    gone = {*INDIFFERENT, *SETTLED}
+    return {name: choice for name, choice in choices.items() if name not in gone}

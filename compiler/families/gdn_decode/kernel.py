@@ -10,13 +10,8 @@ from __future__ import annotations
 import math
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import cache_hint, float_bits
-from ptxflow.compiler.families.gdn_decode.decisions import (
-    AFTER,
-    BEFORE,
-    BULK,
-    TOGETHER,
-)
+from ptxflow.compiler.atoms.threads import float_bits
+from ptxflow.compiler.families.gdn_decode.decisions import BULK, TOGETHER
 from ptxflow.compiler.families.gdn_decode.gates import decay, sigmoid, times
 from ptxflow.compiler.families.gdn_decode.places import PRESENT, part
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
@@ -62,7 +57,7 @@ class Kernel(Ring):
         info = KernelInfo(
             name=ENTRY,
             arch=self.device.arch,
-            warps=self.all_warps,
+            warps=self.warps,
             cluster=1,
             params=self.params,
             storage=(*shared, *self.values.values()),
@@ -80,10 +75,10 @@ class Kernel(Ring):
 
     def _begin(self) -> Body:
         """What is asked for before the first step."""
-        if self.bulk:
-            fill = [elect(self._asks(const(i)), self._ask(const(i))) for i in range(self.stages)]
-            return [fill, self._if_any(self._load_v(const(0)))]
-        return self._if_any(self._load_rows(const(0))) if self.ahead else None
+        if not self.bulk:
+            return None
+        fill = [elect(self._asks(const(i)), self._ask(const(i))) for i in range(self.stages)]
+        return [fill, self._if_any(self._load_v(const(0)))]
 
     def _if_any(self, *body: Body) -> Body:
         return body if not self.loops else when(const(0) < self.count, *body)
@@ -92,19 +87,12 @@ class Kernel(Ring):
         return None if self.once else when(use + 1 < self.count, *body)
 
     def _state(self, use: UOp) -> list[Body]:
-        """The rows of this step, decayed, and the next ones asked for."""
+        """The rows of this step, decayed. All loads come before what is computed from the first."""
         load, compute = self._head(use)
-        if self.bulk:
-            rows: Body = self._take(use)
-        else:
-            rows = None if self.ahead else self._load_rows(use)
-        first = [load, compute] if self.s.gates == BEFORE else [load, rows, compute]
-        order = {BEFORE: [*first, rows], AFTER: [rows, load, compute]}.get(self.s.gates, first)
-        if self.bulk:
-            after = self._next(use, self._load_v(use + 1))
-        else:
-            after = self._next(use, self._load_rows(use + 1)) if self.ahead else None
-        return [*order, self._decay(), after]
+        if not self.bulk:
+            return [load, self._load_rows(use), compute, self._decay()]
+        after = self._next(use, self._load_v(use + 1))
+        return [load, compute, self._take(use), self._decay(), after]
 
     # -- loads --------------------------------------------------------------------------------
 
@@ -128,8 +116,6 @@ class Kernel(Ring):
                         place,
                         element=self.width * STATE_BYTES,
                         offset=offset,
-                        cache=cache_hint(self.s.load_cache),
-                        prefetch=self.s.load_prefetch,
                     )
                 )
         return out
@@ -286,7 +272,6 @@ class Kernel(Ring):
             self._new(r, j),
             element=self.width * STATE_BYTES,
             offset=offset,
-            cache=cache_hint(self.s.store_cache),
         )
 
     def _output(self, use: UOp) -> list[UOp]:

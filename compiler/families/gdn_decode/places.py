@@ -60,19 +60,18 @@ class Places:
         self.lanes, self.width = int(s.row_threads), int(s.vector)
         self.flight, self.stages = int(s.rows_in_flight), int(s.stages)
         self.groups = WARP_SIZE // self.lanes  # of lanes, in a warp
-        self.warps, self.heads = int(s.warps), int(s.heads)
+        self.warps = int(s.warps)
         self.warp_rows, self.step = int(warp_rows(f)), int(step_rows(f))
-        self.all_warps = self.warps * self.heads
         self.elements = int(elements(f, problem))
         self.vectors = self.elements // self.width
-        self.loops, self.bulk, self.ahead = bool(loops(f)), bool(bulk(f)), bool(s.load_ahead)
+        self.loops, self.bulk = bool(loops(f)), bool(bulk(f))
         self.passes, self.tiles_per_row = int(passes(f, problem)), int(tiles_per_row(f, problem))
         self.once = not self.loops and self.passes == 1
         self.refills = self.loops or self.passes > self.stages
         self.bytes, self.smem_bytes = int(buffer_bytes(f, problem)), int(smem_bytes(f, problem))
         self.values: dict[str, UOp] = {}  # by what they are: see _value
-        self.ring = smem("ring", self.all_warps * self.bytes, self.stages, align=128)
-        self.full = mbar("full", self.stages * self.all_warps, 1)
+        self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
+        self.full = mbar("full", self.stages * self.warps, 1)
 
     def _value(self, name: str, index: int, count: int, width: int) -> UOp:
         """The registers of one of `count` values of that name.
@@ -119,13 +118,12 @@ class Places:
             tile, step = CTAID + use // self._passes * special("ctas"), use % self._passes
         else:
             tile, step = CTAID, use
-        heads = tile * self.heads + WARP // self.warps
-        return heads * self._passes + step, heads // int(self.s.head_ctas)
+        return tile * self._passes + step, tile // int(self.s.head_ctas)
 
     def _first_row(self, use: UOp) -> UOp:
         """The warp's first row, of all states."""
         block, _ = self._block(use)
-        return block * self.step + WARP % self.warps * self.warp_rows
+        return block * self.step + WARP * self.warp_rows
 
     def _lane_row(self, use: UOp) -> UOp:
         """The lane's first row, of all states."""
@@ -134,13 +132,13 @@ class Places:
     def _place(self, name: str, use: UOp, column: int, columns: int) -> UOp:
         """A part of the warp's rows: the rows of a lane count as one long row."""
         block, _ = self._block(use)
-        row = block * (self.step // self.flight) + WARP % self.warps * self.groups
+        row = block * (self.step // self.flight) + WARP * self.groups
         return rectangle(global_tensor(name), row, column, self.groups, columns)
 
     def _token_place(self, name: str, use: UOp) -> UOp:
         """The warp's rows in v or the output, a step of the CTA being a row."""
         block, _ = self._block(use)
-        column = WARP % self.warps * self.warp_rows
+        column = WARP * self.warp_rows
         return rectangle(global_tensor(name), block, column, 1, self.warp_rows)
 
     def _access(self, name: str, use: UOp, r: int, j: int) -> tuple[UOp, UOp, UOp, int]:

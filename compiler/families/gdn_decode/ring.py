@@ -21,7 +21,7 @@ class Ring(Places):
         """The warp's buffer of a step, and its barrier."""
         stage = value(use) % self.stages
         buffer = slot(self.ring, stage, WARP * self.bytes, self.bytes)
-        return buffer, slot(self.full, stage * self.all_warps + WARP)
+        return buffer, slot(self.full, stage * self.warps + WARP)
 
     def _across(self, first: int, count: int) -> dict[str, tuple[tuple[int, int], ...]]:
         """Which vectors of every lane's an access touches, for the validator."""

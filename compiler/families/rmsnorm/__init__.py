@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
-from ptxflow.compiler.families.rmsnorm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.rmsnorm.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.families.rmsnorm.kernel import ENTRY, Kernel
 from ptxflow.compiler.families.rmsnorm.load import COSTS, features, load
 from ptxflow.compiler.families.rmsnorm.problem import problem
@@ -75,6 +75,7 @@ RMSNORM = register(
         load=load,
         features=features,
         costs=COSTS,
+        revise=revise,
         build=build,
         trips=trips,
         launch=launch,

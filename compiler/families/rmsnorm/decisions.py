@@ -7,37 +7,40 @@ vectors of a row, strided by the row's threads in all its CTAs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.rmsnorm.problem import PER_THREAD
-from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
+from ptxflow.compiler.strategy import Choice, Decision, Fields, Problem, Resources, rule
 
 REGISTERS, REREAD = "registers", "reread"
 KEPT, EARLY, LATE = "kept", "early", "late"
 DEFAULT = "default"
+CACHES = (DEFAULT, "no_allocate", "evict_first")
 ALL, ROW = "cta", "row"
 WARP = 32
 QUAD = 4  # sums in an access to shared memory of 16 bytes
 
+_POWERS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_MULTIPLES = (96, 192, 384, 768, 160, 320, 640, 224, 448, 896)  # three, five and seven warps, ...
+ROW_THREADS = tuple(sorted((*_POWERS, *_MULTIPLES)))
 DECISIONS = (
     Decision("ctas_per_row", (1, 2, 4, 8), "CTAs of a cluster that share a row"),
-    Decision("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "of a CTA, that share a row"),
-    Decision("rows", (1, 2, 4, 8, 16, 32, 64), "rows side by side in a CTA"),
+    Decision("row_threads", ROW_THREADS, "of a CTA, that share a row"),
+    Decision("rows", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64), "rows side by side in a CTA"),
     Decision("vector", (4, 8), "elements of one load: 8 or 16 bytes a lane"),
-    Decision("rows_in_flight", (1, 2, 4), "rows of a thread between two reductions"),
+    Decision("rows_in_flight", (1, 2, 3, 4, 6, 8), "rows of a thread between two reductions"),
     Decision("residency", (REGISTERS, REREAD), "where a row waits for its mean square"),
-    Decision("unroll", (1, 2, 4, 8), "vectors in flight where a row is read again"),
-    Decision("ctas_per_sm", (0, 1, 2, 4, 8), "CTAs that stride over the rows; 0: no loop"),
+    Decision("unroll", (1, 2, 3, 4, 6, 8), "vectors in flight where a row is read again"),
+    Decision("ctas_per_sm", (0, 1, 2, 3, 4, 6, 8), "CTAs that stride over the rows; 0: no loop"),
     Decision("load_ahead", (0, 1), "the next rows are asked for before these are reduced"),
     Decision("barrier", (ALL, ROW), "who meets to reduce a row: all warps of the CTA, or its own"),
-    Decision("parts", (1, QUAD), "sums of warps that a lane takes when they have met"),
     Decision("weights", (KEPT, EARLY, LATE), "loaded once, or by row before or after its sum"),
-    Decision("load_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of what is read"),
-    Decision("load_prefetch", (0, 128, 256), "bytes that a miss brings into L2 around it"),
-    Decision("store_cache", (DEFAULT, "no_allocate", "evict_first"), "L1 priority of the output"),
+    Decision("load_cache", CACHES, "L1 priority of a row that is read again"),
+    Decision("load_prefetch", (0, 256), "bytes that a miss of such a row brings into L2 around it"),
 )
 
 
@@ -65,6 +68,22 @@ def row_warps(f: Fields) -> Any:
     return np.maximum(f.row_threads // WARP, 1)
 
 
+def piece(f: Fields) -> Any:
+    """Sums of warps that a lane takes in one access."""
+    return np.where(row_warps(f) % QUAD == 0, QUAD, 1)
+
+
+def sharers(f: Fields) -> Any:
+    """Lanes over which the pieces of a row are dealt out: as many as a butterfly can add up."""
+    pieces = row_warps(f) // piece(f)
+    return pieces & -pieces
+
+
+def taken(f: Fields) -> Any:
+    """Sums of warps that a lane takes of a row."""
+    return np.where(row_warps(f) > 1, row_warps(f) // sharers(f) * f.ctas_per_row, 0)
+
+
 def loops(f: Fields) -> Any:
     """Whether a CTA strides over groups of rows."""
     return f.ctas_per_sm > 0
@@ -87,8 +106,8 @@ def registers(f: Fields, problem: Problem) -> Any:
     held = f.rows_in_flight * n * (f.vector + ahead)
     rows = np.where(f.residency == REGISTERS, held, packed * f.unroll * summands)
     weights = packed * np.where(f.residency == REGISTERS, n, f.unroll)
-    addresses = np.where((f.residency == REGISTERS) & (n >= 32), 24, 0)
-    sums = f.rows_in_flight * f.ctas_per_row * f.parts
+    addresses = np.where((f.residency == REGISTERS) & (n >= 16), 24, 0)
+    sums = f.rows_in_flight * np.maximum(taken(f), 1)
     return addresses + rows + weights + 2 * f.vector + 28 + 3 * f.rows_in_flight + sums
 
 
@@ -109,19 +128,17 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )
 
 
-_SHAPE = (
-    "ctas_per_row row_threads rows vector rows_in_flight residency unroll load_ahead parts weights"
-)
+_SHAPE = "ctas_per_row row_threads rows vector rows_in_flight residency unroll load_ahead weights"
 RULES = (
     rule(
-        "CTAs that share a row have four warps of it each",
+        "CTAs that share a row have four warps of it each, or a multiple of four",
         "ctas_per_row row_threads",
-        lambda f, p, d: (f.ctas_per_row == 1) | (row_warps(f) >= QUAD),
+        lambda f, p, d: (f.ctas_per_row == 1) | (row_warps(f) % QUAD == 0),
     ),
     rule(
-        "a CTA has 32 to 1024 threads",
+        "a CTA has 32 to 1024 threads, in whole warps",
         "row_threads rows",
-        lambda f, p, d: (threads(f) >= WARP) & (threads(f) <= d.threads_per_block),
+        lambda f, p, d: (threads(f) % WARP == 0) & (threads(f) <= d.threads_per_block),
     ),
     rule(
         "the hidden size is a multiple of the vector",
@@ -192,10 +209,10 @@ RULES = (
         ),
     ),
     rule(
-        "sums are taken four at a time where there are, and those of other CTAs always",
-        "ctas_per_row row_threads parts",
-        lambda f, p, d: np.where(f.parts == QUAD, row_warps(f) >= QUAD, f.ctas_per_row == 1).astype(
-            bool
+        "how caches keep a row matters where it is read again",
+        "residency load_cache load_prefetch",
+        lambda f, p, d: (
+            (f.residency == REREAD) | ((f.load_cache == DEFAULT) & (f.load_prefetch == 0))
         ),
     ),
     rule(
@@ -224,3 +241,15 @@ RULES = (
         lambda f, p, d: f.ctas_per_sm <= resources(f, p, d).occupancy,
     ),
 )
+
+#: decisions of earlier forms, which moved no time by more than its noise on an H200
+INDIFFERENT = ("parts", "store_cache")
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    """Recorded choices in today's decisions. How caches keep a row that stays in registers made no
+    difference either, nor did 128 bytes around a miss."""
+    kept = {name: choice for name, choice in choices.items() if name not in INDIFFERENT}
+    if kept["residency"] == REGISTERS:
+        return kept | {"load_cache": DEFAULT, "load_prefetch": 0}
+    return kept | ({"load_prefetch": 0} if kept["load_prefetch"] == 128 else {})

@@ -19,12 +19,14 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     EARLY,
     KEPT,
     LATE,
-    QUAD,
     REGISTERS,
     group_rows,
     loops,
+    piece,
     row_warps,
+    sharers,
     smem_bytes,
+    taken,
     threads,
     vectors,
 )
@@ -93,6 +95,7 @@ class Kernel:
         self.vectors, self.row_warps = int(vectors(f, problem)), int(row_warps(f))
         self.warps, self.group_rows = int(threads(f)) // WARP_SIZE, int(group_rows(f))
         self.smem_bytes, self.flight = int(smem_bytes(f)), int(s.rows_in_flight)
+        self.piece, self.sharers, self.taken = int(piece(f)), int(sharers(f)), int(taken(f))
         self.at_once = self.vectors if self.kept else int(s.unroll)
         self.row_threads, self.width = int(s.row_threads), int(s.vector)
         self.packed = self.width // 2  # registers of a vector
@@ -102,7 +105,6 @@ class Kernel:
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
-        self.taken = int(self.s.parts) * self.ctas  # sums of warps that a lane takes of a row
         self.part = frag("part", self.flight * self.taken, "b32")
         self.scale = frag("scale", self.flight, "b32")
         self.values: dict[str, UOp] = {}  # by what they are: see _value
@@ -379,7 +381,7 @@ class Kernel:
             out += self._exchange(turn, total)
             more, total = self._add_taken()
             out += more
-            more, total = self._butterfly("warps", total, self.row_warps // int(self.s.parts))
+            more, total = self._butterfly("warps", total, self.sharers)
             out += more
         mean = self._value("mean", 0, 1, self.flight)
         bits = {
@@ -414,33 +416,44 @@ class Kernel:
             mine = slot(self.parts, stage, first + WARP % self.row_warps * 4, 4)
             every = slot(self.parts, stage, first, 4 * self.row_warps)
             stores.append(at.st_shared(mine, slot(total.src[0], 0, total.src[2] + k, 1)))
-            loads += [self._take(k, rank, every) for rank in range(self.ctas)]
+            loads += self._take(k, every)
         leave = [at.cluster_arrive()] if self.ctas > 1 else []
         return [single(*stores), *self._meet(row), *loads, *leave]
 
-    def _take(self, k: int, rank: int, every: UOp) -> UOp:
-        """The lane's parts of its k-th row from a CTA."""
-        parts = int(self.s.parts)
-        target = slot(self.part, 0, k * self.taken + rank * parts, parts)
-        lane = LANE % (self.row_warps // parts) * (4 * parts)
-        if self.ctas > 1:
-            return at.ld_peer_v4(target, every, lane, rank)
-        return (at.ld_shared_v4 if parts == QUAD else at.ld_shared)(target, every, lane)
+    def _take(self, k: int, every: UOp) -> list[UOp]:
+        """The lane's pieces of its k-th row: every so many-th of each CTA that shares the row."""
+        out, width = list[UOp](), self.piece
+        for i in range(self.taken // width):
+            turn, rank = divmod(i, self.ctas)
+            target = slot(self.part, 0, k * self.taken + i * width, width)
+            place = (LANE % self.sharers + turn * self.sharers) * (4 * width)
+            if self.ctas > 1:
+                out.append(at.ld_peer_v4(target, every, place, rank))
+            else:
+                load = at.ld_shared if width == 1 else at.ld_shared_v4
+                out.append(load(target, every, place))
+        return out
 
     def _add_taken(self) -> tuple[list[UOp], UOp]:
         """Statements that add up what a lane took for each of its rows, and where the sums are."""
         if self.taken == 1:
             return [], slot(self.part)
-        out = list[UOp]()
+        out, width = list[UOp](), self.piece * self.ctas
+        turns, halvings = self.taken // width, width.bit_length() - 1
+        # no digit at the end: ptxas would not tell taken_1<2> from taken_12
+        names = [f"turn_{i}_" for i in range(1, turns)] + [f"half_{i}_" for i in range(halvings)]
         for k in range(self.flight):
-            held, width = slot(self.part, 0, k * self.taken, self.taken), self.taken
-            while width > 1:
-                width //= 2
-                halves = [slot(held.src[0], 0, held.src[2] + i * width, width) for i in (0, 1)]
-                # no digit at the end: ptxas would not tell taken_1<2> from taken_12
-                held = self._value(f"taken_{width}_", k, self.flight, width)
-                out.append(at.sum_f32(held, *halves))
-        return out, self._value("taken_1_", 0, 1, self.flight)
+            pieces = [slot(self.part, 0, k * self.taken + i * width, width) for i in range(turns)]
+            held, rest, size = pieces[0], pieces[1:], width
+            for name in names:
+                if rest:
+                    pair = [held, rest.pop(0)]
+                else:
+                    size //= 2
+                    pair = [slot(held.src[0], 0, held.src[2] + i * size, size) for i in (0, 1)]
+                held = self._value(name, k, self.flight, size)
+                out.append(at.sum_f32(held, *pair))
+        return out, self._value(names[-1], 0, 1, self.flight)
 
     def _meet(self, row: UOp) -> list[UOp]:
         """The warps of the cluster, of the CTA, or those of each row by a barrier of its own."""
@@ -469,6 +482,5 @@ class Kernel:
                 out,
                 element=ELEMENT,
                 offset=self._offset(v.j),
-                cache=cache_hint(self.s.store_cache),
             ),
         ]
