@@ -8,155 +8,26 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from ptxflow.eval.train_options import BadInput, Settings, parse, require_writable
 
 if TYPE_CHECKING:
+    from ptxflow.env.observed import Observed
     from ptxflow.env.reward import Remembered, Reward
-    from ptxflow.env.space import Space
+    from ptxflow.env.space import Codes, Space
+    from ptxflow.eval.definition import Definition
     from ptxflow.eval.live import Live
     from ptxflow.eval.training_set import Member
     from ptxflow.gfn.checkpoint import Checkpoint
+    from ptxflow.gfn.network import PolicyNetwork
     from ptxflow.gfn.run import Run
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
 MEASUREMENTS = "measurements.jsonl"
-
-HELP = """\
-Train one policy for every kernel family with conditional trajectory balance (a GFlowNet).
-
-A workload is a definition with its variable axes bound, on a device. The policy builds a strategy
-decision by decision under the device's masks and learns to sample it with probability
-exp(TFLOPS / T) / Z, where the reward says the TFLOP/s and T = tau x what the device can attain. The
-reward is the analytic model, a surrogate of a family (the model corrected by measurements), or
-replay (what was measured, and the surrogate or the model elsewhere). Training starts on each
-family's small, regular workloads and adds larger, irregular ones as the measured distance to the
-target falls. Held-out values of the variable axes are never trained; their distance is measured
-too. The preset says which values those are (eval/training_set.py); definitions that it does not
-name take those of their family.
-"""
-EPILOG = """\
-examples:
-  python train.py                                 24 minutes for B200, into runs/b200
-  python train.py --device h200 --minutes 5 --export checkpoints/h200.safetensors
-  python train.py --definitions rmsnorm,gemm_n4096_k4096 --minutes 3 --out runs/norms
-  python train.py --device h200 --reward replay --measurements more.jsonl
-  python train.py --definitions gemm_n4096_k4096,gemm_n2048_k4096 --steps 500 --out runs/two
-  python train.py --preset demo                   about a minute, three definitions
-  python train.py --resume runs/b200              go on where Ctrl-C stopped it, exactly
-
-writes into --out:
-  checkpoint.safetensors  the whole state (policy, optimiser, random numbers, replay, curriculum)
-  metrics.jsonl           loss, reward, entropy, masks, distances; one JSON object a line
-  measurements.jsonl      with --measure: what was measured on the way
-  result.json             the exact distance of every workload at the end
-  plots/*.png             loss, distance, reward, entropy, masked
-exit codes: 0 done, 2 bad input (one line says what), 130 stopped by Ctrl-C and resumable
-"""
-
-
-class BadInput(ValueError):
-    """What the user asked for cannot be done; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run is about; kept in its checkpoints, and all that resuming it needs."""
-
-    device: str
-    preset: str
-    definitions: tuple[str, ...]
-    steps: int | None
-    minutes: float | None
-    measurements: int
-    threads: int
-    compute: str  # cpu or cuda: what trains
-    train: dict[str, Any]
-    reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
-    live: int = 0  # samples of a workload that are measured at a time on the way
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Settings:
-        return Settings(**{**data, "definitions": tuple(data["definitions"])})
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        print(f"train.py: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def positive(kind: type) -> Any:
-    def convert(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be a positive number, not {text!r}")
-        return value
-
-    return convert
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="train.py",
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--device", help="b200 (default), h200 or h100: whose limits and rates")
-    add(
-        "--definitions",
-        metavar="NAME,...",
-        help="definitions, JSON files and families, comma-separated (default: the preset's, of "
-        "every family)",
-    )
-    add("--preset", choices=("full", "demo"), help="full (default): all families; demo: short")
-    add("--steps", type=positive(int), help="train this many steps; repeatable bit for bit")
-    add("--minutes", type=positive(float), help="or this long (default: 24; demo 1.2)")
-    add("--compute", choices=("auto", "cpu", "cuda"),
-        help="what trains; auto (default): the GPU if PyTorch can use one")  # fmt: skip
-    add("--batch", type=positive(int),
-        help="strategies a step (default: 1024; demo 256; on a GPU 16384)")  # fmt: skip
-    add("--width", type=positive(int), help="of the network (default: 256; on a GPU 512)")
-    add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
-    add(
-        "--reward",
-        choices=("model", "surrogate", "replay"),
-        help="default: surrogate where checkpoints/ has one for the device, else model",
-    )
-    add("--surrogate", type=Path, nargs="+", metavar="FILE", help="other surrogates than those")
-    add("--measurements", type=Path, nargs="+", metavar="FILE", help="what --reward replay replays")
-    add("--measure", type=positive(int), metavar="N",
-        help="now and then measure N of the policy's samples on this GPU, for 8 workloads in turn, "
-        "and reward them as measured; needs the GPU")  # fmt: skip
-    add("--seed", type=int, help="of weights, sampling and replay (default: 0)")
-    add(
-        "--threads",
-        type=positive(int),
-        help="CPU threads (default: 1; more pay if cores idle)",
-    )
-    add("--out", type=Path, help="folder of the run (default: runs/DEVICE, demo: runs/demo)")
-    add("--overwrite", action="store_true", help="replace the run in --out (demo always does)")
-    add("--export", type=Path, metavar="FILE", help="also write the policy alone, for sample.py")
-    add("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
-    args = parser.parse_args(argv)
-    if args.steps and args.minutes:
-        parser.error("give --steps or --minutes, not both")
-    if args.resume:
-        fixed = (
-            "device", "definitions", "preset", "compute", "batch", "width", "tau", "seed", "out",
-            "reward", "surrogate", "measurements", "measure",
-        )  # fmt: skip
-        if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
-            parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")
-    return args
 
 
 def gpu_at_hand() -> bool:
@@ -203,17 +74,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
         train={**preset.train, **(ON_GPU if compute == "cuda" else {}), **given},
         reward=reward,
         live=args.measure or 0,
+        init=str(args.init) if args.init else None,
     )
-
-
-def require_writable(path: Path) -> None:
-    """BadInput unless files can be made at `path`, whose folders may still be missing."""
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        reason = "is not writable" if place.is_dir() else "is not a folder"
-        raise BadInput(f"cannot write {path}: {place} {reason}")
 
 
 @dataclass(frozen=True)
@@ -374,6 +236,22 @@ def torch_device(settings: Settings) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | None:
+    """The network that a run begins with, if it is a trained one; BadInput where it is no good.
+
+    Of a run that goes on its state says everything, and which families it has."""
+    from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.inference import load_policy
+    from ptxflow.gfn.network import PolicyNetwork
+
+    if state:
+        return PolicyNetwork(state.network)
+    try:
+        return load_policy(settings.init).network if settings.init else None
+    except CheckpointError as error:
+        raise BadInput(str(error)) from None
+
+
 def make_run(
     folder: Path, settings: Settings, held: Workloads, asked: Reward, state: Checkpoint | None
 ) -> Run:
@@ -389,7 +267,7 @@ def make_run(
     bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
     trainer = Trainer(
         held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
-        bar, torch_device(settings),
+        bar, torch_device(settings), initial(settings, state),
     )  # fmt: skip
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
@@ -439,10 +317,97 @@ def start(args: argparse.Namespace) -> int:
     return 0
 
 
+def beliefs(
+    args: argparse.Namespace, name: str, definition: Definition, space: Space
+) -> tuple[Reward | None, Live]:
+    """What is believed of a workload before it is measured (None: what the policy says), and what
+    measures it; BadInput where that cannot be."""
+    from ptxflow.compiler.runtime import RuntimeUnavailable
+    from ptxflow.env.reward import ModelReward, Remembered
+    from ptxflow.eval import live
+    from ptxflow.eval.reward_source import RewardError, build, describe
+
+    base: Reward | None = None
+    try:
+        if args.reward != "policy":
+            asked = None if args.reward == "replay" else args.reward
+            built, _ = build(describe(asked, name, args.surrogate or ()), name)
+            base = Remembered(built)
+        gpus = live.count_gpus(space.device) if args.measure else 0
+    except (RewardError, RuntimeUnavailable) as error:
+        raise BadInput(str(error)) from None
+    if args.measure and args.definition.endswith(".json"):
+        raise BadInput("--measure records by name: it takes definitions of eval/definitions only")
+    path = args.export.with_name(f"{args.export.stem}-{MEASUREMENTS}")
+    files = args.measurements or ()
+    return base, live.Live([definition], [space], path, ModelReward(), files, gpus)
+
+
+def timed(live: Live, codes: Codes) -> Observed:
+    """All that is measured of the one workload, these codes too."""
+    live.measure({0: codes})
+    observed = live.observed(0)
+    assert observed is not None
+    return observed
+
+
+def tune(args: argparse.Namespace) -> int:
+    """Tune a trained policy to one workload: by beliefs, by files of measurements, by measuring."""
+    from ptxflow.compiler.device import device
+    from ptxflow.env.measurements import MeasurementError
+    from ptxflow.env.reward import TAU
+    from ptxflow.env.space import enumerate_space
+    from ptxflow.eval.arguments import find_problem, parse_axes
+    from ptxflow.eval.definition import load
+    from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, write
+    from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
+    from ptxflow.gfn.forest import family_shape
+    from ptxflow.gfn.inference import load_policy
+
+    if not args.export:
+        raise BadInput("--definition tunes a policy: say by --export FILE where it goes")
+    require_writable(args.export.parent)
+    name = (args.device or "b200").lower()
+    try:
+        policy, definition = load_policy(args.init), load(args.definition)
+        axes = {axis: values[0] for axis, values in parse_axes(args.axes).items()}
+        space = enumerate_space(*find_problem(definition, axes), device(name))
+    except (CheckpointError, ValueError, KeyError) as error:
+        raise BadInput(str(error.args[0])) from None
+    base, live = beliefs(args, name, definition, space)
+    tau = float(policy.about.get("train", {}).get("tau", TAU))
+    seed = args.seed or 0
+    try:
+        known = live.observed(0)
+    except MeasurementError as error:
+        raise BadInput(str(error)) from None
+    print(f"{space.problem.definition} {axes} on {name}: {len(space)} strategies, "
+          f"{0 if known is None else len(known)} measured before", flush=True)  # fmt: skip
+    if family_shape(space) not in policy.network.config.families:
+        print(f"{args.init} has no part for this space of {space.family.name}: it gets a new one")
+    if args.measure:
+        rounds = tune_by_measuring(
+            policy, space, partial(timed, live), args.measure, known, base, seed=seed
+        )
+        for tuned, known in rounds:
+            best = 1e6 * known.seconds.min()
+            count = tuned.about["tuned"]["measured"]
+            print(f"{count:4} measured, the best {best:.2f} us", flush=True)
+    else:
+        tuned = fine_tune(policy, space, known, base, seed=seed)
+    if base:
+        before, after = (distance(p, space, base, tau) for p in (policy, tuned))
+        print(f"distance to what {base.name} alone asks for: {before:.3f} before, {after:.3f} now")
+    write(args.export, Checkpoint(tuned.network.config, tuned.about, {
+        f"policy.{k}": v for k, v in tuned.network.state_dict().items()}))  # fmt: skip
+    print(f"wrote {args.export}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
-        return start(args)
+        return tune(args) if args.definition else start(args)
     except KeyboardInterrupt:
         print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130

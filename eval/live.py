@@ -75,6 +75,15 @@ class Live:
         held = self._held().get(self.spaces[workload].problem)
         return np.zeros(0, np.int64) if held is None else held.codes
 
+    def observed(self, workload: int) -> Observed | None:
+        """All that is known of a workload, earlier files' measurements with this run's."""
+        paths = [*self.files, *([self.path] if self.path.is_file() else [])]
+        if not paths:
+            return None
+        found, _ = read_observed(paths, self.spaces[0].device)
+        problem = self.spaces[workload].problem
+        return next((o for o in found if o.problem == problem), None)
+
     def _held(self) -> dict[Problem, Observed]:
         if not self.path.is_file():
             return {}

@@ -6,6 +6,7 @@ balance moves the policy to the corrected target. A family that the policy has n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from ptxflow.gfn.joining import fit_for
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 Array = NDArray[np.float64]
+EVERY = 8  # measurements between two tunings
 SPAN = 40.0  # nats below the best, where beliefs end: no draw ever comes from there
 
 
@@ -123,6 +125,32 @@ def fine_tune(
     about: dict[str, Any] = {**policy.about, "tuned": {"workload": space.problem.definition,
                              "axes": dict(space.problem.axes), "measured": count}}  # fmt: skip
     return Policy(trainer.network.eval(), policy.path, about)
+
+
+def tune_by_measuring(
+    policy: Policy,
+    space: Space,
+    measure: Callable[[Codes], Observed],
+    count: int,
+    measured: Observed | None = None,
+    base: Reward | None = None,
+    config: TuneConfig | None = None,
+    seed: int = 0,
+) -> Iterator[tuple[Policy, Observed]]:
+    """The tuned policy and all that was measured, after each EVERY of `count` measurements.
+
+    `measure` times strategies of these codes and returns everything that it has measured of the
+    workload, what is in `measured` too; each round's strategies are the tuned policy's own.
+    """
+    tuned = fine_tune(policy, space, measured, base, config, seed)
+    for done in range(0, count, EVERY):
+        known = np.zeros(0, np.int64) if measured is None else measured.codes
+        codes = propose(tuned, space, min(EVERY, count - done), known, seed + done)
+        if not len(codes):
+            return
+        measured = measure(codes)
+        tuned = fine_tune(policy, space, measured, base, config, seed)
+        yield tuned, measured
 
 
 def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> float:

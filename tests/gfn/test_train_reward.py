@@ -30,7 +30,8 @@ from ptxflow.gfn.training import TrainConfig, Trainer
 
 NAME = "gemm_n128_k2048"
 RUN = [
-    "--preset", "demo", "--definitions", NAME, "--device", "h200", "--batch", "16", "--steps", "4",
+    "--preset", "demo", "--definitions", NAME, "--device", "h200", "--compute", "cpu", "--batch",
+    "16", "--steps", "4",
 ]  # fmt: skip
 
 

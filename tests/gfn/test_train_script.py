@@ -17,6 +17,7 @@ import train
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
     "--preset", "demo", "--definitions", "gemm_n128_k2048", "--batch", "32", "--threads", "1",
+    "--compute", "cpu",
 ]  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def test_help_and_bad_options_need_no_torch() -> None:
         (["--tau", "nan"], "--tau"),
         (["--steps", "5", "--minutes", "1"], "not both"),
         (["--resume", "x", "--tau", "0.1"], "--tau"),
+        (["--compute", "cuda"], "PyTorch sees no GPU"),
         (["--device", "b300"], "b200, h200, h100"),
         (["--definitions", "gemm_n4096_k409"], "gemm_n4096_k4096"),
         (["--definitions", "rmsnrom"], "rmsnorm"),
@@ -73,6 +75,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert said in refused(capsys, *argv)
     assert list(tmp_path.iterdir()) == []
 

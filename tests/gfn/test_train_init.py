@@ -1,0 +1,103 @@
+"""train.py --init: a trained policy to begin with, and tuned to one workload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import train
+from ptxflow.eval import live
+from ptxflow.eval.candidates import Workload
+from ptxflow.eval.records import Record, RecordFile
+from ptxflow.gfn import checkpoint
+
+NAME = "gemm_n128_k2048"
+OTHER = ["--definition", "rmsnorm_h512", "--axes", "batch_size=5", "--device", "h200"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("init")
+    argv = ["--preset", "demo", "--definitions", NAME, "--device", "h200", "--batch", "32",
+            "--reward", "model", "--steps", "6", "--compute", "cpu"]  # fmt: skip
+    export = folder / "p.safetensors"
+    assert train.main([*argv, "--out", str(folder / "run"), "--export", str(export)]) == 0
+    return export
+
+
+def families(path: Path) -> list[str]:
+    return [f.name for f in checkpoint.read(path).network.families]
+
+
+def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "demo", "--definitions", "rmsnorm_h512", "--device", "h200", "--batch",
+            "32", "--reward", "model", "--steps", "4", "--compute", "cpu"]  # fmt: skip
+    out, export = tmp_path / "run", tmp_path / "q.safetensors"
+    assert train.main([*argv, "--init", str(trained), "--out", str(out)]) == 0
+    assert train.main(["--resume", str(out), "--steps", "6", "--export", str(export)]) == 0
+    assert families(export) == ["gemm", "rmsnorm"]
+    assert json.loads((out / "result.json").read_text())["steps"] == 6
+    capsys.readouterr()
+    assert train.main([*argv, "--init", str(out / "metrics.jsonl"), "--out", str(out / "x")]) == 2
+    assert "not a safetensors file" in capsys.readouterr().err
+
+
+def test_a_policy_is_tuned_to_a_workload_by_what_is_measured(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The GPU is played by a function: a kernel takes as long as its key says."""
+
+    def played(workloads: list[Workload], path: Path) -> None:
+        with RecordFile(path) as file:
+            for c in (c for w in workloads for c in w.candidates):
+                us = 5.0 + int(c.strategy.key[:2], 16) / 100
+                file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
+                                   "h200", "ok", latency_us={"median": us}))  # fmt: skip
+
+    monkeypatch.setattr(live, "on_gpus", played)
+    monkeypatch.setattr(live, "count_gpus", lambda device: 1)
+    export = tmp_path / "tuned.safetensors"
+    argv = ["--init", str(trained), *OTHER, "--measure", "12", "--reward", "policy"]
+    assert train.main([*argv, "--export", str(export)]) == 0
+    said = capsys.readouterr().out
+    assert "has no part for this space of rmsnorm" in said and "  12 measured, the best" in said
+    assert families(export) == ["gemm", "rmsnorm"]
+    tuned = checkpoint.read(export).config["tuned"]
+    assert tuned == {"workload": "rmsnorm_h512", "axes": {"batch_size": 5, "hidden_size": 512},
+                     "measured": 12}  # fmt: skip
+    records = tmp_path / "tuned-measurements.jsonl"
+    again = ["--init", str(trained), *OTHER, "--measurements", str(records), "--reward", "model"]
+    assert train.main([*again, "--export", str(tmp_path / "again.safetensors")]) == 0
+    assert "12 measured before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--definition", NAME], "--axes"),
+        (["--definition", NAME, "--axes", "M=3"], "--init"),
+        (["--init", "p", "--definition", NAME, "--axes", "M=3"], "--export"),
+        (["--reward", "policy"], "--definition"),
+        (["--init", "nowhere", "--definition", NAME, "--axes", "M=3", "--export", "e"], "No such"),
+        (["--resume", "r", "--init", "p"], "--init"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = train.main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
