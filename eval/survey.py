@@ -53,8 +53,15 @@ class Outcome:
 def draw(
     definitions: Sequence[str], axes: dict[str, list[int]], device: Device, samples: int, seed: int
 ) -> list[Job]:
-    """`samples` strategies, spread evenly over the workloads, uniform over the valid ones."""
-    workloads = [(load(name), bound) for name in definitions for bound in product(axes)]
+    """`samples` strategies, spread evenly over the workloads, uniform over the valid ones.
+
+    Each definition takes the values of its own axes; UsageError for an axis that none has.
+    """
+    held = [load(name) for name in definitions]
+    if unknown := set(axes).difference(*(d.axes for d in held)):
+        raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
+    own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in held]
+    workloads = [(d, bound) for d, values in own for bound in product(values)]
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for i, (definition, bound) in enumerate(workloads):
