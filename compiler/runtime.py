@@ -26,7 +26,6 @@ from ptxflow.compiler.launch import (
     RandomParam,
     ScalarParam,
     TensorMapParam,
-    Workspace,
     evaluate,
 )
 
@@ -43,6 +42,7 @@ _L2_PROMOTION = {0: 0, 64: 1, 128: 2, 256: 3}
 _INTERLEAVE_NONE = 0
 _FILL_ZERO = 0
 _ATTRIBUTE_MAX_DYNAMIC_SMEM = 8
+_WORKSPACE_ALIGNMENT = 256  # bytes, as the driver's own allocations have
 _LAUNCH_ATTRIBUTE_CLUSTER = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DEVICE_ATTRIBUTE = {"sms": 16, "l2_bytes": 38, "major": 75, "minor": 76}
@@ -239,8 +239,8 @@ class BoundLaunch:
 class BoundCall:
     """All launches of a kernel with their arguments in place, and the workspace they share."""
 
-    def __init__(self, steps: Sequence[BoundLaunch], driver: Driver, workspace: Sequence[int]):
-        self.steps, self._driver, self._workspace = tuple(steps), driver, list(workspace)
+    def __init__(self, steps: Sequence[BoundLaunch], driver: Driver, workspace: int):
+        self.steps, self._driver, self._workspace = tuple(steps), driver, workspace
 
     def __call__(self, stream: int = 0) -> None:
         for step in self.steps:
@@ -248,8 +248,9 @@ class BoundCall:
 
     def free(self) -> None:
         """Give the workspace back, once no launch uses it any more."""
-        while self._workspace:
-            self._driver("cuMemFree_v2", ctypes.c_uint64(self._workspace.pop()))
+        if self._workspace:
+            self._driver("cuMemFree_v2", ctypes.c_uint64(self._workspace))
+        self._workspace = 0
 
 
 class LoadedKernel:
@@ -299,18 +300,21 @@ class LoadedKernel:
 
         An optional tensor that is not given has the address None. The workspace is allocated here.
         """
-        space = {w.name: self._allocate(w, axes) for w in self.launch.workspace}
-        known = {**addresses, **space}
+        places, size = dict[str, int](), 0
+        for w in self.launch.workspace:
+            places[w.name] = size
+            size += -(-evaluate(w.bytes, axes) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+        begin = self._allocate(size) if size else 0
+        known = {**addresses, **{name: begin + place for name, place in places.items()}}
         steps = [
             BoundLaunch(self._driver, function, step, known, axes, arguments)
             for function, step in zip(self._functions, self.launch.steps, strict=True)
         ]
-        self._bound.append(BoundCall(steps, self._driver, list(space.values())))
+        self._bound.append(BoundCall(steps, self._driver, begin))
         return self._bound[-1]
 
-    def _allocate(self, workspace: Workspace, axes: Mapping[str, int]) -> int:
-        address, size = ctypes.c_uint64(), max(1, evaluate(workspace.bytes, axes))
-        note = f"{workspace.name} of {self.launch.entry}: {size} bytes"
+    def _allocate(self, size: int) -> int:
+        address, note = ctypes.c_uint64(), f"workspace of {self.launch.entry}: {size} bytes"
         self._driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size), note=note)
         return address.value
 

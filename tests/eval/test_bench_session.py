@@ -43,7 +43,8 @@ class FakeKernel:
     ) -> Callable[[int], None]:
         assert arguments == Arguments({}, measure.SEED)
         assert axes == {"M": 5, "N": 128, "K": 2048}
-        assert addresses == {n: t.data_ptr() for n, t in FakeKernel.tensors.items()}
+        ours = {n: t.data_ptr() for n, t in FakeKernel.tensors.items()}
+        assert addresses == ours or addresses == ours | {"C": addresses["C"]}  # timed elsewhere
         return lambda stream: FakeKernel.body(FakeKernel.tensors)
 
     def unload(self) -> None:
