@@ -9,6 +9,7 @@ from ptxflow.compiler.atoms import (
     common,
     draws,
     filters,
+    fragments,
     hopper,
     matrix,
     reductions,
@@ -38,6 +39,7 @@ _ROWS = (
     draws,
     streaming,
     matrix,
+    fragments,
     hopper,
     blackwell,
 )  # importing them fills the table

@@ -46,4 +46,11 @@ def family_for(op_type: str, inputs: Collection[str] = ()) -> Family:
 
 
 def _load() -> None:
-    from ptxflow.compiler.families import gdn_decode, gemm, gqa_decode, rmsnorm, sampling  # noqa: F401  each registers itself
+    from ptxflow.compiler.families import (  # noqa: F401  each registers itself
+        gdn_decode,
+        gemm,
+        gqa_decode,
+        mla,
+        rmsnorm,
+        sampling,
+    )

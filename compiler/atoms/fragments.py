@@ -1,0 +1,53 @@
+"""Atoms of both targets for fragments that warps of a CTA hand to each other: every lane stores or
+loads one, two or four registers at a place of its own in shared memory.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.threads import vector
+from ptxflow.compiler.ir import UOp
+
+
+def _store_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["src"])
+    guard = "" if text["inside"] == "1" else f"@{text['inside']} "
+    return (
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
+        f"{guard}st.shared.{kind} [%ra], {registers};"
+    )
+
+
+st_shared_lanes = define(
+    Atom(
+        "st_shared_lanes",
+        (("dst", "smem"), ("offset", "value"), ("inside", "value"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _store_text,
+        "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it stores one, two or four registers", lambda u: u.src[3].arg in (1, 2, 4)),),
+    )
+)
+
+
+def _load_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["dst"])
+    return (
+        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
+    )
+
+
+ld_shared_lanes = define(
+    Atom(
+        "ld_shared_lanes",
+        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _load_text,
+        "9.7.9.8 ld of one, two or four registers",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
+    )
+)

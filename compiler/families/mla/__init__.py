@@ -1,0 +1,202 @@
+"""Latent attention over pages: one query a sequence, or packed queries that see what is before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families import register
+from ptxflow.compiler.families.mla.attend import GATHERING, Attend
+from ptxflow.compiler.families.mla.combine import ENTRY as COMBINE
+from ptxflow.compiler.families.mla.combine import Combine
+from ptxflow.compiler.families.mla.decisions import (
+    DECODE_DECISIONS,
+    DECODE_RULES,
+    PREFILL_DECISIONS,
+    PREFILL_RULES,
+    SUM_WARPS,
+    resources,
+)
+from ptxflow.compiler.families.mla.load import COSTS, features, load
+from ptxflow.compiler.families.mla.problem import DECODE, PREFILL, problem
+from ptxflow.compiler.families.mla.shape import BLOCK
+from ptxflow.compiler.families.mla.span import COUNT
+from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam, Workspace
+from ptxflow.compiler.lower import layout
+from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel, and the one that adds chunks up where there are chunks."""
+    k = Attend(p, s, device)
+    return program(k.build(), Combine(p, s, device).build()) if k.split else k.build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Spans of no tile, one, as many as the ring has stages, one fewer, and past its second turn;
+    of a whole sequence, of a part, and CTAs without any; queries that fill a CTA and do not."""
+    k = Attend(p, s, device)
+    counts = {0, 1, k.stages - 1, k.stages, 2 * k.stages + 1}
+    if not k.decodes:
+        asked = (0, 1, k.queries, k.queries + 1)
+        return [_queries(k, n, rows) for n in sorted(counts) for rows in sorted(set(asked))]
+    if not k.split:
+        return [_chunk(k, n, 0) for n in sorted(counts)]
+    most = k.chunk // k.tile
+    found = sorted({min(n, most) for n in counts})
+    first = [_chunk(k, n, number) for number in (0, 1) for n in found]
+    return first + [_sum(Combine(p, s, device), n) for n in _sums(int(s.sum_chunks))]
+
+
+def _sums(loads: int) -> list[int]:
+    return sorted({0, 1, 2, loads, loads + 1, 2 * loads + 1})
+
+
+def _chunk(k: Attend, tiles: int, number: int) -> Trip:
+    """Chunk 0 of a sequence that has no other, or the second, of so many tiles.
+
+    The second is at place 0, whose rows of the workspace it writes, of a sequence that begins
+    before it.
+    """
+    tokens = tiles * k.tile - 3 if tiles else 0
+    mine = {"which": 1 - number, **_length(k, number * k.chunk + tokens, "")}
+    values = {COUNT: 1, "ctaid": 0, **_both(mine)}
+    written: tuple[tuple[str, int, int], ...] = ()
+    if not number:
+        written = (("output", k.heads, k.latent), ("lse", 1, k.heads))
+    elif tiles:
+        written = (("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 16 * k.across))
+    name = f"{tiles} tiles of {'a part' if number else 'a whole sequence'}"
+    return Trip(name, tuple(values.items()), written, k.problem.family)
+
+
+def _sum(c: Combine, chunks: int) -> Trip:
+    values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
+    written = (("output", c.heads, SUM_WARPS * 16), ("lse", 1, c.heads)) if chunks > 1 else ()
+    return Trip(f"{chunks} chunks", tuple(values.items()), written, COMBINE)
+
+
+def _queries(k: Attend, tiles: int, asked: int) -> Trip:
+    """The CTA that has the last queries of so many, for so many tiles."""
+    tokens = tiles * k.tile - 3 if tiles else 0
+    places = max(1, -(-asked // k.queries))
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
+    values = {COUNT: 1, "ctas": places, "ctaid": 0, **_both(mine)}
+    written = (("output", asked * k.heads, k.latent), ("lse", asked, k.heads))
+    name = f"{tiles} tiles for {asked} queries"
+    return Trip(name, tuple(values.items()), written if asked == k.queries else ())
+
+
+def _both(mine: dict[str, int]) -> dict[str, int]:
+    """What the registers of both roles hold."""
+    return mine | {GATHERING + name: n for name, n in mine.items()}
+
+
+def _length(k: Attend | Combine, tokens: int, prefix: str) -> dict[str, int]:
+    """What registers hold of a sequence of so many tokens."""
+    pages = -(-tokens // k.page_size)
+    last = tokens - (pages - 1) * k.page_size if pages else 0
+    return {f"{prefix}begin": 0, f"{prefix}end": pages, f"{prefix}last": last}
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grids and parameters, as expressions over the variable axes."""
+    k = Attend(p, s, device)
+    count = "batch_size" if k.decodes else "(len_indptr - 1)"
+    if not k.decodes:
+        grid = k.work.tiles.places(count)
+    else:
+        grid = k.work.sequences.places() if k.split else count
+    info = k.build().arg
+    first = Launch(
+        entry=info.name,
+        grid=(grid, "1", "1"),
+        block=32 * info.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=layout(info).smem_bytes,
+        params=tuple(_param(given, count) for given in info.params),
+    )
+    if not k.split:
+        return first
+    c = Combine(p, s, device)
+    then = Launch(
+        entry=COMBINE,
+        grid=(f"batch_size * {c.blocks // SUM_WARPS}", "1", "1"),
+        block=32 * SUM_WARPS,
+        cluster=(1, 1, 1),
+        smem_bytes=0,
+        params=tuple(_param(given, count) for given in c.params),
+        dependent=bool(s.dependent),
+    )
+    sizes = (("sums", k.blocks * k.across * BLOCK), ("stats", 16 * k.across))
+    workspace = tuple(Workspace(name, f"{grid} * {4 * floats}") for name, floats in sizes)
+    return replace(first, then=(then,), workspace=workspace)
+
+
+def _param(param: tuple[str, str], count: str) -> Param:
+    name, kind = param
+    if name == "sm_scale":
+        return InputParam(name, "float32")
+    return PointerParam(name) if kind == "ptr" else ScalarParam(name, count)
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Three sequences of small heads, one of them empty, the others uneven, past a ring's second
+    turn, or of several chunks."""
+    k = Attend(p, s, device)
+    page = 1 if p["page_size"] == 1 else 16
+    turn = (2 * k.stages + 1) * k.tile + 3
+    tokens = 2 * k.chunk + k.tile + 3 if k.split else turn
+    pages = max(3, -(-tokens // page))
+    axes = dict(p.axes)
+    changed = {
+        "batch_size": 3,
+        "total_q": 2 * k.queries + 3,
+        "len_indptr": 4,
+        "page_size": page,
+        "head_dim_ckv": 16 * max(k.warps, 4),
+        "head_dim_kpe": 32,
+        "num_kv_indices": pages,
+        "num_pages": pages + 2,
+    }
+    axes |= {name: n for name, n in changed.items() if name in axes}
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+MLA_DECODE = register(
+    Family(
+        name=DECODE,
+        op_types=("mla_paged",),
+        decisions=DECODE_DECISIONS,
+        rules=DECODE_RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "qo_indptr" not in inputs,
+    )
+)
+MLA_PREFILL = register(
+    Family(
+        name=PREFILL,
+        op_types=("mla_paged",),
+        decisions=PREFILL_DECISIONS,
+        rules=PREFILL_RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "qo_indptr" in inputs,
+    )
+)

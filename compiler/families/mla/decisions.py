@@ -1,0 +1,197 @@
+"""The decisions of latent attention, in construction order, and their rules.
+
+A CTA takes the heads of a few queries as columns of its MMAs and tokens as rows: S^T = K Q^T,
+O^T = V^T P^T. `warps` warps lie on the tokens of a tile and on the columns for the scores, and on
+the dims of the latent for the sums. In decoding sequences are cut into chunks, and a second kernel
+adds up what the chunks of a sequence come to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.mla.problem import DECODE, ELEMENT
+from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule, rule
+
+WARP = 32
+MMA_TOKENS, MMA_DIMS, MMA_COLUMNS = 16, 16, 8
+PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
+SUM_WARPS = 4  # warps of a CTA of the second kernel
+MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight warps and of four: 65,536 in all at the most
+SHARED, REGISTERS = "shared", "registers"
+
+TILING = (
+    Decision("tile", (32, 64), "tokens of a step"),
+    Decision("warps", (4, 8), "warps that multiply, besides the one that asks for rows"),
+    Decision("stages", (1, 2, 3, 4, 5, 6), "tiles of the ring"),
+    Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
+)
+DECODE_DECISIONS = (
+    Decision("chunk", (0, 64, 128, 256, 512, 1024, 2048), "tokens of a CTA; 0: all of a sequence"),
+    *TILING,
+    Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
+    Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
+)
+PREFILL_DECISIONS = (
+    Decision("queries", (1, 2, 3, 4), "query tokens of a CTA"),
+    *TILING,
+)
+
+
+def decodes(problem: Problem) -> bool:
+    return problem.family == DECODE
+
+
+def columns(f: Fields, problem: Problem) -> Any:
+    """Columns of a CTA's MMAs: its queries' heads."""
+    each = 1 if decodes(problem) else f.queries
+    return each * problem["num_qo_heads"]
+
+
+def groups(f: Fields) -> Any:
+    """Groups of warps that take columns of their own for the scores."""
+    return np.maximum(f.warps // (f.tile // MMA_TOKENS), 1)
+
+
+def own(f: Fields, problem: Problem) -> Any:
+    """MMAs side by side of a warp for the scores."""
+    return columns(f, problem) // MMA_COLUMNS // groups(f)
+
+
+def latent_pitch(problem: Problem) -> int:
+    """Bytes from a token's latent in shared memory to the next; a query's likewise."""
+    return problem["head_dim_ckv"] * ELEMENT + PAD
+
+
+def rope_pitch(problem: Problem) -> int:
+    return problem["head_dim_kpe"] * ELEMENT + PAD
+
+
+def weight_pitch(f: Fields, problem: Problem) -> Any:
+    """Bytes from the weights of a token to those of the next: an odd number of chunks of 16."""
+    return 16 * (own(f, problem) | 1)
+
+
+def stage_bytes(f: Fields, problem: Problem) -> Any:
+    return f.tile * (latent_pitch(problem) + rope_pitch(problem))
+
+
+def smem_bytes(f: Fields, problem: Problem) -> Any:
+    """Ring, queries, weights, and what warps hand to each other; alignments with them."""
+    row = latent_pitch(problem) + rope_pitch(problem)
+    held = columns(f, problem) * row + groups(f) * f.tile * weight_pitch(f, problem)
+    handed = (2 + f.tile // MMA_TOKENS) * 4 * columns(f, problem)
+    return f.stages * stage_bytes(f, problem) + held + handed + 16 * f.stages + 1024
+
+
+def sum_registers(f: Fields, problem: Problem) -> Any:
+    """Accumulators of a thread."""
+    blocks = problem["head_dim_ckv"] // MMA_DIMS // f.warps
+    return blocks * columns(f, problem) // MMA_COLUMNS * 4
+
+
+def query_registers(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread for queries, where they are kept there."""
+    steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // MMA_DIMS
+    return np.where(f.operand == REGISTERS, 2 * steps * own(f, problem), 0)
+
+
+def registers(f: Fields, problem: Problem, device: Device) -> Any:
+    """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space; where
+    it is told how many there are, at least what it makes do with."""
+    held = sum_registers(f, problem) + query_registers(f, problem)
+    mine, across = own(f, problem), columns(f, problem) // MMA_COLUMNS
+    free = 24 * mine + 2 * mine * (f.tile // MMA_TOKENS) + 5 * across + 48
+    if device.has_tmem:  # ptxas takes more for its architecture
+        free = free + 10 + 30 * (mine > 1)
+    told = 20 * mine + 2 * across + 32
+    return np.asarray(held + np.where(helpers(f) > 1, told, free)).astype(int)
+
+
+def helpers(f: Fields) -> Any:
+    """Warps that do not multiply: one gathers. Registers are given to warps in fours, and of three
+    fours two can have more than the third."""
+    return np.where(f.warps == 8, 4, 1)
+
+
+def threads(f: Fields) -> Any:
+    return WARP * (f.warps + helpers(f))
+
+
+def register_limit(f: Fields, device: Device) -> Any:
+    """Of a warp that multiplies."""
+    return np.where(helpers(f) > 1, MULTIPLY_REGS, device.registers_per_thread)
+
+
+def resources(f: Fields, problem: Problem, device: Device) -> Resources:
+    """What strategies take of an SM; of the first kernel."""
+    alike = -(-registers(f, problem, device) // 8) * 8
+    held = np.where(helpers(f) > 1, device.registers_per_sm // threads(f) // 8 * 8, alike)
+    smem = smem_bytes(f, problem)
+    limits = (
+        device.registers_per_sm // (held * threads(f)),
+        device.warps_per_sm * WARP // threads(f),
+        device.smem_per_sm // (smem + device.smem_reserved),
+        device.blocks_per_sm + 0 * f.warps,
+    )
+    return Resources(smem, held, threads(f), 0 * f.warps, np.minimum.reduce(limits))
+
+
+def _tiling(first: str) -> tuple[Rule, ...]:
+    """Rules of both; `first` is the decision that sets the columns, if there is one."""
+    return (
+        rule(
+            "warps share the tokens of a tile evenly",
+            "tile warps",
+            lambda f, p, d: f.warps % (f.tile // MMA_TOKENS) == 0,
+        ),
+        rule(
+            "groups of warps share the columns evenly",
+            f"{first} tile warps",
+            lambda f, p, d: columns(f, p) % (MMA_COLUMNS * groups(f)) == 0,
+        ),
+        rule(
+            "warps share the dims of the latent evenly",
+            "warps",
+            lambda f, p, d: p["head_dim_ckv"] % (MMA_DIMS * f.warps) == 0,
+        ),
+        rule(
+            "ring, queries and weights exceed the shared memory of a CTA",
+            f"{first} tile warps stages",
+            lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
+        ),
+        rule(
+            "sums and queries exceed the registers of a thread",
+            f"{first} tile warps operand",
+            lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
+        ),
+    )
+
+
+def tokens(problem: Problem) -> int:
+    """Tokens that the pages have room for."""
+    return problem["num_kv_indices"] * problem["page_size"]
+
+
+DECODE_RULES = (
+    *_tiling(""),
+    rule(
+        "a chunk has at least a tile, and no more tokens than there can be",
+        "chunk tile",
+        lambda f, p, d: (f.chunk == 0) | ((f.chunk >= f.tile) & (f.chunk <= 2 * tokens(p))),
+    ),
+    rule(
+        "a ring has no more stages than a chunk has tiles",
+        "chunk tile stages",
+        lambda f, p, d: (f.chunk == 0) | (f.stages * f.tile <= f.chunk),
+    ),
+    rule(
+        "a second kernel is for sequences in chunks",
+        "chunk dependent sum_chunks",
+        lambda f, p, d: (f.chunk > 0) | ((f.dependent == 0) & (f.sum_chunks == 1)),
+    ),
+)
+PREFILL_RULES = _tiling("queries")

@@ -1,0 +1,339 @@
+"""The kernel: one warp gathers rows of tokens into a ring, the others multiply them with queries.
+
+Per tile: scores S^T = K Q^T, of which each warp has 16 tokens by some columns; the maximum of each
+column over all warps; weights, to shared memory; O^T += V^T P^T, of which each warp has some dims.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.attention.softmax import (
+    LOG2E,
+    MINUS_ONE,
+    ONE,
+    Registers,
+    across,
+    part,
+)
+from ptxflow.compiler.families.mla.decisions import (
+    MMA_COLUMNS,
+    MMA_TOKENS,
+    REGISTERS,
+    weight_pitch,
+)
+from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.shape import QUAD, Shape
+from ptxflow.compiler.families.mla.span import Span
+from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    UOp,
+    Value,
+    loop,
+    mbar,
+    param,
+    slot,
+    smem,
+    var,
+    when,
+)
+from ptxflow.compiler.lower import single
+from ptxflow.compiler.strategy import Problem, Strategy
+
+FLOOR = 0xFE800000  # -2^126: below every score, and finite, so that differences are numbers
+HANDOVER = 1  # the named barrier of the warps that multiply
+STEP = 64  # bytes of a row: two MMAs deep
+
+
+class Multiplier(Shape):
+    """What a multiplying warp does with a tile; `WARP` counts from the first of them."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.r = Registers()
+        tile, columns = self.tile, MMA_COLUMNS * self.across
+        self.latents = smem("latents", tile * self.latent_pitch, self.stages, align=128)
+        self.ropes = smem("ropes", tile * self.rope_pitch, self.stages, align=128)
+        self.q_latent = smem("q_latent", columns * self.latent_pitch, align=128)
+        self.q_rope = smem("q_rope", columns * self.rope_pitch, align=128)
+        self.weight_pitch = int(weight_pitch(s.fields(), problem))
+        self.weights = smem("weights", tile * self.weight_pitch, self.groups, align=128)
+        handed = self.own * MMA_COLUMNS * 4
+        self.highs = smem("highs", self.rows * handed, self.groups, align=16)
+        self.factors = smem("factors", handed, self.groups, align=16)
+        self.tops = smem("tops", handed, self.groups, align=16)
+        self.ring = Ring.of("tiles", self.stages, 1, self.warps)
+        self.asked = mbar("queries_full", 1, 1)
+        self.row, self.group = WARP % self.rows, WARP // self.rows
+        self.warp_blocks = self.blocks // self.warps
+        self.in_registers = s.operand == REGISTERS
+        self.chains = 2 if self.own <= 2 else 1  # sums that do not wait for each other
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.weights, self.highs)
+        rings = (self.factors, self.tops, self.ring.full, self.ring.empty, self.asked)
+        return (*shared, *rings, *self.r.storage)
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def multiply(self, span: Span) -> list[Body]:
+        """All tiles of the span; maxima and sums are then in `top` and `total` of all columns."""
+        t, r = var("tile"), self.r
+        per_lane = 2 * self.own
+        return [
+            at.mov(r("one", 1), ONE, unread="dst"),
+            at.mov(r("minus_one", 1), MINUS_ONE, unread="dst"),
+            at.mov(r("sm_scale", 1), param("sm_scale")),
+            at.mov(r("log2e", 1), LOG2E),
+            at.mul_f32(r("scale", 1), r("sm_scale", 1), r("log2e", 1), unread="dst"),
+            at.mov(r("highest", per_lane), FLOOR, unread="dst"),
+            at.mov(r("added", per_lane), 0),
+            at.mov(self._sums(), 0),
+            when(span.first < span.end, self._take_queries()),
+            loop(t, span.tiles, self._step(t, span), rolled=True),
+            self._totals(),
+        ]
+
+    def _step(self, t: UOp, span: Span) -> list[Body]:
+        return [
+            self.ring.wait_full(t),
+            self._scores(t),
+            self._hide(t, span),
+            self._raise(),
+            self._weigh(),
+            self._factors(),
+            self._add(t),
+            at.fence_proxy_async(),
+            at.warp_sync(),
+            single(at.mbar_arrive(slot(self.ring.empty, self.ring.stage(t)))),
+        ]
+
+    # -- scores -------------------------------------------------------------------------------
+
+    def _steps(self) -> list[tuple[UOp, UOp, int, int]]:
+        """(tokens, queries, pitch, byte of a row) of all pairs of MMAs along a row."""
+        parts = (
+            (self.latents, self.q_latent, self.latent_pitch, self.latent),
+            (self.ropes, self.q_rope, self.rope_pitch, self.rope),
+        )
+        return [
+            (tokens, queries, pitch, first)
+            for tokens, queries, pitch, size in parts
+            for first in range(0, size * ELEMENT, STEP)
+        ]
+
+    def _query(self, k: int, n: int) -> UOp:
+        """Registers of a pair of MMAs of 8 columns: all are kept, or four pairs in turn."""
+        kept = len(self._steps()) if self.in_registers else 4
+        return part(self.r("query", kept * self.own * QUAD), (k % kept * self.own + n) * QUAD, QUAD)
+
+    def _load_query(self, k: int, n: int) -> UOp:
+        _, queries, pitch, first = self._steps()[k]
+        column = (self.group * self.own + n) * MMA_COLUMNS
+        place = slot(queries, 0, column * pitch, MMA_COLUMNS * pitch)
+        return at.ldmatrix_x4(
+            self._query(k, n), place, (LANE & 7) * pitch + (LANE >> 3 << 4) + first
+        )
+
+    def _take_queries(self) -> list[Body]:
+        """Waits for the queries; takes them into registers if they are to be kept there."""
+        out: list[Body] = [at.mbar_wait(slot(self.asked), 0)]
+        if self.in_registers:
+            steps = range(len(self._steps()))
+            out += [self._load_query(k, n) for k in steps for n in range(self.own)]
+        return out
+
+    def _score(self, n: int, chain: int = 0) -> UOp:
+        return part(self.r(f"score{chain}", self.own * QUAD), n * QUAD, QUAD)
+
+    def _scores(self, t: UOp) -> list[UOp]:
+        """Scores in base 2 of the warp's 16 tokens and columns."""
+        stage, chains, out = self.ring.stage(t), self.chains, list[UOp]()
+        size = self.own * QUAD
+        out += [at.mov(self.r(f"score{c}", size), 0) for c in range(chains)]
+        for k, (tokens, _, pitch, first) in enumerate(self._steps()):
+            place = slot(tokens, stage, self.row * (MMA_TOKENS * pitch), MMA_TOKENS * pitch)
+            lane = (LANE & 15) * pitch + (LANE >> 4 << 4)
+            pair = [self.r(f"key{k % 2}_{i}", QUAD) for i in range(2)]
+            out += [at.ldmatrix_x4(a, place, lane + (first + 32 * i)) for i, a in enumerate(pair)]
+            if not self.in_registers:
+                out += [self._load_query(k, n) for n in range(self.own)]
+            for i, a in enumerate(pair):
+                for n in range(self.own):
+                    b = part(self._query(k, n), 2 * i, 2)
+                    out.append(at.mma_16816(self._score(n, i % chains), a, b, dtype=self.dtype))
+        if chains == 2:
+            out.append(at.add_f32(self.r("score0", size), self.r("score1", size)))
+        return [*out, at.rescale(self.r("score0", size), self.r("scale", 1))]
+
+    def _hide(self, t: UOp, span: Span) -> list[UOp]:
+        """Scores of tokens that a column's query does not see count for nothing."""
+        out = list[UOp]()
+        token = span.first + (t * self.tile + self.row * MMA_TOKENS) + (LANE >> 2)
+        for n in range(self.own):
+            column = (self.group * self.own + n) * MMA_COLUMNS
+            seen = span.seen(column // self.heads)
+            for half in range(2):
+                inside = token + 8 * half < seen
+                out.append(at.hide(part(self._score(n), 2 * half, 2), inside))
+        return out
+
+    # -- softmax ------------------------------------------------------------------------------
+
+    def _pairs(self, name: str, n: int, count: int = 2) -> UOp:
+        """A lane's two columns of eight, of a value for each of the warp's columns."""
+        return part(self.r(name, count * self.own), count * n, count)
+
+    def _place(self, storage: UOp, row: Value = 0, group: Value | None = None) -> UOp:
+        """What a row of warps hands on for its group's columns."""
+        size = self.own * MMA_COLUMNS * 4
+        return slot(storage, self.group if group is None else group, row * size, size)
+
+    def _hand(self, storage: UOp, row: Value, values: str) -> list[UOp]:
+        """Two columns of eight from each of four lanes."""
+        return [
+            at.st_shared_lanes(
+                self._place(storage, row), (LANE << 3) + 32 * n, LANE < 4, self._pairs(values, n)
+            )
+            for n in range(self.own)
+        ]
+
+    def _fetch(
+        self, storage: UOp, row: int, n: int, target: UOp, group: Value | None, **attrs: str
+    ) -> UOp:
+        place = self._place(storage, row, group)
+        return at.ld_shared_lanes(target, place, ((LANE & 3) << 3) + 32 * n, **attrs)
+
+    def _raise(self) -> list[UOp]:
+        """The maximum of each column so far, over all warps; what older sums are scaled by."""
+        r, count = self.r, 2 * self.own
+        out = [at.fold_max(self._pairs("peak", n), self._score(n)) for n in range(self.own)]
+        reduce, _ = across(r, "peak", r("peak", count), at.max_f32)
+        out += [*reduce, *self._hand(self.highs, self.row, "peak_both2"), self._meet()]
+        for n in range(self.own):
+            found = r(f"found{n}", 2 * self.rows)
+            for row in range(self.rows):
+                out.append(self._fetch(self.highs, row, n, part(found, 2 * row, 2), None))
+            out.append(at.fold_max(self._pairs("all", n), found))
+        higher, change, lower = r("higher", count), r("change", count), r("lower", count)
+        highest = r("highest", count)
+        return [
+            *out,
+            at.max_f32(higher, highest, r("all", count)),
+            at.sub_f32(change, highest, higher),
+            at.exp2_f32(r("factor", count), change),
+            at.copy(highest, higher, unread="dst"),  # one row of warps hands it on
+            at.scale_f32(lower, higher, r("minus_one", 1)),
+        ]
+
+    def _weigh(self) -> list[Body]:
+        """Weights, their sums, and weights in 16 bits for all warps; the factors with them."""
+        r, out = self.r, list[Body]()
+        out.append(at.rescale(r("added", 2 * self.own), r("factor", 2 * self.own)))
+        for n in range(self.own):
+            weight = r(f"weight{n}", QUAD)
+            out.append(at.shift_exp2(weight, self._score(n), r("one", 1), self._pairs("lower", n)))
+            out.append(at.fold_sum(self._pairs("more", n), weight))
+            out.append(at.pack(self._pairs("packed", n), weight, dtype=self.dtype))
+            out += self._put_weights(n)
+        out.append(at.add_f32(r("added", 2 * self.own), r("more", 2 * self.own)))
+        out.append(when(self.row.eq(0), self._hand(self.factors, 0, "factor")))
+        return [*out, self._meet()]
+
+    def _put_weights(self, n: int) -> list[UOp]:
+        pitch = self.weight_pitch
+        mine = slot(self.weights, self.group, self.row * (16 * pitch), 16 * pitch)
+        lane = (LANE >> 2) * pitch + ((LANE & 3) << 2)
+        return [
+            at.st_shared_lanes(
+                mine, lane + (8 * half * pitch + 16 * n), 1, part(self._pairs("packed", n), half, 1)
+            )
+            for half in range(2)
+        ]
+
+    def _meet(self) -> UOp:
+        return at.named_sync(id=HANDOVER, threads=32 * self.warps)
+
+    def _factors(self) -> list[UOp]:
+        """What older sums are scaled by, of all columns."""
+        factor, out = self.r("every_factor", 2 * self.across), list[UOp]()
+        for n in range(self.across):
+            group, i = divmod(n, self.own)
+            out.append(self._fetch(self.factors, 0, i, part(factor, 2 * n, 2), group))
+        return [
+            *out,
+            *(
+                at.rescale(self.sum_of(d, n), part(factor, 2 * n, 2))
+                for d in range(self.warp_blocks)
+                for n in range(self.across)
+            ),
+        ]
+
+    # -- sums ---------------------------------------------------------------------------------
+
+    def _sums(self) -> UOp:
+        return self.r("sums", self.warp_blocks * self.across * QUAD)
+
+    def sum_of(self, d: int, n: int) -> UOp:
+        """The warp's block d of dims by 8 columns."""
+        return part(self._sums(), (d * self.across + n) * QUAD, QUAD)
+
+    def _add(self, t: UOp) -> list[UOp]:
+        """Adds the tile's V^T P^T, two MMAs deep at a time."""
+        stage, out = self.ring.stage(t), list[UOp]()
+        pitch, wide = self.latent_pitch, self.weight_pitch
+        # of four matrices the second has the next 8 dims, the third and fourth the next tokens
+        lane = ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
+        first = WARP * (self.warp_blocks * 16 * ELEMENT)
+        b = self.r("share_of_tokens", self.across * QUAD)
+        for j in range(0, self.rows, 2):
+            for n in range(self.across):
+                group, i = divmod(n, self.own)
+                place = slot(self.weights, group, j * 16 * wide, 32 * wide)
+                target = part(b, n * QUAD, QUAD)
+                out.append(at.ldmatrix_x4(target, place, LANE * wide + 16 * i, transposed=True))
+            for half in range(2):
+                place = slot(self.latents, stage, (j + half) * 16 * pitch, 16 * pitch)
+                for d in range(self.warp_blocks):
+                    a = self.r(f"value{d % 4}", QUAD)
+                    dims = first + 16 * ELEMENT * d
+                    out.append(at.ldmatrix_x4(a, place, lane + dims, transposed=True))
+                    for n in range(self.across):
+                        weights = part(b, n * QUAD + 2 * half, 2)
+                        out.append(at.mma_16816(self.sum_of(d, n), a, weights, dtype=self.dtype))
+        return out
+
+    def _totals(self) -> list[Body]:
+        """Maxima and sums of weights of all columns, to every warp."""
+        r = self.r
+        reduce, _ = across(r, "added", r("added", 2 * self.own), at.sum_f32)
+        out: list[Body] = [
+            *reduce,
+            self._hand(self.highs, self.row, "added_both2"),
+            when(self.row.eq(0), self._hand(self.tops, 0, "highest")),
+            self._meet(),
+        ]
+        for n in range(self.across):
+            group, i = divmod(n, self.own)
+            found = r(f"every_found{n}", 2 * self.rows)
+            for row in range(self.rows):
+                out.append(self._fetch(self.highs, row, i, part(found, 2 * row, 2), group))
+            out.append(self._fetch(self.tops, 0, i, self.top_of(n), group, unread="dst"))
+            out.append(at.fold_sum(self.total_of(n), found, unread="dst"))
+        return out
+
+    def top_of(self, n: int) -> UOp:
+        """The maxima of a lane's two columns of eight."""
+        return part(self.r("stats", self.across * QUAD), n * QUAD, 2)
+
+    def total_of(self, n: int) -> UOp:
+        """Their sums of weights; behind the maxima."""
+        return part(self.r("stats", self.across * QUAD), n * QUAD + 2, 2)
+
+    def both_of(self, n: int) -> UOp:
+        """Maxima and sums of a lane's two columns of eight."""
+        return part(self.r("stats", self.across * QUAD), n * QUAD, QUAD)

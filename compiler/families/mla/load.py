@@ -1,0 +1,146 @@
+"""What a latent attention strategy asks of the machine, for the analytic model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.mla.decisions import (
+    MMA_TOKENS,
+    REGISTERS,
+    SUM_WARPS,
+    columns,
+    decodes,
+    groups,
+    resources,
+    stage_bytes,
+    tokens,
+)
+from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given; estimates, which no measurement has checked."""
+
+    mma: float = 0.62  # of the tensor core's rate, what mma.sync reaches
+    meeting: float = 60.0  # of all warps
+    instruction: float = 1.0  # of a warp, in a quarter of an SM
+    chain: float = 18.0  # between two MMAs of one sum, of two sums in turn
+    start: float = 3000.0  # to find a sequence, its pages and its first rows
+    leave: float = 1500.0  # to sum up and store
+    chunk: float = 900.0  # of the second kernel, for the chunks that it loads together
+    dram: float = 1.08  # traffic, over what cannot be avoided
+
+
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy; a tile is a CTA's span of tokens, a step a tile of the ring."""
+    c = costs_of("mla", COSTS, device)
+    zero = 0 * f.warps
+    blocks, steps, imbalance = _spans(f, problem, device)
+    return Load(
+        blocks=blocks,
+        resident=np.minimum(resources(f, problem, device).occupancy, 32),
+        tiles=zero + 1,
+        steps=steps,
+        stages=f.stages,
+        mma_cycles=_mma(f, problem, device, c),
+        smem_bytes=_shared(f, problem),
+        l2_bytes=stage_bytes(f, problem),
+        issue_cycles=2 * c.meeting + _latency(f, problem, c),
+        epilogue_cycles=zero + c.leave,
+        overlap=zero,
+        dram_bytes=_dram(f, problem, blocks) * c.dram,
+        setup_cycles=zero + c.start,
+        special=f.tile * columns(f, problem),
+        imbalance=imbalance,
+        following=_second(f, problem, device, c) if decodes(problem) else None,
+    )
+
+
+def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
+    """CTAs, tiles of each, and how much more the busiest SM has than they say, of sequences that
+    are alike."""
+    count = problem["len_indptr"] - 1
+    length = tokens(problem) / count
+    if decodes(problem):
+        chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
+        each = np.ceil(length / chunk)
+        return count * each, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
+    asked = problem["total_q"] / count
+    each = np.ceil(asked / f.queries)
+    seen = max(length - (min(asked, length) - 1) / 2, 1.0)
+    blocks = count * each
+    rounds = np.maximum(blocks / device.sms, 1.0)
+    return blocks, np.ceil(seen / f.tile), 1 + (length / seen - 1) / rounds
+
+
+def _mma(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    size = 2 * problem["head_dim_ckv"] + problem["head_dim_kpe"]
+    return 2 * f.tile * columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
+
+
+def _shared(f: Fields, problem: Problem) -> Any:
+    """Rows as they come, keys for each group, queries for each 16 tokens, values, weights."""
+    latent, rope = (problem[f"head_dim_{part}"] * ELEMENT for part in ("ckv", "kpe"))
+    across = columns(f, problem)
+    rows = f.tile // MMA_TOKENS
+    queries = np.where(f.operand == REGISTERS, 0, rows * across * (latent + rope))
+    weights = f.tile * across * ELEMENT * (1 + f.warps)
+    return f.tile * ((1 + groups(f)) * (latent + rope) + latent) + queries + weights
+
+
+def _latency(f: Fields, problem: Problem, c: Costs) -> Any:
+    """Of the chain of MMAs of a score, and of instructions that depend on each other."""
+    steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // 16
+    values = problem["head_dim_ckv"] // 16 // f.warps * (f.tile // 16) * columns(f, problem) // 8
+    return steps * c.chain + values * 4 * c.instruction
+
+
+def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
+    """Bytes; in decoding what chunks hand on is written, and read from L2."""
+    if not decodes(problem):
+        return problem.bytes + 0 * f.warps
+    handed = np.where(blocks > problem["batch_size"], blocks * columns(f, problem) * 4, 0)
+    return problem.bytes + handed * problem["head_dim_ckv"]
+
+
+def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    """The second kernel, which few bytes pass: it waits for its loads."""
+    zero, split = 0 * f.warps, f.chunk > 0
+    length = tokens(problem) / problem["batch_size"]
+    chunks = np.ceil(length / np.where(split, f.chunk, length))
+    blocks = problem["batch_size"] * (problem["head_dim_ckv"] // 16 // SUM_WARPS)
+    return Load(
+        blocks=np.where(split, blocks, 0),
+        resident=zero + 8,
+        tiles=zero + 1,
+        steps=np.where(chunks > 1, np.ceil(chunks / f.sum_chunks), 1),
+        stages=zero + 1,
+        mma_cycles=zero + 50.0,
+        smem_bytes=zero,
+        l2_bytes=zero + 1.0,
+        issue_cycles=c.chunk * np.where(chunks > 1, 1.0, 0.0) + 30.0 * f.sum_chunks,
+        epilogue_cycles=np.where(f.dependent == 1, 300.0, 1000.0),
+        overlap=zero,
+        dram_bytes=zero,
+        setup_cycles=zero + 600.0,
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """What the axes do not say alone: tokens of a sequence, and waves of one CTA a query."""
+    count = problem["len_indptr"] - 1
+    rows = dict(problem.axes).get("total_q", count)
+    return {
+        "log_tokens": float(np.log2(max(tokens(problem) / count, 1.0))),
+        "log_queries": float(np.log2(max(rows / count, 1.0))),
+        "log_waves": float(np.log2(max(rows / device.sms, 1e-3))),
+    }

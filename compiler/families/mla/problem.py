@@ -1,0 +1,130 @@
+"""Latent attention problems from definitions: all heads share one latent, key and value in one.
+
+A key is a token's latent and its rotary part, a value the latent alone; tokens lie in pages. In
+decoding every sequence has one query; in a prefill queries are packed, and are its last tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ptxflow.compiler.strategy import Problem, bind_axis
+
+DECODE, PREFILL = "mla_decode", "mla_prefill"
+CACHES = {
+    "ckv_cache": ["num_pages", "page_size", "head_dim_ckv"],
+    "kpe_cache": ["num_pages", "page_size", "head_dim_kpe"],
+}
+QUERIES = {"qo_indptr": ["len_indptr"]}  # of a prefill
+TABLE = {"kv_indptr": ["len_indptr"], "kv_indices": ["num_kv_indices"]}
+LAST = {"kv_last_page_len": ["batch_size"]}  # where a page holds more than one token
+SCALE = {"sm_scale": None}
+DTYPES = ("float16", "bfloat16")
+ELEMENT = 2  # bytes
+HEADS, MAX_HEADS = 8, 64  # of an MMA's columns: what heads are a multiple of, and the most
+DIMS = 32  # of a head: what its sizes are a multiple of
+MAX_CKV, MAX_KPE = 512, 128
+MAX_ROWS = 2**32 - 1  # of a cache: kernels count them in 32 bits
+
+
+def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
+    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
+
+    Raises ValueError, one line each, for other tensors and dtypes, and for shapes no kernel takes.
+    FLOPs are 2 (2 head_dim_ckv + head_dim_kpe) for a head and a token that a query sees, of
+    sequences that are alike; bytes are those of what pages hold, of queries, outputs and tables.
+    """
+    given: Mapping[str, Any] = definition.get("inputs") or {}
+    family = PREFILL if "qo_indptr" in given else DECODE
+    name = str(definition.get("name", family))
+    rows = "total_q" if family == PREFILL else "batch_size"
+    inputs = _inputs(family, rows, "kv_last_page_len" in given)
+    dtype = _dtype(name, definition, inputs, _outputs(rows))
+    names = dict.fromkeys(axis for shape in inputs.values() for axis in shape or ())
+    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    _refuse(name, bound, "kv_last_page_len" in given)
+    heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
+    tokens, sequences = bound["num_kv_indices"] * bound["page_size"], bound["len_indptr"] - 1
+    queries = bound[rows] * heads
+    return Problem(
+        family=family,
+        definition=name,
+        axes=tuple(bound.items()),
+        dtype=dtype,
+        flops=2.0 * heads * (2 * latent + rope) * _seen(bound[rows], tokens, sequences),
+        bytes=float(
+            ELEMENT * (tokens * (latent + rope) + queries * (2 * latent + rope))
+            + 4 * (queries + 2 * sequences + 1 + bound["num_kv_indices"])
+        ),
+    )
+
+
+def _seen(rows: int, tokens: int, sequences: int) -> float:
+    """Pairs of a query and a token that it sees, where all sequences have as many of both."""
+    asked, held = rows / sequences, tokens / sequences
+    seeing = min(asked, held)  # queries that see a token
+    return max(sequences * seeing * (held - (seeing - 1) / 2), 1.0)
+
+
+def _inputs(family: str, rows: str, paged: bool) -> dict[str, list[str] | None]:
+    queries = {
+        name: [rows, "num_qo_heads", dim]
+        for name, dim in (("q_nope", "head_dim_ckv"), ("q_pe", "head_dim_kpe"))
+    }
+    first = QUERIES if family == PREFILL else {}
+    last = LAST if paged else {}
+    return {**queries, **CACHES, **first, **TABLE, **last, **SCALE}
+
+
+def _outputs(rows: str) -> dict[str, list[str]]:
+    return {
+        "output": [rows, "num_qo_heads", "head_dim_ckv"],
+        "lse": [rows, "num_qo_heads"],
+    }
+
+
+def _refuse(name: str, bound: Mapping[str, int], paged: bool) -> None:
+    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+    heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
+    if heads % HEADS or heads > MAX_HEADS:
+        raise ValueError(
+            f"{name}: {heads} query heads must be a multiple of {HEADS}, {MAX_HEADS} at most"
+        )
+    if latent % (2 * DIMS) or latent > MAX_CKV or rope % DIMS or rope > MAX_KPE:
+        raise ValueError(
+            f"{name}: head_dim_ckv = {latent} must be a multiple of {2 * DIMS} up to {MAX_CKV}, "
+            f"head_dim_kpe = {rope} of {DIMS} up to {MAX_KPE}"
+        )
+    if "batch_size" in bound and bound["len_indptr"] != bound["batch_size"] + 1:
+        raise ValueError(f"{name}: len_indptr must be batch_size + 1")
+    if bound["len_indptr"] < 2:
+        raise ValueError(f"{name}: there is no sequence: len_indptr must be at least 2")
+    if not paged and bound["page_size"] != 1:
+        raise ValueError(f"{name}: pages of {bound['page_size']} tokens need kv_last_page_len")
+    if bound["num_pages"] * bound["page_size"] > MAX_ROWS:
+        raise ValueError(f"{name}: the cache has more than {MAX_ROWS} tokens")
+
+
+def _dtype(
+    name: str, definition: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> str:
+    """The one 16-bit dtype of queries, caches and output."""
+    found = set()
+    for section, expected in (("inputs", inputs), ("outputs", outputs)):
+        tensors: Mapping[str, Any] = definition.get(section) or {}
+        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
+        if shapes != expected:
+            raise ValueError(f"{name}: latent attention has the {section} {expected}, not {shapes}")
+        for tensor, spec in tensors.items():
+            wanted = "float32" if tensor in ("sm_scale", "lse") else "int32"
+            if tensor in ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "output"):
+                found.add(str(spec["dtype"]))
+            elif spec["dtype"] != wanted:
+                raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
+    if len(found) != 1 or not found <= set(DTYPES):
+        raise ValueError(
+            f"{name}: queries, caches and output must share one dtype of {', '.join(DTYPES)}, not "
+            f"{', '.join(sorted(found))}"
+        )
+    return found.pop()

@@ -1,0 +1,115 @@
+"""A latent attention strategy applied to a problem: what both kernels agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.attention.softmax import Registers, part
+from ptxflow.compiler.families.mla.decisions import (
+    MMA_COLUMNS,
+    MMA_DIMS,
+    MMA_TOKENS,
+    decodes,
+    latent_pitch,
+    rope_pitch,
+)
+from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, param, rectangle
+from ptxflow.compiler.strategy import Problem, Strategy
+
+PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+QUAD = 4  # registers of an MMA's result, and of a 16-byte access
+LANES = 32
+BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a row of queries goes: output [rows, heads, latent], lse [rows, heads]."""
+
+    heads: int
+    latent: int
+    dtype: str
+
+    def put(self, r: Registers, row: UOp, column: int, dim: Value, sums: UOp) -> list[UOp]:
+        """A block of 16 dims from `dim` by 8 heads from `column`, as an MMA left it: eight dims of
+        a head go together."""
+        out = list[UOp]()
+        for half in range(2):
+            packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
+            first = dim + 8 * half
+            index = (row * self.heads + (LANE >> 2) + column) * self.latent + first
+            out += [
+                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
+                at.movmatrix(moved, packed),
+                at.st_global(
+                    param("output"),
+                    index + ((LANE & 3) << 1),
+                    1,
+                    rectangle(
+                        global_tensor("output"), row * self.heads + column, first, MMA_COLUMNS, 8
+                    ),
+                    moved,
+                    element=2,
+                ),
+            ]
+        return out
+
+    def put_lse(self, r: Registers, row: UOp, column: int, top: UOp, total: UOp) -> list[UOp]:
+        """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
+        log, lse = r("log", 2), r("lse", 2)
+        return [
+            at.log2_f32(log, total),
+            at.sum_f32(lse, log, top),
+            at.st_global(
+                param("lse"),
+                row * self.heads + column + (LANE << 1),
+                LANE < 4,
+                rectangle(global_tensor("lse"), row, column, 1, MMA_COLUMNS),
+                lse,
+                element=4,
+            ),
+        ]
+
+    def share(self, r: Registers, top: UOp, total: UOp) -> tuple[list[UOp], UOp]:
+        """What sums are to be multiplied by: 1 / total, and 0 where nothing was summed."""
+        inverse, log, factor = r("inverse", 2), r("whether", 2), r("share", 2)
+        return [
+            at.reciprocal_f32(inverse, total),
+            at.log2_f32(log, total),
+            at.finite_or_zero(factor, inverse, log),
+        ], factor
+
+
+class Shape:
+    """Sizes; a *block* is 16 dims of the latent, an MMA's columns are 8 heads of a query."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        self.decodes = decodes(problem)
+        self.heads = problem["num_qo_heads"]
+        self.latent, self.rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
+        self.page_size, self.dtype = problem["page_size"], PTX_TYPE[problem.dtype]
+        self.chunk = int(s.chunk) if self.decodes else 0
+        self.queries = 1 if self.decodes else int(s.queries)
+        self.across = self.queries * self.heads // MMA_COLUMNS
+        self.tile, self.warps, self.stages = int(s.tile), int(s.warps), int(s.stages)
+        self.rows = self.tile // MMA_TOKENS  # warps side by side on a tile's tokens
+        self.groups = self.warps // self.rows
+        self.own = self.across // self.groups
+        self.blocks = self.latent // MMA_DIMS
+        self.latent_pitch, self.rope_pitch = latent_pitch(problem), rope_pitch(problem)
+        self.outputs = Outputs(self.heads, self.latent, self.dtype)
+        self.split = self.chunk > 0
+
+    def place_of(self, row: Value, block: Value, n: int) -> tuple[UOp, UOp]:
+        """Index in vectors of a lane's part of a block of the workspace, and the block."""
+        index = ((row * self.blocks + block) * self.across + n) * LANES + LANE
+        column = (block * self.across + n) * BLOCK
+        return index, rectangle(global_tensor("sums"), row, column, 1, BLOCK)
+
+    def stats_of(self, row: Value, n: int) -> tuple[UOp, UOp]:
+        """The same of maxima and sums of 8 columns: four lanes have two of each."""
+        index = (row * self.across + n) * QUAD + (LANE & 3)
+        return index, rectangle(global_tensor("stats"), row, n * 16, 1, 16)
