@@ -5,9 +5,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import WORD
-from ptxflow.compiler.families.mla.decisions import GATHER_REGS, MULTIPLY_REGS, helpers
+from ptxflow.compiler.families.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT, helpers
 from ptxflow.compiler.families.mla.kernel import Multiplier
-from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.problem import CACHES, ELEMENT
 from ptxflow.compiler.families.mla.shape import LANES
 from ptxflow.compiler.families.mla.span import COUNT, Span, Work
 from ptxflow.compiler.ir import (
@@ -44,7 +44,6 @@ class Attend(Multiplier):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.work, self.asking = Work(self), Work(self, GATHERING)
-        self.gathers = self.tile // LANES  # of a tile: one row a lane
         self.helpers = int(helpers(s.fields()))
 
     @property
@@ -61,7 +60,7 @@ class Attend(Multiplier):
         find, span = self.work.find()
         seek, asked = self.asking.find()
         early = self.split and self.s.dependent
-        theirs, mine = (GATHER_REGS, MULTIPLY_REGS) if self.helpers > 1 else (0, 0)
+        theirs, mine = (GATHER_REGS, MULTIPLY_REGS) if self.warps == SPLIT else (0, 0)
         gather = role(
             Role("gather", self.warps, self.helpers, regs=theirs), *seek, self._gather(asked)
         )
@@ -83,39 +82,36 @@ class Attend(Multiplier):
 
     # -- gathering ----------------------------------------------------------------------------
 
-    def _page(self, i: int, when_: str) -> UOp:
-        return self.r(f"{when_}_page{i}", 1)
+    def _gather(self, span: Span) -> list[UOp]:
+        """Each warp asks for the rows of 32 tokens of a tile in one of the caches, tile after tile,
+        the first one for the queries before; for page numbers a tile ahead."""
+        return [self._part(span, u) for u in range(self.parts)]
 
-    def _gather(self, span: Span) -> UOp:
-        """Asks for the queries, then for tile after tile; for page numbers a tile ahead."""
-        t, wanted = var("gathered"), span.first < span.end
+    def _part(self, span: Span, u: int) -> UOp:
+        t = var(f"gathered{u}")
+        wanted = WARP.eq(self.warps + u) & (span.first < span.end)
         if span.present.op is not Op.CONST:
             wanted = wanted & span.present
-        if self.helpers > 1:
-            wanted = wanted & WARP.eq(self.warps)
         return when(
             wanted,
-            self._ask_pages(span, const(0)),
-            self._ask_queries(span),
-            loop(t, span.tiles, self._ask(span, t), rolled=True),
+            self._ask_page(span, const(0), u),
+            self._ask_queries(span) if u == 0 else None,
+            loop(t, span.tiles, self._ask(span, t, u), rolled=True),
         )
 
-    def _ask_pages(self, span: Span, t: UOp) -> list[UOp]:
-        out = []
-        for i in range(self.gathers):
-            token = self.asking.token(span, t, LANE + LANES * i)
-            index = self.asking.sequences.begin + token // self.page_size
-            place = rectangle(global_tensor("kv_indices"), 0, 0, 1, 1)
-            page = self._page(i, "next")
-            out.append(
-                at.ld_global(page, param("kv_indices"), index, 1, place, element=WORD, unread="dst")
-            )
-        return out
+    def _token(self, span: Span, t: UOp, u: int) -> UOp:
+        return self.asking.token(span, t, LANE + u // len(CACHES) * LANES)
+
+    def _ask_page(self, span: Span, t: UOp, u: int) -> UOp:
+        index = self.asking.sequences.begin + self._token(span, t, u) // self.page_size
+        place = rectangle(global_tensor("kv_indices"), 0, 0, 1, 1)
+        page = self.r(f"next_page{u}", 1)
+        return at.ld_global(page, param("kv_indices"), index, 1, place, element=WORD, unread="dst")
 
     def _ask_queries(self, span: Span) -> list[Body]:
         """Rows of heads, query after query; past the sequence's last query that one again."""
         rows = self.queries * self.heads
-        out: list[Body] = [self._expect(self.asked, 0, rows)]
+        out: list[Body] = [self._expect(self.asked, 0, rows * (self.latent + self.rope))]
         for first in range(0, rows, LANES):
             lanes = min(LANES, rows - first)
             column = LANE + first
@@ -129,30 +125,25 @@ class Attend(Multiplier):
                 out.append(self._rows(place, name, row, slot(self.asked), lanes, size, pitch))
         return out
 
-    def _expect(self, barrier: UOp, stage: Value, rows: int) -> UOp:
-        size = rows * (self.latent + self.rope) * ELEMENT
-        return single(at.mbar_arrive_expect(slot(barrier, stage), bytes=size))
+    def _expect(self, barrier: UOp, stage: Value, elements: int) -> UOp:
+        return single(at.mbar_arrive_expect(slot(barrier, stage), bytes=elements * ELEMENT))
 
-    def _ask(self, span: Span, t: UOp) -> list[Body]:
-        stage = self.ring.stage(t)
-        out: list[Body] = [
-            [at.copy(self._page(i, "this"), self._page(i, "next")) for i in range(self.gathers)],
-            self._ask_pages(span, t + 1),
+    def _ask(self, span: Span, t: UOp, u: int) -> list[Body]:
+        stage, bar = self.ring.stage(t), slot(self.ring.full, self.ring.stage(t))
+        name, target, pitch, size = (
+            ("ckv_cache", self.latents, self.latent_pitch, self.latent),
+            ("kpe_cache", self.ropes, self.rope_pitch, self.rope),
+        )[u % len(CACHES)]
+        page = self.r(f"this_page{u}", 1)
+        row = self.asking.sequences.row(held(page.src[0]), self._token(span, t, u))
+        place = slot(target, stage, u // len(CACHES) * LANES * pitch, LANES * pitch)
+        return [
+            at.copy(page, self.r(f"next_page{u}", 1)),
+            self._ask_page(span, t + 1, u),
             self.ring.wait_empty(t),
-            self._expect(self.ring.full, stage, self.tile),
+            self._expect(self.ring.full, stage, LANES * size),
+            self._rows(place, name, row, bar, LANES, size, pitch),
         ]
-        for i in range(self.gathers):
-            token = self.asking.token(span, t, LANE + LANES * i)
-            page = held(self._page(i, "this").src[0])
-            row = self.asking.sequences.row(page, token)
-            for name, target, pitch, size in (
-                ("ckv_cache", self.latents, self.latent_pitch, self.latent),
-                ("kpe_cache", self.ropes, self.rope_pitch, self.rope),
-            ):
-                place = slot(target, stage, i * LANES * pitch, LANES * pitch)
-                bar = slot(self.ring.full, stage)
-                out.append(self._rows(place, name, row, bar, LANES, size, pitch))
-        return out
 
     def _rows(
         self, target: UOp, name: str, row: UOp, bar: UOp, lanes: int, size: int, pitch: int
@@ -162,7 +153,7 @@ class Attend(Multiplier):
             target,
             param(name),
             row,
-            value(1) if lanes == LANES else const(lanes) > LANE,
+            value(1) if lanes == LANES else LANE < lanes,  # noqa: SIM300
             rectangle(global_tensor(name), 0, 0, 1, 1),
             bar,
             bytes=size * ELEMENT,

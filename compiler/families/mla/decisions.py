@@ -20,12 +20,13 @@ WARP = 32
 MMA_TOKENS, MMA_DIMS, MMA_COLUMNS = 16, 16, 8
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 SUM_WARPS = 4  # warps of a CTA of the second kernel
-MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight warps and of four: 65,536 in all at the most
+SPLIT = 8  # warps that have other registers than those that gather:
+MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at the most
 SHARED, REGISTERS = "shared", "registers"
 
 TILING = (
     Decision("tile", (32, 64), "tokens of a step"),
-    Decision("warps", (4, 8), "warps that multiply, besides the one that asks for rows"),
+    Decision("warps", (4, 8), "warps that multiply, besides those that ask for rows"),
     Decision("stages", (1, 2, 3, 4, 5, 6), "tiles of the ring"),
     Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
 )
@@ -108,13 +109,13 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     if device.has_tmem:  # ptxas takes more for its architecture
         free = free + 10 + 30 * (mine > 1)
     told = 20 * mine + 2 * across + 32
-    return np.asarray(held + np.where(helpers(f) > 1, told, free)).astype(int)
+    return np.asarray(held + np.where(f.warps == SPLIT, told, free)).astype(int)
 
 
 def helpers(f: Fields) -> Any:
-    """Warps that do not multiply: one gathers. Registers are given to warps in fours, and of three
-    fours two can have more than the third."""
-    return np.where(f.warps == 8, 4, 1)
+    """Warps that gather, one for 32 rows of a cache; with eight that multiply always four, as
+    registers are given to warps in fours, and two of three fours can have more than the third."""
+    return np.where(f.warps == SPLIT, 4, f.tile // 16)
 
 
 def threads(f: Fields) -> Any:
@@ -123,13 +124,13 @@ def threads(f: Fields) -> Any:
 
 def register_limit(f: Fields, device: Device) -> Any:
     """Of a warp that multiplies."""
-    return np.where(helpers(f) > 1, MULTIPLY_REGS, device.registers_per_thread)
+    return np.where(f.warps == SPLIT, MULTIPLY_REGS, device.registers_per_thread)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     alike = -(-registers(f, problem, device) // 8) * 8
-    held = np.where(helpers(f) > 1, device.registers_per_sm // threads(f) // 8 * 8, alike)
+    held = np.where(f.warps == SPLIT, device.registers_per_sm // threads(f) // 8 * 8, alike)
     smem = smem_bytes(f, problem)
     limits = (
         device.registers_per_sm // (held * threads(f)),

@@ -22,8 +22,8 @@ from ptxflow.compiler.families.mla.decisions import (
     REGISTERS,
     weight_pitch,
 )
-from ptxflow.compiler.families.mla.problem import ELEMENT
-from ptxflow.compiler.families.mla.shape import QUAD, Shape
+from ptxflow.compiler.families.mla.problem import CACHES, ELEMENT
+from ptxflow.compiler.families.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.families.mla.span import Span
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
@@ -65,7 +65,8 @@ class Multiplier(Shape):
         self.highs = smem("highs", self.rows * handed, self.groups, align=16)
         self.factors = smem("factors", handed, self.groups, align=16)
         self.tops = smem("tops", handed, self.groups, align=16)
-        self.ring = Ring.of("tiles", self.stages, 1, self.warps)
+        self.parts = len(CACHES) * tile // LANES  # of a tile, one for a warp that gathers
+        self.ring = Ring.of("tiles", self.stages, self.parts, self.warps)
         self.asked = mbar("queries_full", 1, 1)
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps

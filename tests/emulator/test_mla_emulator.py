@@ -1,0 +1,174 @@
+"""Latent attention kernels compute what the definition says: uneven, empty and partial sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.launch import Arguments
+from ptxflow.compiler.ptx import write
+from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.eval.cases.case import Case, plain
+from ptxflow.eval.cases.mla_decode import case as decode_case
+from ptxflow.eval.cases.mla_prefill import case as prefill_case
+from ptxflow.eval.checking import compare
+from ptxflow.eval.definition import parse
+from ptxflow.eval.inputs import make_inputs
+from ptxflow.eval.tolerance import tolerance
+from ptxflow.eval.trial import run_trial
+from tests.mla_cases import (
+    B200,
+    CASES,
+    H200,
+    IDS,
+    decode,
+    definition,
+    family_of,
+    prefill,
+    problem,
+    problem_of,
+    space,
+)
+
+SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
+
+
+def wrong(small: Problem, s: Strategy, case: Case, text: str = "") -> dict[str, int]:
+    """Elements of each output that are out of bounds; the kernels have no hazards."""
+    maker = family_of(s)
+    ptx = text or write(maker.build(small, s, H200), H200)
+    tensors = {name: t.copy() for name, t in case.tensors.items()}
+    launch = maker.launch(small, s, H200)
+    report = emulate(ptx, launch, tensors, dict(small.axes), arguments=case.arguments)
+    assert not report.hazards
+    found = {name: plain(tensors[name]) for name in case.expected}
+    return {
+        name: int((~((low <= found[name]) & (found[name] <= high))).sum())
+        for name, (low, high) in case.expected.items()
+    }
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
+def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
+    result = run_trial(problem_of(s, 64 if dev is H200 else 1), s, dev, (dev is H200,))
+    assert result.right, result
+
+
+@pytest.mark.parametrize(
+    ("heads", "latent", "rope", "dtype"),
+    [(8, 128, 32, "float16"), (16, 256, 64, "float16"), (32, 512, 64, "bfloat16")],
+)
+def test_sampled_strategies_of_other_heads(heads: int, latent: int, rope: int, dtype: str) -> None:
+    sizes: dict[str, Any] = {"heads": heads, "latent": latent, "rope": rope, "dtype": dtype}
+    for dev, packed in ((H200, False), (B200, True)):
+        p = problem(packed, 1, 3, 200, 50, **sizes)
+        found = space(p, dev)
+        for code in found.sample_uniform(2, np.random.default_rng(heads)):
+            result = run_trial(p, found.strategy(int(code)), dev, (0,))
+            assert result.right, (found.strategy(int(code)), result)
+
+
+LENGTHS = [(1, 200, 0), (33, 128, 40), (0, 0, 201), (64, 64, 73), (129, 1, 71)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_one_decoding_kernel_serves_all_lengths(lengths: tuple[int, ...]) -> None:
+    """Sequences of no token, one, a tile, a chunk, and one more; the text depends on none."""
+    s = decode(chunk=64, dependent=1, sum_chunks=2)
+    small = problem(False, 1, 3, 67, **SMALL)
+    ptx = write(family_of(s).build(small, s, H200), H200)
+    other = problem(False, 1, 64, 4096, **SMALL)
+    assert ptx == write(family_of(s).build(other, s, H200), H200)
+    p = problem(False, 1, 3, 67, **SMALL)
+    axes = dict(p.axes) | {"num_kv_indices": sum(lengths), "num_pages": sum(lengths) + 3}
+    p = Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
+    assert wrong(p, s, decode_case(p, lengths), ptx) == {"output": 0, "lse": 0}
+
+
+def test_many_sequences_are_found() -> None:
+    """More sequences than a warp has lanes, most of them of a chunk."""
+    s = decode(chunk=64)
+    p = problem(False, 1, 70, 3, **SMALL)
+    assert wrong(p, s, decode_case(p)) == {"output": 0, "lse": 0}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "queries"),
+    [((40, 0, 60), (1, 0, 6)), ((5, 3, 92), (5, 1, 1)), ((70, 20, 10), (3, 2, 2))],
+    ids=str,
+)
+def test_queries_see_what_is_before_them(
+    lengths: tuple[int, ...], queries: tuple[int, ...]
+) -> None:
+    s = prefill(queries=2, warps=8)
+    p = problem(True, 1, 3, 100, 7, latent=128, rope=32)
+    axes = dict(p.axes) | {"num_kv_indices": 100, "num_pages": 103}
+    p = Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
+    case = prefill_case(p, lengths, queries=queries)
+    assert wrong(p, s, case) == {"output": 0, "lse": 0}
+
+
+def test_queries_that_see_no_key() -> None:
+    """More queries than keys: the first ones see none, and get zero and minus infinity."""
+    s, p = prefill(queries=2, warps=8), problem(True, 1, 1, 40, 5, latent=128, rope=32)
+    maker = family_of(s)
+    case = prefill_case(p)
+    tensors = {name: t.copy() for name, t in case.tensors.items()}
+    tensors["kv_indptr"][1] = 3
+    ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
+    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=case.arguments).hazards
+    output, lse = plain(tensors["output"]), plain(tensors["lse"])
+    assert (output[:2] == 0).all() and (lse[:2] == -np.inf).all()
+    assert (output[2:] != 0).any(axis=-1).all() and np.isfinite(lse[2:]).all()
+
+
+def _torch(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    held = torch.from_numpy(values.copy().view(np.int16 if values.dtype == np.uint16 else "f4"))
+    return held.view(torch.bfloat16) if values.dtype == np.uint16 else held
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_kernel_passes_the_check_of_a_gpu(packed: bool) -> None:
+    """The inputs, the reference and the tolerances with which kernels are measured."""
+    given = parse(definition(packed, 16, latent=128, rope=32))
+    s = prefill(queries=4, warps=8) if packed else decode(chunk=64, tile=64, warps=8, stages=1)
+    p = problem(packed, 16, 2, 96, 9, latent=128, rope=32)
+    inputs = make_inputs(given, dict(p.axes), 1)
+    case = (prefill_case if packed else decode_case)(p)
+    tensors = {name: t.copy() for name, t in case.tensors.items()}
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
+            tensors[name] = bits.numpy().view("u2" if bits is not value else bits.numpy().dtype)
+    arguments = Arguments({"sm_scale": inputs["sm_scale"]})
+    maker = family_of(s)
+    ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
+    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=arguments).hazards
+    expected = given.reference()(*inputs.values())
+    for name, value in zip(given.outputs, expected, strict=True):
+        compared = compare(_torch(tensors[name]), value, tolerance(given, name))
+        assert not compared.wrong and compared.max_error_ratio < 0.9, (name, compared)
+
+
+PLANTED = {
+    "logarithms to base e": ("%log2e0, 1069066811", "%log2e0, 1065353216"),
+    "the maximum of some rows": ("%peak_both1_0, 16, 31", "%peak_both1_0, 8, 31"),
+    "sums that are not rescaled": ("ex2.approx.ftz.f32 %factor0", "mov.b32 %factor0"),
+    "other queries": ("%lane, 7;", "%lane, 3;"),
+    "a token that is not there": ("0fFF800000, %p10", "0f00000000, %p10"),
+    "half of the weights": ("%added_both1_1, 16, 31", "%added_both1_1, 8, 31"),
+}
+
+
+@pytest.mark.parametrize("name", ["", *PLANTED])
+def test_a_wrong_kernel_is_told_from_a_right_one(name: str) -> None:
+    s, p = decode(chunk=0), problem(False, 1, 2, 75, **SMALL)
+    text = write(family_of(s).build(p, s, H200), H200)
+    old, new = PLANTED.get(name, ("", ""))
+    assert old in text
+    found = wrong(p, s, decode_case(p), text.replace(old, new))
+    assert any(found.values()) == bool(name), found
