@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -248,16 +249,18 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
     from ptxflow.env.measurements import load_measurements
     from ptxflow.eval.ablation import ablations
     from ptxflow.eval.evaluation import evaluate
+    from ptxflow.eval.evaluation_draws import sharpness
     from ptxflow.eval.evaluation_kernels import roofline, summary
     from ptxflow.eval.evaluation_results import assemble
     from ptxflow.eval.evaluation_tuning import tunings
     from ptxflow.eval.records import read_records
+    from ptxflow.eval.search.replay import outdated
 
     parts = chosen_parts(args.parts)
     files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
     chosen = sorted(args.kernels or MEASUREMENTS.glob("*policy.jsonl.xz"))
     policies = find_policies(args.policy)
-    about = sources(args, files, chosen, policies)
+    about = sources(args, files, chosen, policies) | {"outdated": outdated(files)}
     records = [r for path in chosen for r in read_records(path)]
     replays, rewards = find_replays(args, files), rewards_of(policies)
     beliefs = {r.name: beliefs_on(r.space, policies, rewards, about["absent"]) for r in replays}
@@ -267,10 +270,13 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
         for r, scores in zip(replays, fitted, strict=True)
     }
     runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
-    more: dict[str, Any] = {}
+    own = {r.name: b.logs for r in replays for b in beliefs[r.name] if b.name == "policy"}
+    more: dict[str, Any] = {"sharpness": sharpness(replays, own, args.seeds)}
+    if "devices" in parts:
+        more["by_model"] = other_devices(replays, policies, args.seeds)
     if "tuning" in parts:
-        own = learners(replays, policies, beliefs)
-        more["tuning"] = tunings(own, replays, runs, args.seeds, args.jobs)
+        learn = learners(replays, policies)
+        more["tuning"] = tunings(learn, replays, runs, args.seeds, args.jobs)
     if "ablation" in parts:
         more["ablation"] = ablations(replays, runs, load_measurements(files), args.jobs)
     return {
@@ -293,36 +299,69 @@ def chosen_parts(text: str | None) -> list[str]:
     return asked
 
 
-def learners(
-    replays: Sequence[Replay],
-    policies: Mapping[str, Policy],
-    beliefs: Mapping[str, Sequence[Belief]],
-) -> list[Learner]:
-    """Policies that are tuned: on held-out workloads where they know all of these, and on
-    definitions that they never saw."""
+def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[Learner]:
+    """Policies that are tuned: on held-out workloads (of another device's or a further policy one
+    of each family), on definitions and on families that they never saw."""
     from ptxflow.eval.evaluation_tuning import Learner, unseen
-    from ptxflow.gfn.inference import log_probs
-    from ptxflow.gfn.tuned import Tuned, tuned
+    from ptxflow.gfn.tuned import Tuned
 
     never = unseen(replays, {n: p.about["settings"] for n, p in policies.items()})
-    held = [r.name for r in replays if r.kind != "trained"]
-    asked = [("held out", name, held) for name in policies]
-    asked += [("definitions never seen", name, own) for name, own in never.items()]
+    held, home = [r for r in replays if r.kind != "trained"], replays[0].space.device.name
+    first = {r.space.family.name: r for r in reversed(held)}  # one of each family
+    asked = []
+    for name, policy in policies.items():
+        known = {f.name for f in policy.network.config.families}
+        foreign = [first[f].name for f in sorted(first.keys() - known)]
+        if name == home:
+            asked.append((name, "held out", [r.name for r in held if not foreign]))
+        elif not foreign:
+            asked.append((name, "held out", [first[f].name for f in sorted(first)]))
+        elif policy.about["settings"]["device"] == home:
+            asked.append((name, "families never seen", foreign))
+        asked.append((name, "definitions never seen", never.get(name, [])))
     out = []
-    for group, name, workloads in asked:
-        shown = "policy" if name == replays[0].space.device.name else f"policy {name}"
-        knows = [n for n in workloads if any(b.name == shown for b in beliefs[n])]
-        if not workloads or knows != workloads:
-            continue
+    for name, group, workloads in asked:
+        shown = "policy" if name == home else f"policy {name}"
 
         def method(replay: Replay, policy: Policy = policies[name], shown: str = shown) -> Tuned:
             return Tuned(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
 
-        def after(replay: Replay, asked: Sequence[int], policy: Policy = policies[name]) -> Array:
-            seconds = replay.seconds[list(asked)]
-            return log_probs(tuned(policy, replay.space, asked, seconds, 0), replay.space)
+        if workloads:
+            out.append(Learner(shown, group, tuple(workloads), method))
+    return out
 
-        out.append(Learner(shown, group, tuple(workloads), method, after))
+
+def other_devices(
+    replays: Sequence[Replay], policies: Mapping[str, Policy], seeds: int
+) -> list[dict[str, Any]]:
+    """For each other device that has a policy: what the policies of these and of that device lose
+    there on the held-out problems, all spaces whole, by the analytic model."""
+    from tqdm import tqdm
+
+    from ptxflow.compiler.device import DEVICES
+    from ptxflow.env.space import enumerate_space
+    from ptxflow.eval.evaluation_draws import by_model
+    from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.inference import SHARPNESS, log_probs
+
+    out, homes = [], {r.space.device.name for r in replays}
+    for there in [n for n in policies if n in DEVICES and n not in homes]:
+        names = [n for n in policies if n in {there, *homes}]
+        spaces: list[Space] = []
+        logs: dict[str, list[Array]] = {f"policy {n}": [] for n in names}
+        held = [r for r in replays if r.kind != "trained"]
+        for replay in tqdm(held, desc=f"by the model of {there}", unit="workload"):
+            part = replay.space
+            space = enumerate_space(part.family, part.problem, DEVICES[there])
+            try:
+                told = [log_probs(policies[n], space) for n in names]
+            except CheckpointError:  # its family is not there: said where the policy is absent
+                continue
+            spaces.append(space)
+            for n, own in zip(names, told, strict=True):
+                logs[f"policy {n}"].append(own)
+        if spaces:
+            out.append(by_model(spaces, logs, seeds, SHARPNESS))
     return out
 
 
@@ -388,12 +427,22 @@ def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     print(f"written: {args.out / RESULTS}, {args.out / PAGE}, {plots[0].parent}/*.png")
 
 
+def one_thread() -> None:
+    """Here and in the processes that are started: sums then do not depend on the machine, and the
+    products of a policy are so small that threads cost more than they give."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler.files import write_whole
 
     if args.results:
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
+        one_thread()
         results = play_live(args) if args.live else play_all(args)
         write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)

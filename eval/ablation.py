@@ -23,7 +23,9 @@ import numpy as np
 
 from ptxflow.compiler import sass
 from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.compiler.ptxas import PtxasError
 from ptxflow.compiler.strategy import Choice, Strategy
 from ptxflow.env.measurements import (
     Measured,
@@ -142,12 +144,16 @@ def ablations(
         whole = enumerate_space(space.family, space.problem, space.device)
         axes = {n: space.problem[n] for n in load(space.problem.definition).var_axes}
         place = space.problem.definition, tuple(sorted(axes.items())), space.device.name
-        steps = ablate(whole, strategy, relative_times(by_place[place]), jobs)
+        refused, steps = "", []
+        try:
+            steps = ablate(whole, strategy, relative_times(by_place[place]), jobs)
+        except (CompileError, PtxasError) as error:  # measured once, and by another compiler
+            refused = str(error)
         out.append({
             "workload": replay.name, "device": space.device.name, "family": family,
             "key": strategy.key, "by": "policy" if replay.name in drawn else "optimum",
             "gap": plain(float(replay.times[best]) / replay.optimum - 1),
-            "steps": [s.to_json() for s in steps],
+            "refused": refused, "steps": [s.to_json() for s in steps],
         })  # fmt: skip
     return out
 

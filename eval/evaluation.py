@@ -56,7 +56,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class _Posted:
+class Posted:
     """A replay on its way to a process: families hold functions, which do not travel."""
 
     name: str
@@ -68,11 +68,11 @@ class _Posted:
     yardstick: float
 
     @staticmethod
-    def of(replay: Replay) -> _Posted:
+    def of(replay: Replay) -> Posted:
         space = replay.space
         definition = load(space.problem.definition)
         axes = tuple((a, v) for a, v in space.problem.axes if a in definition.var_axes)
-        return _Posted(replay.name, definition.name, axes, space.device.name, space.codes,
+        return Posted(replay.name, definition.name, axes, space.device.name, space.codes,
                        replay.times, replay.yardstick)  # fmt: skip
 
     def open(self) -> Replay:
@@ -88,8 +88,10 @@ def evaluate(
     seeds: int,
     budget: int = BUDGETS[-1],
     jobs: int = 1,
+    checked: int = CHECKED,
 ) -> list[Runs]:
-    """The runs of each workload's methods (by its name), in the order given.
+    """The runs of each workload's methods (by its name), in the order given; each method is checked
+    for peeking over its first measurements, `checked` of them.
 
     Foul, one line, when a method broke the rules of play.
     """
@@ -98,7 +100,7 @@ def evaluate(
         for method in methods[replay.name]:
             count = seeds if method.seeded else 1
             tasks += [
-                (_Posted.of(replay), method, range(at, min(at + CHUNK, count)), budget)
+                (Posted.of(replay), method, range(at, min(at + CHUNK, count)), budget, checked)
                 for at in range(0, count, CHUNK)
             ]
     done = _all(tasks, jobs)
@@ -130,12 +132,14 @@ def _all(tasks: Sequence[tuple[Any, ...]], jobs: int) -> list[NDArray[np.int64]]
     return [found[i] for i in range(len(tasks))]
 
 
-def _task(posted: _Posted, method: Method, seeds: Iterable[int], budget: int) -> NDArray[np.int64]:
+def _task(
+    posted: Posted, method: Method, seeds: Iterable[int], budget: int, checked: int
+) -> NDArray[np.int64]:
     replay = posted.open()
     budget = min(budget, len(replay.times))
     rows = []
     for seed in seeds:
-        if seed == 0 and (why := interference(method, replay, min(CHECKED, budget))):
+        if seed == 0 and (why := interference(method, replay, min(checked, budget))):
             raise Foul(why)
         asked = play(method, replay, budget, seed)
         rows.append(np.append(asked, np.full(budget - len(asked), asked[-1])))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 RESULTS, PAGE, PLOTS, RECORDS = "results.json", "report.html", "plots", "records.jsonl"
-PARTS = ("tuning", "ablation")  # what is done besides playing the methods
+PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
 SEEDS, BUDGET, LIVE_SEEDS, LIVE_BUDGET = 50, 128, 3, 32
 LEAST_BUDGET = 8  # at which policies are judged
 
@@ -82,8 +82,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="only workloads of these names, or that contain one of these texts",
     )
     add("--parts", metavar="NAME,...",
-        help="besides play, only these: tuning (policies that learn from what they measure), "
-        "ablation (kernels with one decision put back), or none (default: all)")  # fmt: skip
+        help="besides play, only these: devices (other devices, by their models), tuning (policies "
+        "that learn from what they measure), ablation (kernels with one decision put back), or "
+        "none (default: all)")  # fmt: skip
     add("--seeds", type=int, help="runs of each method that draws (default: 50; live: 3)")
     add("--budget", type=int, help="measurements of a run (default: 128; live: 32)")
     add("--least", type=int, help="strategies that make a sub-space (default: 600)")

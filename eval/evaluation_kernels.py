@@ -7,17 +7,21 @@ is 0. Ratios are to the fastest library that was timed in the same rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.device import DEVICES, Device
+from ptxflow.compiler.strategy import Problem
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
 from ptxflow.eval.evaluation_metrics import plain
+from ptxflow.eval.on_demand import seconds
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import best_ratios, best_records, settled
+from ptxflow.eval.roofline import Floors
 from ptxflow.eval.training_set import registered
 
 GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
@@ -79,6 +83,14 @@ def roofline(records: Iterable[Record]) -> list[dict[str, Any]]:
         out.append({
             "definition": name, "axes": dict(axes), "family": family.name, "device": best.device,
             "intensity": plain(problem.intensity), "tflops": plain(tflops),
-            "of_roof": plain(tflops / roof),
+            "of_roof": plain(tflops / roof), **gaps(problem, DEVICES[best.device], best),
         })  # fmt: skip
     return sorted(out, key=lambda row: (row["definition"], sorted(row["axes"].items())))
+
+
+def gaps(problem: Problem, device: Device, record: Record) -> dict[str, Any]:
+    """The kernel's time over each floor, and its share of the attainable speed."""
+    floors = Floors.of(problem, device)
+    us = seconds(record) * 1e6
+    over = {name: plain(us / value) for name, value in asdict(floors).items()}
+    return {"attainable": plain(floors.share(us)), "over": over}

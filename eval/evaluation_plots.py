@@ -15,6 +15,7 @@ import numpy as np
 from ptxflow.eval.evaluation import BUDGETS
 from ptxflow.eval.evaluation_kernels import GRID
 from ptxflow.eval.evaluation_tables import MAIN
+from ptxflow.eval.evaluation_tuning import AT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +29,10 @@ LEAST_GAP = 5e-4  # what is drawn at the bottom of a logarithmic axis
 #: colour of the palette, line style, marker; methods that are not named get grey lines
 LOOKS: dict[str, tuple[int, Any, str]] = {
     "policy": (0, "-", "o"),
+    "policy + tuning": (2, "-", "d"),
     "policy + feedback": (0, "--", "*"),
     "policy top-k": (0, ":", "o"),
-    "surrogate top-k": (2, "-", "s"),
+    "surrogate top-k": (2, "--", "s"),
     "model top-k": (1, "-", "^"),
     "Gaussian process": (8, "--", "p"),
     "TPE": (3, "--", "D"),
@@ -245,6 +247,36 @@ def fidelity(results: Results) -> Figure | None:
     return figure
 
 
+def tuning(results: Results) -> Figure | None:
+    """What is lost after a few measurements, a panel for each policy and group of workloads."""
+    from matplotlib.ticker import FuncFormatter
+
+    held = results.get("tuning")
+    if not held:
+        return None
+    columns = min(2, len(held))
+    rows = -(-len(held) // columns)
+    figure, grid = _figure(0.4 + 3.2 * rows, columns, rows, sharey=True)
+    at = np.arange(len(AT))
+    for axes, item in zip(grid.flat, held, strict=False):
+        for name in shown(item["curves"]):
+            middle, low, high = np.maximum(np.array(item["curves"][name], float).T, LEAST_GAP)
+            own = name.removeprefix(item["policy"]).strip()
+            label = f"policy {own}".strip() if name.startswith(item["policy"]) else name
+            axes.plot(at, middle, label=label, markersize=4.5, **look(label))
+            axes.fill_between(at, low, high, color=look(label)["color"], alpha=0.13, linewidth=0)
+        axes.set_xticks(at, [str(n) for n in AT])
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
+        axes.set_title(f"{item['policy']}: {item['group']}", fontsize="medium")
+        axes.set_xlabel("measurements")
+    for axes in list(grid.flat)[len(held) :]:
+        axes.set_visible(False)
+    figure.supylabel("loss of what one would take", fontsize="medium")
+    _legend(figure, *grid.flat[: len(held)])
+    return figure
+
+
 def fast_p(results: Results) -> Figure | None:
     from matplotlib.ticker import PercentFormatter
 
@@ -401,6 +433,11 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "What the fastest strategy of one workload (rows) loses on another (columns), in percent: "
         "the first of its 32 fastest that the other's sub-space holds; empty where it holds none.",
         transfer,
+    ),
+    "tuning": (
+        "What the strategy loses that one would take after so many measurements of a workload: a "
+        "policy that learns from them beside one that does not, and searches that start cold.",
+        tuning,
     ),
     "bico": (
         "BICO-guided search: the log of one run, and the loss that a budget guarantees with "

@@ -75,14 +75,36 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
         Section("Training", "", pick("training"), learned),
         Section(
             "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
-            pick("kernels"), draw("fast_p", "roofline"),
+            pick("kernels", "floors"), draw("fast_p", "roofline"),
         ),
         Section("Transfer from workload to workload", "", (), draw("transfer")),
+        Section(
+            "Transfer with a few measurements",
+            "What the strategy loses that one would take after so many measurements: the best that "
+            "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
+            "policy itself: what one draw from it loses, and its distance to the measured target.",
+            pick(*(n for n in found if n.startswith(("tuning-", "standing-")))), draw("tuning"),
+        ),
+        Section(
+            "Transfer to another device",
+            "Draws on whole spaces of another device, its analytic model taken for the truth.",
+            pick("by-model"),
+        ),
+        Section(
+            "Sharpness", "Draws with the policy's probabilities to several powers.",
+            pick("sharpness"),
+        ),
         Section(
             "What decisions are worth",
             "What the optimum loses when one decision alone takes another choice: medians over "
             "workloads; indifferent where the best other choice loses less than 1%.",
             pick("decisions"),
+        ),
+        Section(
+            "Strategies taken apart",
+            "Each decision put back to its default alone: what the kernels differ in, and what the "
+            "default's time is over that of the chosen strategy.",
+            pick(*(n for n in found if n.startswith("ablation-"))),
         ),
         Section("BICO-guided search", "", pick("bico"), draw("bico")),
         Section("Spaces", "", pick("spaces")),

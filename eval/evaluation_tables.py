@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ptxflow.eval.evaluation import BUDGETS
@@ -35,6 +36,9 @@ def tables(results: Results) -> dict[str, str]:
         "distances": distances(results),
         "training": training(results),
         "kernels": kernels(results),
+        "floors": floors(results),
+        "sharpness": sharpness(results),
+        "by-model": by_model(results),
         "bico": bico(results),
         "decisions": decisions(results),
         "sources": sources(results),
@@ -244,6 +248,42 @@ def kernels(results: Results) -> str:
     return markdown(head, rows)
 
 
+def floors(results: Results) -> str:
+    """By family: how far its best kernels are from what limits them."""
+    head = ("family", "workloads", "over compute", "over memory", "over a launch",
+            "of attainable: least", "median", "most")  # fmt: skip
+    held: dict[str, list[Mapping[str, Any]]] = {}
+    for row in results["roofline"]:
+        held.setdefault(row["family"], []).append(row)
+    rows = []
+    for family, own in held.items():
+        over = [median(r["over"][n] for r in own) for n in ("compute", "memory", "launch")]
+        shares = sorted(r["attainable"] for r in own)
+        told = (f"{s:.0%}" for s in (shares[0], median(shares), shares[-1]))
+        rows.append((family, str(len(own)), *(f"{v:,.2f}x" for v in over), *told))
+    return markdown(head, rows) if rows else ""
+
+
+def sharpness(results: Results) -> str:
+    """What the best of 8 draws lose, by the power to which the policy's probabilities are taken."""
+    held = results.get("sharpness") or {}
+    if not held:
+        return ""
+    powers = list(next(iter(held.values())))
+    rows = [(group, *(span(found[b]) for b in powers)) for group, found in held.items()]
+    return markdown(("best of 8 loses, drawn to the power", *powers), rows)
+
+
+def by_model(results: Results) -> str:
+    """Draws on other devices, where the model stands for measurements."""
+    rows = [
+        (f"{item['device'].upper()}, {item['workloads']} workloads", name, span(figure))
+        for item in results.get("by_model", ())
+        for name, figure in sorted(item["loss"].items(), key=lambda p: p[1][0])
+    ]
+    return markdown(("by its model", "drawn from", "best of 8 loses"), rows, 2) if rows else ""
+
+
 def decisions(results: Results) -> str:
     head = ("family", "decision", "workloads", "best other choice", "worst other choice",
             "worst of all", "indifferent in")  # fmt: skip
@@ -283,6 +323,8 @@ def standing(item: Mapping[str, Any]) -> str:
 
 def taken_apart(item: Mapping[str, Any]) -> str:
     """A chosen strategy, decision by decision; those at their default in a line below."""
+    if item["refused"]:
+        return f"{item['workload']}: strategy {item['key']} is refused today: {item['refused']}"
     told = [s for s in item["steps"] if s["other"] is not None]
     rest = [f"{s['decision']} {s['chosen']}" for s in item["steps"] if s["other"] is None]
     source = "the policy's best of 8" if item["by"] == "policy" else "the fastest"
@@ -332,4 +374,9 @@ def sources(results: Results) -> str:
     rows += [(f"policy {n}", f"`{f}`", d) for n, (f, d) in about["policies"].items()]
     lines = [markdown(("what", "file", "SHA-256, first 16"), rows, 3)]
     lines += [f"Without {name}: {why}." for name, why in about["absent"].items()]
+    lines += [
+        f"Left out of {family}: {count:,} measurements of {places} workloads, whose decisions or "
+        "choices there are no more."
+        for family, (count, places) in about.get("outdated", {}).items()
+    ]
     return "\n\n".join(lines)

@@ -7,15 +7,18 @@ measured; before any, a policy's most probable strategy, and a uniform draw wher
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing import get_context
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ptxflow.env.space import Space
 from ptxflow.eval.definition import load, names
-from ptxflow.eval.evaluation import Runs, evaluate
+from ptxflow.eval.evaluation import Posted, Runs, evaluate
 from ptxflow.eval.evaluation_metrics import (
     Sheet,
     interval,
@@ -30,20 +33,28 @@ from ptxflow.eval.training_set import registered
 
 Array = NDArray[np.float64]
 AT = (0, 8, 16, 32)  # measurements
-SEEDS = 3  # of a method that is tuned
+STAGES = (0, 8, 32)  # of these at which the policy itself is looked at
+SEEDS = 2  # of a method that is tuned, which takes seconds
+CHECKED = 12  # measurements over which it is checked for peeking: one tuning is among them
 COLD = ("Gaussian process", "TPE", "uniform random")
+
+
+class Tunable(Method, Protocol):
+    """A method that has a distribution over the strategies, and tunes it on what it measures."""
+
+    def logs(self, space: Space, asked: Sequence[int], times: Array) -> Array:
+        """[len(space)] log-probabilities after these measurements, which may be none."""
+        ...
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A policy that is tuned on workloads by their names. `method` plays one of them; `after` are
-    its log-probabilities [n] on the sub-space, tuned on what was measured at these places."""
+    """A policy that is tuned on workloads by their names, each by a method of its own."""
 
     name: str
     group: str
     workloads: tuple[str, ...]
-    method: Callable[[Replay], Method]
-    after: Callable[[Replay, Sequence[int]], Array]
+    method: Callable[[Replay], Tunable]
 
 
 def unseen(
@@ -73,19 +84,14 @@ def tunings(
     jobs: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each learner its curve beside those of `runs`, and how the policy itself stands."""
-    out = []
+    at, out, few = {r.name: r for r in replays}, [], min(SEEDS, seeds)
     for learner in learners:
-        own = {r.name: r for r in replays if r.name in learner.workloads}
+        own = {name: at[name] for name in learner.workloads}
         methods = {name: [learner.method(r)] for name, r in own.items()}
-        played = evaluate(list(own.values()), methods, min(SEEDS, seeds), AT[-1], jobs)
-        stages = []
-        for run in tqdm(played, desc=f"tuned: {learner.name}", unit="workload"):
-            replay = own[run.workload]
-            for n in AT:
-                logs = learner.after(replay, run.asked[0, :n].tolist())
-                stages.append(Stage(run.workload, n, logs))
+        played = evaluate(list(own.values()), methods, few, AT[-1], jobs, CHECKED)
+        stages = stand([methods[r.workload][0] for r in played], played, own, jobs)
         first = {s.workload: mode(own[s.workload], s.logs) for s in stages if not s.measurements}
-        curves = {played[0].method: curve(played, own, first, min(SEEDS, seeds))}
+        curves = {played[0].method: curve(played, own, first, few)}
         cold = {name: blind(replay) for name, replay in own.items()}
         for name in (learner.name, f"{learner.name} + feedback", *COLD):
             beside = [r for r in runs if r.method == name and r.workload in own]
@@ -97,6 +103,28 @@ def tunings(
             "curves": curves, "standing": standing(stages, own),
         })  # fmt: skip
     return out
+
+
+def stand(
+    methods: Sequence[Tunable], played: Sequence[Runs], replays: Mapping[str, Replay], jobs: int
+) -> list[Stage]:
+    """The policies on their workloads, tuned on what their first runs measured."""
+    tasks = [
+        (method, Posted.of(replays[run.workload]), run.asked[0, :n].tolist())
+        for method, run in zip(methods, played, strict=True)
+        for n in STAGES
+    ]
+    if jobs == 1:
+        return [_stand(*task) for task in tqdm(tasks, desc="tune", unit="policy")]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        found = pool.map(_stand, *zip(*tasks, strict=True))
+        return list(tqdm(found, total=len(tasks), desc="tune", unit="policy"))
+
+
+def _stand(method: Tunable, posted: Posted, asked: Sequence[int]) -> Stage:
+    replay = posted.open()
+    times = replay.times[np.asarray(asked, np.int64)]
+    return Stage(replay.name, len(asked), method.logs(replay.space, asked, times))
 
 
 @dataclass(frozen=True)
@@ -133,7 +161,7 @@ def standing(stages: Sequence[Stage], replays: Mapping[str, Replay]) -> dict[str
     """The policy itself, by measurements: the mean over workloads of its distance to the measured
     target, and the geometric mean of what one draw from it loses, expected exactly."""
     out = {}
-    for n in AT:
+    for n in STAGES:
         own = [s for s in stages if s.measurements == n]
         far, lost = [], []
         for stage in own:

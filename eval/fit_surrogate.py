@@ -62,7 +62,9 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
 def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
     held, foreign = read_observed(args.measurements, device)
-    observed = one_family(held, args.family)
+    observed = one_family(
+        [o for o in held if o.problem.definition not in args.without], args.family
+    )
     name = observed[0].family.name
     total = sum(map(len, observed))
     print(f"{total} strategies of {len(observed)} workloads of {name} measured on {device.name}"
@@ -87,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the surrogate, as safetensors")
+    add("--without", nargs="+", default=[], metavar="DEFINITION",
+        help="leave out what was measured of these definitions")  # fmt: skip
     add("--steps", type=int, default=FitConfig.steps, help=f"default: {FitConfig.steps}")
     add("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ptxflow.env.observed import Observed
 from ptxflow.env.space import Space
 from ptxflow.gfn.fine_tuning import fine_tune, propose
-from ptxflow.gfn.inference import Policy
+from ptxflow.gfn.inference import Policy, log_probs
 
 EVERY = 8  # measurements between two tunings
 
@@ -47,16 +47,23 @@ class Tuned:
                 asked.append(at)
             policy = tuned(self.policy, space, asked, np.array(times) * self.unit, seed)
 
+    def logs(
+        self, space: Space, asked: Sequence[int], times: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """[len(space)] log-probabilities after measuring these places; before any where none."""
+        return log_probs(tuned(self.policy, space, asked, times * self.unit, 0), space)
+
 
 def tuned(
     policy: Policy, space: Space, asked: Sequence[int], seconds: NDArray[np.float64], seed: int
 ) -> Policy:
-    """The policy after measurements [n] of places in the space's codes; itself after none."""
-    if not len(asked):
-        return policy
-    order = np.argsort(asked)
-    places = np.asarray(asked, np.int64)[order]
-    measured = Observed(
-        space.family, space.problem, space.device, space.codes[places], seconds[order]
-    )
+    """The policy after measurements [n] of places in the space's codes; after none as it is, but
+    with a part for the space's family."""
+    measured = None
+    if len(asked):
+        order = np.argsort(asked)
+        places = np.asarray(asked, np.int64)[order]
+        measured = Observed(
+            space.family, space.problem, space.device, space.codes[places], seconds[order]
+        )
     return fine_tune(policy, space, measured, seed=seed)

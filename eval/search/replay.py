@@ -87,6 +87,23 @@ def read_replays(paths: Iterable[Path], least: int = LEAST) -> list[Replay]:
                                         r.space.problem.axes))  # fmt: skip
 
 
+def outdated(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """By family, how many measurements of how many workloads have decisions or choices that there
+    are no more: they are left out everywhere."""
+    found: dict[str, list[int]] = {}
+    for group in by_workload(load_measurements(paths)).values():
+        first = group[0]
+        family = registered(load(first.definition))
+        if family is None or first.device not in DEVICES:
+            continue
+        _, problem = find_problem(load(first.definition), dict(first.axes))
+        timed = [Timed(m.choices, 1.0) for m in group]
+        _, foreign = observe(family, problem, DEVICES[first.device], timed)
+        if foreign:
+            found.setdefault(family.name, []).append(foreign)
+    return {name: (sum(counts), len(counts)) for name, counts in sorted(found.items())}
+
+
 def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
     """The largest sub-space of one workload that a campaign, or all of them, measured whole."""
     whole = whole_space(measured[0])

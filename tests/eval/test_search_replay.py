@@ -10,7 +10,7 @@ import pytest
 
 from ptxflow.env.measurements import Measured, by_workload, load_measurements
 from ptxflow.eval.optimum import relative_times
-from ptxflow.eval.search.replay import Replay, brute_forced, read_replays
+from ptxflow.eval.search.replay import Replay, brute_forced, outdated, read_replays
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-policy.jsonl.xz"
@@ -70,3 +70,19 @@ def test_every_committed_space_is_found_and_named_once() -> None:
     assert len(found) == len({r.name for r in found}) == 2
     assert all(len(r.times) == len(r.space) >= 1500 for r in found)
     assert all(not r.space.codes.flags.writeable for r in found)
+
+
+def test_choices_that_are_no_more_are_left_out_and_counted(
+    measured: list[Measured], replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of a sub-space is still whole."""
+    choice = max(m.choices["num_stages"] for m in measured)
+    old = [replace(m, choices={**m.choices, "num_stages": 99})
+           if m.choices["num_stages"] == choice else m for m in measured]  # fmt: skip
+    count = sum(m.choices["num_stages"] == 99 for m in old)
+    monkeypatch.setattr("ptxflow.eval.search.replay.load_measurements", lambda paths: old)
+    assert outdated([HELD_OUT]) == {"gemm": (count, 1)}
+    (found,) = read_replays([HELD_OUT], 1000)
+    assert 1000 <= len(found.times) < len(replay.times)
+    monkeypatch.setattr("ptxflow.eval.search.replay.load_measurements", lambda paths: measured)
+    assert outdated([HELD_OUT]) == {}
