@@ -1,8 +1,9 @@
 """What a few measurements say of a whole space: a Gaussian process on what was believed wrongly.
 
-Beliefs are log rewards, TFLOPS / T. The process is on the difference of measured and believed ones;
-two strategies are alike by how many decisions they share. Its scale and its reach are those, of a
-few, under which the measurements are likeliest. numpy only.
+Beliefs are log rewards, TFLOPS / T. The process is on the difference of measured and believed ones:
+a level, a doubt of how far beliefs lie apart, and a part by which strategies are alike that share
+decisions, whose scale and reach are those, of a few, under which the measurements are likeliest.
+numpy only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Indices = NDArray[np.int64]
 SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)  # nats by which beliefs are off
 SHARED = (0.5, 0.7, 0.85, 0.95)  # of the correlation, left by each decision that differs
 NOISE = 0.3  # nats: half a percent of a time, where the best lies at 50 nats
+DOUBT = 0.5  # of the slope: what lies a nat higher than another may do so by 1 +- 0.5 nats
 LEVEL = 30.0  # nats: nothing is known of what is off by the same everywhere
 CHUNK = 1 << 22  # elements of a kernel that are worked out at a time
 
@@ -32,18 +34,22 @@ def corrected(
     """
     seen = choices[places]
     off = measured - belief[places]
+    slope = DOUBT * (belief - belief[places].mean())
+    common = np.outer(slope[places], slope[places]) + LEVEL**2
     differ = _differ(seen, seen)
-    fits = [_fit(scale, shared, differ, off) for scale, shared in product(SCALES, SHARED)]
+    fits = [_fit(scale, shared, differ, common, off) for scale, shared in product(SCALES, SHARED)]
     _, scale, shared, factor = max(fits, key=lambda fit: fit[0])
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, off))
     mean, std = belief.copy(), np.empty(len(belief))
     step = max(1, CHUNK // len(places))
     for start in range(0, len(belief), step):
         part = slice(start, start + step)
-        kernel = _kernel(scale, shared, _differ(choices[part], seen))
+        kernel = scale**2 * shared ** _differ(choices[part], seen)
+        kernel = kernel + np.outer(slope[part], slope[places]) + LEVEL**2
         mean[part] += kernel @ weights
         explained = np.square(np.linalg.solve(factor, kernel.T)).sum(0)
-        std[part] = np.sqrt(np.maximum(scale**2 + LEVEL**2 - explained, 0.0))
+        whole = scale**2 + slope[part] ** 2 + LEVEL**2
+        std[part] = np.sqrt(np.maximum(whole - explained, 0.0))
     return mean, std
 
 
@@ -55,15 +61,11 @@ def _differ(a: Indices, b: Indices) -> NDArray[np.int64]:
     return out
 
 
-def _kernel(scale: float, shared: float, differ: NDArray[np.int64]) -> Array:
-    return np.asarray(scale**2 * shared**differ + LEVEL**2, np.float64)
-
-
 def _fit(
-    scale: float, shared: float, differ: NDArray[np.int64], off: Array
+    scale: float, shared: float, differ: NDArray[np.int64], common: Array, off: Array
 ) -> tuple[float, float, float, Array]:
     """Log likelihood of the measurements, and the Cholesky factor of their covariance."""
-    covariance = _kernel(scale, shared, differ) + NOISE**2 * np.eye(len(off))
+    covariance = scale**2 * shared**differ + common + NOISE**2 * np.eye(len(off))
     factor = np.linalg.cholesky(covariance)
     whitened = np.linalg.solve(factor, off)
     likelihood = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())

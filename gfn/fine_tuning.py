@@ -24,6 +24,7 @@ from ptxflow.gfn.training import TrainConfig, Trainer
 
 Array = NDArray[np.float64]
 EVERY = 8  # measurements between two tunings
+FAR = 8.0  # nats: the most that a deviation counts for
 SPAN = 40.0  # nats below the best, where beliefs end: no draw ever comes from there
 
 
@@ -35,10 +36,15 @@ TUNING = TrainConfig(
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How a policy is tuned: `train` as in any training, of `steps` steps."""
+    """How a policy is tuned: `train` as in any training, of `steps` steps.
+
+    optimism  deviations by which what is uncertain is overrated, as pays for what is measured next;
+              0 aims at what is expected
+    """
 
     steps: int = 100
     train: TrainConfig = TUNING
+    optimism: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,16 @@ def propose(
 
 
 def believed(
-    policy: Policy, space: Space, measured: Observed | None, base: Reward | None, tau: float
+    policy: Policy,
+    space: Space,
+    measured: Observed | None,
+    base: Reward | None,
+    tau: float,
+    optimism: float = 0.0,
 ) -> Array:
     """[n] log rewards of the space's strategies, up to a constant: `base`, or else what the policy
-    itself says, corrected by what was measured. What failed is SPAN nats below the best.
+    itself says, corrected by what was measured, and `optimism` deviations higher. What failed is
+    SPAN nats below the best.
     """
     belief = (
         log_probs(policy, space)
@@ -87,9 +99,10 @@ def believed(
     if len(places):
         tflops = space.problem.flops / measured.seconds[sound] / 1e12
         told = log_reward(tflops, space.problem, space.device, tau)
-        floor = belief[places].max() - SPAN  # a policy may hold the rest for all but impossible
-        belief = np.maximum(belief, floor)
-        belief, _ = corrected(belief, space.indices(), places, told)
+        # a policy may hold the rest for all but impossible, and be wrong
+        belief = np.maximum(belief, belief[places].max() - SPAN / 2)
+        belief, std = corrected(belief, space.indices(), places, told)
+        belief += optimism * np.minimum(std, FAR)
     belief[failed] = belief.max() - SPAN
     return belief
 
@@ -117,7 +130,7 @@ def fine_tune(
     tau = float(policy.about.get("train", {}).get("tau", TAU))
     train = replace(config.train, tau=tau, seed=seed, stages=1)
     unit = 1.0 / float(log_reward(np.ones(1), space.problem, space.device, tau)[0])
-    reward = Believed(believed(fit, space, measured, base, tau), unit)
+    reward = Believed(believed(fit, space, measured, base, tau, config.optimism), unit)
     trainer = Trainer([space], train, config.steps, reward, start=fit.network)
     for _ in range(config.steps):
         trainer.advance()

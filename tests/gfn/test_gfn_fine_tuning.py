@@ -15,13 +15,14 @@ from ptxflow.env.reward import log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.beliefs import corrected
 from ptxflow.gfn.checkpoint import read, write
-from ptxflow.gfn.fine_tuning import believed, distance, fine_tune, propose
+from ptxflow.gfn.fine_tuning import TuneConfig, believed, distance, fine_tune, propose
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 SpaceOf = Callable[[int], Space]
 TAU = 0.1
 NONE = np.zeros(0, np.int64)
+EXPECTED = TuneConfig(optimism=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_tuning_follows_the_measurements_and_leaves_the_policy_alone(
     seen, known, gaps = policy, NONE, []
     for _ in range(4):
         known = np.concatenate([known, propose(seen, space, 8, known, seed=1)])
-        seen = fine_tune(policy, space, measured(space, truth, known))
+        seen = fine_tune(policy, space, measured(space, truth, known), config=EXPECTED)
         gaps.append(distance(seen, space, truth, TAU))
     assert len(set(known.tolist())) == 32
     assert gaps[-1] < 0.7 * distance(policy, space, truth, TAU)
@@ -128,7 +129,7 @@ def test_a_family_that_the_policy_has_no_part_for_gets_one(
     space = other(8)
     codes = propose(policy, space, 3, NONE)
     assert len(codes) == 3 and np.isin(codes, space.codes).all()
-    tuned = fine_tune(policy, space, measured(space, toy_reward, space.codes))
+    tuned = fine_tune(policy, space, measured(space, toy_reward, space.codes), config=EXPECTED)
     assert distance(tuned, space, toy_reward, TAU) < 0.1
     assert [f.name for f in tuned.network.config.families] == ["toy", "other"]
     assert tuned.network.config.features[: len(policy.network.config.features)] == (
