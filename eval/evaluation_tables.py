@@ -277,7 +277,7 @@ def sharpness(results: Results) -> str:
 def by_model(results: Results) -> str:
     """Draws on other devices, where the model stands for measurements."""
     rows = [
-        (f"{item['device'].upper()}, {item['workloads']} workloads", name, span(figure))
+        (f"{item['device'].upper()}, held-out problems: {item['workloads']}", name, span(figure))
         for item in results.get("by_model", ())
         for name, figure in sorted(item["loss"].items(), key=lambda p: p[1][0])
     ]

@@ -1,0 +1,56 @@
+"""What draws lose: by sharpness on measured spaces, and on another device by its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.device import B200
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.space import enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
+from ptxflow.eval.evaluation_draws import SHARPNESSES, best_of, by_model, sharpness
+from ptxflow.eval.evaluation_metrics import measured_target
+from ptxflow.eval.evaluation_tables import by_model as by_model_table
+from ptxflow.eval.evaluation_tables import sharpness as sharpness_table
+from ptxflow.eval.search.replay import read_replays
+
+FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
+
+
+def test_the_best_of_draws() -> None:
+    times = np.array([4.0, 2.0, np.inf, 1.0, *[8.0] * 96])
+    sure = np.where(times == 1, 0.0, -1000.0)
+    assert best_of(sure, times, 3, 1.0, "a").tolist() == [1.0] * 3
+    blind = best_of(np.zeros(100), times, 40, 1.0, "a")
+    assert np.array_equal(blind, best_of(sure, times, 40, 0.0, "a")), "to the power 0: uniform"
+    assert set(blind) <= {1.0, 2.0, 4.0, 8.0} and not np.array_equal(
+        blind, best_of(np.zeros(100), times, 40, 1.0, "b")
+    )
+    failed = np.array([1.0, *[np.inf] * 9])
+    assert best_of(np.array([-1e9, *[0.0] * 9]), failed, 2, 1.0, "a").max() < np.inf
+
+
+def test_sharper_draws_from_the_truth_lose_less() -> None:
+    replays = read_replays([FOLDER / "h200-gemm-held-out.jsonl.xz"])
+    logs = {r.name: measured_target(r) for r in replays}
+    found = sharpness(replays, logs, 10)
+    losses = [found["held out"][f"{b:g}"][0] for b in SHARPNESSES]
+    assert losses[-1] == pytest.approx(0, abs=1e-3) and losses[0] is not None
+    assert losses[0] > 0.001 and sorted(losses, key=lambda v: -(v or 0)) == losses
+    assert "| held out |" in sharpness_table({"sharpness": found})
+    assert sharpness_table({"sharpness": {}}) == ""
+
+
+def test_another_device_by_its_model() -> None:
+    space = enumerate_space(*find_problem(load("rmsnorm_h4096"), {"batch_size": 7}), B200)
+    tflops = model_tflops(space.family, space.fields(), space.problem, B200)
+    item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
+    assert (item["device"], item["workloads"]) == ("b200", 1)
+    ours, blind = (item["loss"][n][0] for n in ("policy b200", "uniform random"))
+    assert 0 <= ours < blind
+    table = by_model_table({"by_model": [item]}).splitlines()
+    assert table[2].startswith("| B200, held-out problems: 1 | policy b200 |")
