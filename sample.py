@@ -161,6 +161,7 @@ def choose_reward(about: dict[str, Any], device: str, family: str) -> Reward:
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     """The variable axes, as given or by default; says so where it is the default."""
     from ptxflow.eval.arguments import UsageError, parse_axes
+    from ptxflow.eval.sequences import axes_of
     from ptxflow.eval.training_set import row_of
 
     given = {}
@@ -170,7 +171,7 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
         given[name] = values[0]
     needed = definition.var_axes
     if not given and (row := row_of(definition)):
-        given = {name: row.typical[name] for name in needed}
+        given = axes_of(definition, row.typical)
         print(f"--axes not given: taking {_text(given, ' ', '=')}", file=sys.stderr)
     bound = definition.bind(given)
     return {name: bound[name] for name in needed}

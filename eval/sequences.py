@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.eval.definition import Definition
+
 Ints = NDArray[np.int64]
 EVEN = "even"
 UNEVEN = ("exponential", "long", "uniform")
@@ -27,6 +29,26 @@ class Sequences:
     keys: Ints
     pages: Ints
     queries: Ints | None = None
+
+
+def axes_of(definition: Definition, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The variable axes of a definition at sizes that say more: `sequences` as long as each other,
+    of so many `queries` each behind a `prefix`, or of a `length`. Other sizes are axes themselves.
+    """
+    sizes = dict(sizes)
+    count = sizes.pop("sequences", None)
+    if count is None:
+        return sizes
+    queries = sizes.pop("queries", 0)
+    length = sizes.pop("length", 0) or queries + sizes.pop("prefix", 0)
+    pages = count * -(-length // definition.const_axes.get("page_size", 1))
+    known = {
+        "batch_size": count, "num_seqs": count, "len_indptr": count + 1,
+        "len_cu_seqlens": count + 1, "total_q": count * queries, "total_kv": count * length,
+        "total_seq_len": count * length, "num_kv_indices": pages,
+        "num_pages": pages + pages // 4 + 16,
+    }  # fmt: skip
+    return {**sizes, **{name: v for name, v in known.items() if name in definition.var_axes}}
 
 
 def pattern(total: int, parts: int) -> str:

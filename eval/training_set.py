@@ -15,6 +15,7 @@ from ptxflow.compiler.families import family_for
 from ptxflow.compiler.strategy import Family, Problem
 from ptxflow.eval.arguments import product
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
+from ptxflow.eval.sequences import axes_of
 
 Values = Mapping[str, tuple[int, ...]]
 KINDS = ("trained", "held_out", "unseen")
@@ -24,6 +25,7 @@ KINDS = ("trained", "held_out", "unseen")
 class Row:
     """Definitions, values of their variable axes, and a typical workload.
 
+    Instead of axes that depend on each other, values may be sizes: see `sequences.axes_of`.
     unseen: definitions with other constants, at the held-out values; they are never trained.
     """
 
@@ -97,8 +99,47 @@ GDN_DECODE = Row(
     held_out={"batch_size": (7, 20, 100, 300)},
     typical={"batch_size": 64},
 )  # fmt: skip
+DECODE = Row(
+    (
+        "gqa_paged_decode_h32_kv4_d128_ps1", "gqa_paged_decode_h32_kv4_d128_ps64",
+        "gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64",
+        "mla_paged_decode_h16_ckv512_kpe64_ps1", "mla_paged_decode_h16_ckv512_kpe64_ps64",
+    ),
+    trained={
+        "sequences": (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256),
+        "length": (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384),
+    },
+    held_out={"sequences": (6, 20, 100), "length": (200, 3000)},
+    typical={"sequences": 16, "length": 1024},
+)  # fmt: skip
+PREFILL = Row(
+    (
+        "gqa_paged_prefill_causal_h32_kv4_d128_ps1", "gqa_paged_prefill_causal_h32_kv4_d128_ps64",
+        "gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gqa_paged_prefill_causal_h32_kv8_d128_ps64",
+        "gqa_ragged_prefill_causal_h32_kv4_d128", "gqa_ragged_prefill_causal_h32_kv8_d128",
+        "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1",
+        "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
+    ),
+    trained={
+        "sequences": (1, 2, 4, 8, 16, 32),
+        "queries": (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        "prefix": (0, 1024),
+    },
+    held_out={"sequences": (3,), "queries": (100, 700, 3000), "prefix": (512, 2048)},
+    typical={"sequences": 4, "queries": 1024, "prefix": 0},
+)  # fmt: skip
+GDN_PREFILL = Row(
+    ("gdn_prefill_qk16_v32_d128_k_last",),
+    trained={
+        "sequences": (1, 2, 3, 4, 8, 12, 16, 32, 64),
+        "length": (16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384),
+    },
+    held_out={"sequences": (6, 20), "length": (200, 3000)},
+    typical={"sequences": 4, "length": 1024},
+)
+ROWS = (GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE, DECODE, PREFILL, GDN_PREFILL)
 PRESETS = {
-    "full": Preset((GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE), minutes=24.0, measurements=16),
+    "full": Preset(ROWS, minutes=24.0, measurements=16),
     "demo": Preset(
         (
             Row(
@@ -197,12 +238,12 @@ def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
             )
         for kind, values in (("trained", row.trained), ("held_out", row.held_out)):
             label = definition.name
-            out += [_member(label, definition, axes, kind) for axes in product(values)]
+            out += [_member(label, definition, sizes, kind) for sizes in product(values)]
         for other, constants in row.unseen:
             if other == definition.name:
                 label = " ".join([other, *(f"{a}={v}" for a, v in constants.items())])
                 resized = definition.resized(**constants)
-                out += [_member(label, resized, axes, "unseen") for axes in product(row.held_out)]
+                out += [_member(label, resized, v, "unseen") for v in product(row.held_out)]
     return sorted(out, key=lambda m: KINDS.index(m.kind))
 
 
@@ -214,7 +255,7 @@ def family_of(definition: Definition) -> Family:
         raise DefinitionError(f"{definition.name}: {error.args[0]}") from None
 
 
-def _member(label: str, definition: Definition, axes: Mapping[str, int], kind: str) -> Member:
-    family = family_of(definition)
+def _member(label: str, definition: Definition, sizes: Mapping[str, int], kind: str) -> Member:
+    family, axes = family_of(definition), axes_of(definition, sizes)
     problem = family.problem(definition.to_json(), definition.bind(axes))
     return Member(label, definition, family, axes, problem, kind)
