@@ -36,7 +36,7 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 _BASE: dict[str, int | str] = {
     "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1, "bits": 10,
-    "copies": 1, "slots": 32, "group": 1, "resident": 1, "load_cache": "default",
+    "copies": 1, "candidates": 1024, "group": 1, "resident": 1, "load_cache": "default",
     "load_prefetch": 0,
 }  # fmt: skip
 
@@ -50,14 +50,14 @@ PATHS = {
     "a cluster, k": (K, strategy()),
     "a cluster, p": (P, strategy(bits=11)),
     "a cluster, both": (BOTH, strategy()),
-    "one CTA, both": (BOTH, strategy(ctas=1, bits=12, slots=64)),
+    "one CTA, both": (BOTH, strategy(ctas=1, bits=12, candidates=2048)),
     "copies": (P, strategy(copies=4, vector=2)),
     "copies, both": (BOTH, strategy(ctas=1, copies=2, vector=1)),
     "read again": (BOTH, strategy(residency="reread", unroll=4, load_cache="no_allocate")),
     "read again, alone": (K, strategy(ctas=1, residency="reread", resident=2, bits=11)),
     "shared": (P, strategy(residency="shared", unroll=4, group=2, load_prefetch=128)),
-    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, slots=64)),
-    "four CTAs, wide": (K, strategy(ctas=4, threads=512, bits=12)),
+    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, candidates=2048)),
+    "four CTAs, wide": (K, strategy(ctas=4, threads=512, bits=12, candidates=4096)),
 }  # fmt: skip
 CASES = [(dev, filters, s) for dev in (H200, B200) for filters, s in PATHS.values()]
 IDS = [f"{dev.arch}: {name}" for dev in (H200, B200) for name in PATHS]

@@ -1,11 +1,11 @@
 """Atoms of both targets that settle a threshold and draw: lists of candidates, shares, the search.
 
-A row is cut into *segments*, in the order of indices, and a warp sifts a segment at a time:
-weights of what is kept for certain are added up, what may be kept becomes a *candidate* in the
-segment's list, of `slots` words. A segment has a *tally*, the number of its candidates, a *share*,
-the mass that it keeps, and *ties*, the number of elements that equal the threshold. Lists and these
-words lie in one CTA, the row's leader. Where a list was too short (*overflow*) the leader reads the
-row again.
+A row is cut into *segments*, in the order of indices, and a warp sifts its run of them, one at a
+time: weights of what is kept for certain are added up, what may be kept becomes a *candidate* in
+the run's list, with its segment. A run has a *tally*, the number of its candidates; a segment has a
+*share*, the mass that it keeps, and *ties*, the number of elements that equal the threshold. Lists
+and these words lie in one CTA, the row's leader. Where a list was too short (*overflow*) the leader
+reads the row again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms.reductions import (
     ALL_LANES,
-    BEFORE_TEMPS,
     KEY_BITS,
     LEAST,
-    QUANTITIES,
-    before_warp,
     count_in,
     scan_lanes,
     scoped,
@@ -37,102 +34,96 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.atoms.threads import pieces, vector
 from ptxflow.compiler.ir import UOp
 
-SLOT, TALLY, SHARE = 4, 4, 4  # bytes
+SLOT, TALLY, SHARE = 8, 4, 4  # bytes
 AHEAD = 4  # vectors of a row that a thread of the leader has in flight
 _PHILOX = ((0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85))  # multipliers, key increments
 
 
 def _sift_text(use: UOp, text: dict[str, str]) -> str:
-    attr, src = use.arg.attr, pieces(text["src"])
+    attr, src, begun = use.arg.attr, pieces(text["src"]), text["accumulate"]
     size, slots, peers = attr("group"), attr("slots"), attr("peers")
-    high, low, *beside = pieces(text["window"])
-    least = beside[0] if beside else low
-    lines = [
+    high, low = pieces(text["window"])
+    guard = "" if begun == "0" else f"@!{begun} "
+    lines = [] if begun == "1" else [f"{guard}mov.b32 {text['count']}, 0;"]
+    lines += [
         "mov.b32 %_mass, 0;",
-        "mov.b32 %_count, 0;",
         "shl.b32 %_below, 1, %lane;",
         "sub.u32 %_below, %_below, 1;",
         # What follows is 2^31, and ptxas cannot know it: it would work out the weights of all
         # elements once, and keep them in registers.
-        f"shr.u32 %_scale, {high}, 31;",
+        f"shr.u32 %_scale, {low}, 31;",
         "or.b32 %_scale, %_scale, 0x4F000000;",
+        *_there(text, "list", peers, "%_list"),
     ]
-    lines += _there(text, "list", slots * SLOT, peers)
+    space = ".shared::cluster" if peers > 1 else ".shared"
     for first in range(0, len(src), size):
-        group = src[first : first + size]
-        lines += _sift_group(group, text["window"], least, f"G{first}", slots)
+        label = f"NONE{first}"
+        lines += _sift_group(src[first : first + size], high, low, label)
+        lines += _list_group(src[first : first + size], text, space, slots)
+        lines.append(f"{label}:")
     lines += [
         f"redux.sync.add.u32 %_mass, %_mass, {ALL_LANES};",
         "setp.eq.u32 %_p, %lane, 0;",
+        *_there(text, "shares", peers, "%_at"),
+        f"mad.lo.u32 %_at, {text['chunk']}, {SHARE}, %_at;",
+        f"@%_p st{space}.b32 [%_at], %_mass;",
+        *_there(text, "tally", peers, "%_at"),
+        f"@%_p st{space}.b32 [%_at], {text['count']};",
+        f"setp.gt.and.u32 %_p, {text['count']}, {slots}, %_p;",
+        "@!%_p bra FITS;",
+        *_there(text, "overflow", peers, "%_at"),
+        f"red{'.relaxed.cluster' if peers > 1 else ''}{space}.add.u32 [%_at], 1;",
+        "FITS:",
     ]
-    space = ".shared::cluster" if peers > 1 else ".shared"
-    for name, stride, stored in (
-        ("tallies", TALLY, "b32 [%_at], %_count"),
-        ("shares", SHARE, "b32 [%_at], %_mass"),
-    ):
-        lines += _there(text, name, stride, peers)
-        lines.append(f"@%_p st{space}.{stored};")
-    lines += [f"setp.gt.and.u32 %_p, %_count, {slots}, %_p;", "@!%_p bra FITS;"]
-    lines += _there(text, "overflow", 0, peers)
-    order = ".relaxed.cluster" if peers > 1 else ""
-    lines += [f"red{order}{space}.add.u32 [%_at], 1;", "FITS:"]
-    temps = f"b32 mass count below scale at pos w, pred p some any k<{size}> m<{size}>"
+    temps = f"b32 mass below scale list at pos w, pred p some k<{size}> m<{size}>"
     return scoped(temps, lines)
 
 
-def _there(text: dict[str, str], name: str, stride: int, peers: int) -> list[str]:
-    """%_at: an address in the leader, of the chunk's part where there is a stride."""
-    base = text[f"{name}_reg"]
-    lines = [f"mov.b32 %_at, {base};"]
-    if stride:
-        lines = [f"mad.lo.u32 %_at, {text['chunk']}, {stride}, {base};"]
-    if peers > 1:
-        lines.append(f"mapa.shared::cluster.u32 %_at, %_at, {text['rank']};")
-    return lines
+def _there(text: dict[str, str], name: str, peers: int, to: str) -> list[str]:
+    """An address in the leader."""
+    if peers == 1:
+        return [f"mov.b32 {to}, {text[name + '_reg']};"]
+    return [f"mapa.shared::cluster.u32 {to}, {text[name + '_reg']}, {text['rank']};"]
 
 
-def _sift_group(group: list[str], window: str, least: str, label: str, slots: int) -> list[str]:
+def _any(predicates: list[str], label: str) -> list[str]:
+    """Branch to a label where no lane has any of the predicates."""
+    lines = [f"mov.pred %_some, {predicates[0]};"]
+    lines += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
+    return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
+
+
+def _sift_group(group: list[str], high: str, low: str, label: str) -> list[str]:
     """Nothing, if no lane has an element that may be kept; candidates are rarer still."""
-    high, low, *beside = pieces(window)
-    lines = []
-    for j, x in enumerate(group):
-        lines.append(f"setp.ge.u32 %_m{j}, {x}, {least};")
-        lines.append(f"or.pred %_some, %_some, %_m{j};" if j else f"mov.pred %_some, %_m{j};")
-    lines += [f"vote.sync.any.pred %_any, %_some, {ALL_LANES};", f"@!%_any bra {label};"]
+    may = [f"%_m{j}" for j in range(len(group))]
+    lines = [f"setp.ge.u32 {m}, {x}, {low};" for m, x in zip(may, group, strict=True)]
+    lines += _any(may, label)
     for j, x in enumerate(group):
         lines += [
             f"setp.ge.u32 %_k{j}, {x}, {high};",
             *weigh(x, "%_w", "%_scale"),
             f"@%_k{j} add.u32 %_mass, %_mass, %_w;",
+            f"setp.lt.and.u32 %_m{j}, {x}, {high}, %_m{j};",
         ]
-        if beside:  # or in the bin where k ends
-            lines += [
-                f"sub.u32 %_w, {x}, {beside[0]};",
-                f"setp.lt.u32 %_some, %_w, {beside[1]};",
-                f"setp.ge.or.u32 %_some, {x}, {low}, %_some;",
-                f"and.pred %_m{j}, %_m{j}, %_some;",
-            ]
-        lines += [f"not.pred %_k{j}, %_k{j};", f"and.pred %_m{j}, %_m{j}, %_k{j};"]
-        lines.append(f"or.pred %_any, %_any, %_m{j};" if j else f"mov.pred %_any, %_m{j};")
-    lines += [f"vote.sync.any.pred %_any, %_any, {ALL_LANES};", f"@!%_any bra {label};"]
+    return [*lines, *_any(may, label)]
+
+
+def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) -> list[str]:
+    count, lines = text["count"], list[str]()
     for j, x in enumerate(group):
         lines += [
             f"vote.sync.ballot.b32 %_w, %_m{j}, {ALL_LANES};",
             "and.b32 %_pos, %_w, %_below;",
             "popc.b32 %_pos, %_pos;",
-            "add.u32 %_pos, %_pos, %_count;",
+            f"add.u32 %_pos, %_pos, {count};",
             "popc.b32 %_w, %_w;",
-            "add.u32 %_count, %_count, %_w;",
+            f"add.u32 {count}, {count}, %_w;",
             f"setp.lt.and.u32 %_some, %_pos, {slots}, %_m{j};",
-            f"mad.lo.u32 %_pos, %_pos, {SLOT}, %_at;",
-            f"@%_some st.SPACE.b32 [%_pos], {x};",
+            f"mad.lo.u32 %_pos, %_pos, {SLOT}, %_list;",
+            f"mov.b32 %_w, {text['segment']};",
+            f"@%_some st{space}.v2.b32 [%_pos], {{{x}, %_w}};",
         ]
-    return [*lines, f"{label}:"]
-
-
-def _sift(use: UOp, text: dict[str, str]) -> str:
-    space = "shared::cluster" if use.arg.attr("peers") > 1 else "shared"
-    return _sift_text(use, text).replace("st.SPACE", f"st.{space}")
+    return lines
 
 
 sift = define(
@@ -140,71 +131,88 @@ sift = define(
         "sift",
         (
             ("list", "smem"),
-            ("tallies", "smem"),
+            ("tally", "smem"),
             ("shares", "smem"),
             ("overflow", "smem"),
+            ("count", "frag"),
             ("src", "frag"),
             ("window", "frag"),
+            ("segment", "value"),
             ("chunk", "value"),
+            ("accumulate", "value"),
             ("rank", "value"),
         ),
         Scope.WARP,
         Lanes.ALL,
-        _sift,
+        _sift_text,
         "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
         "leader; a group in which no lane has an element that may be kept is skipped by a vote",
         accesses=(
             Access("src", "r", GENERIC),
             Access("window", "r", GENERIC),
+            Access("count", "rw", GENERIC),
             Access("list", "w", GENERIC),
-            Access("tallies", "w", GENERIC),
+            Access("tally", "w", GENERIC),
             Access("shares", "w", GENERIC),
             Access("overflow", "a", GENERIC),
         ),
+        defaults=(("unread", "count"),),
         rules=(
-            Rule("whole groups", lambda u: u.src[4].arg % u.arg.attr("group") == 0),
-            Rule("a window is two registers, or four for two filters", lambda u: (
-                u.src[5].arg in (2, 4))),
+            Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
+            Rule("a window is two registers", lambda u: u.src[6].arg == 2),
+            Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
+            Rule("a tally has four bytes", lambda u: u.src[1].arg == TALLY),
         ),
     )
 )  # fmt: skip
 
 
-def _candidates(use: UOp, text: dict[str, str], visit: Callable[[str], list[str]]) -> list[str]:
-    """Every candidate in %_x, its segment in %_segment: of the lists, or of the row on overflow."""
+def _candidates(
+    use: UOp, text: dict[str, str], visit: Callable[[str], list[str]], none: str = ""
+) -> list[str]:
+    """Every candidate in turn, its segment in %_segment: of the lists, or of the row on overflow.
+
+    `none`: a predicate that there is nothing to visit.
+    """
     attr = use.arg.attr
     slots, warps, width, vocab = (attr(n) for n in ("slots", "warps", "vector", "vocab"))
-    lines = [
-        f"setp.ne.u32 %_q, {text['overflow']}, 0;",
-        f"selp.b32 %_end, 0, {attr('segments')}, %_q;",
-        f"mov.b32 %_segment, {text['warp']};",
-        "LISTS:",
-        "setp.ge.u32 %_q, %_segment, %_end;",
-        "@%_q bra ROW;",
-        f"mad.lo.u32 %_at, %_segment, {TALLY}, {text['tallies_reg']};",
-        "ld.shared.b32 %_n, [%_at];",
-        f"mad.lo.u32 %_at, %_segment, {slots}, %lane;",
-        f"mad.lo.u32 %_at, %_at, {SLOT}, {text['list_reg']};",
-    ]
-    for part in range(0, slots, 32):
-        lines += [
-            f"add.u32 %_d, %lane, {part};",
-            "setp.lt.u32 %_q, %_d, %_n;",
-            "mov.b32 %_x0, 0;",
-            f"@%_q ld.shared.b32 %_x0, [%_at+{SLOT * part}];",
-            *visit("%_x0"),
-        ]
-    lines += [f"add.u32 %_segment, %_segment, {warps};", "bra LISTS;", "ROW:"]
     step, held = 32 * width, [f"%_x{i}" for i in range(width * AHEAD)]
     kind, _ = vector(", ".join(held[:width]))
-    lines += [
+    lines = [
         f"setp.ne.u32 %_q, {text['overflow']}, 0;",
-        f"selp.b32 %_end, {vocab}, 0, %_q;",
+        f"selp.b32 %_end, 0, {attr('runs')}, %_q;",
+        f"selp.b32 %_last, {vocab}, 0, %_q;",
+        *([f"@{none} mov.b32 %_end, 0;", f"@{none} mov.b32 %_last, 0;"] if none else []),
+        f"mov.b32 %_run, {text['warp']};",
+        "RUN:",
+        "setp.ge.u32 %_q, %_run, %_end;",
+        "@%_q bra ROW;",
+        f"mad.lo.u32 %_at, %_run, {TALLY}, {text['tallies_reg']};",
+        "ld.shared.b32 %_n, [%_at];",
+        f"mad.lo.u32 %_at, %_run, {slots}, %lane;",
+        f"mad.lo.u32 %_at, %_at, {SLOT}, {text['list_reg']};",
+        f"add.u32 %_run, %_run, {warps};",
+        "mov.b32 %_first, 0;",
+        "MORE:",
+        "setp.ge.u32 %_q, %_first, %_n;",
+        "@%_q bra RUN;",
+        "add.u32 %_d, %_first, %lane;",
+        "setp.lt.u32 %_q, %_d, %_n;",
+        "mov.b32 %_x0, 0;",
+        "mov.b32 %_segment, 0;",
+        "@%_q ld.shared.v2.b32 {%_x0, %_segment}, [%_at];",
+        *visit("%_x0"),
+        f"add.u32 %_at, %_at, {32 * SLOT};",
+        "add.u32 %_first, %_first, 32;",
+        "bra MORE;",
+        "ROW:",
         f"mul.lo.u32 %_first, {text['warp']}, {step};",
         "AGAIN:",
-        "setp.ge.u32 %_q, %_first, %_end;",
+        "setp.ge.u32 %_q, %_first, %_last;",
         "@%_q bra DONE;",
         f"mad.lo.u32 %_n, %lane, {width}, %_first;",
+        f"add.u32 %_d, %_n, {text['index']};",
+        f"mad.wide.u32 %_address, %_d, 4, {text['base']};",
         *(f"mov.b32 {x}, 0;" for x in held),
     ]
     for i in range(AHEAD):
@@ -212,15 +220,11 @@ def _candidates(use: UOp, text: dict[str, str], visit: Callable[[str], list[str]
         lines += [
             f"add.u32 %_d, %_n, {i * step * warps};",
             f"setp.lt.u32 %_q, %_d, {vocab};",
-            f"add.u32 %_d, %_d, {text['index']};",
-            f"mad.wide.u32 %_address, %_d, 4, {text['base']};",
-            f"@%_q ld.global.nc.{kind} {registers}, [%_address];",
+            f"@%_q ld.global.nc.{kind} {registers}, [%_address+{4 * i * step * warps}];",
         ]
     for i in range(AHEAD):
-        lines += [
-            f"add.u32 %_d, %_n, {i * step * warps};",
-            f"div.u32 %_segment, %_d, {attr('size')};",
-        ]
+        lines.append(f"add.u32 %_d, %_n, {i * step * warps};")
+        lines.append(f"div.u32 %_segment, %_d, {attr('size')};")
         for x in held[i * width : (i + 1) * width]:
             lines += [f"add.sat.f32 {x}, {x}, 0f00000000;", *visit(x)]
     return [*lines, f"add.u32 %_first, %_first, {AHEAD * step * warps};", "bra AGAIN;", "DONE:"]
@@ -228,7 +232,8 @@ def _candidates(use: UOp, text: dict[str, str], visit: Callable[[str], list[str]
 
 def _candidate_temps(use: UOp) -> str:
     return (
-        f"b32 segment end at n d w first x<{use.arg.attr('vector') * AHEAD}>, b64 address, pred p q"
+        f"b32 run segment end last at n d w first x<{use.arg.attr('vector') * AHEAD}>, "
+        "b64 address, pred p q no"
     )
 
 
@@ -254,29 +259,33 @@ def _refine_text(use: UOp, text: dict[str, str]) -> str:
 
     def visit(x: str) -> list[str]:
         return [
+            f"setp.gt.u32 %_q, {x}, {text['above']};",
             f"sub.u32 %_d, {x}, {LEAST};",
             f"shr.u32 %_w, %_d, {shift + bits};",
-            f"setp.eq.u32 %_p, %_w, {text['prefix']};",
+            f"setp.eq.and.u32 %_p, %_w, {text['prefix']}, %_q;",
             f"shr.u32 %_d, %_d, {shift};",
             f"and.b32 %_d, %_d, {(1 << bits) - 1};",
             f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
-            *count_in(quantity, "%_d", x, 4 << bits, "%_p", "%_w"),
+            *count_in(quantity, "%_d", x, "%_p", "%_w"),
         ]
 
-    return scoped(_candidate_temps(use), _candidates(use, text, visit))
+    nowhere = f"setp.eq.u32 %_no, {text['prefix']}, 0xFFFFFFFF;"
+    lines = _candidates(use, text, visit, "%_no")
+    return scoped(_candidate_temps(use), [nowhere, *lines])
 
 
 refine = define(
     Atom(
         "refine",
-        (("bins", "smem"), ("prefix", "frag"), *_SOURCES),
+        (("bins", "smem"), ("prefix", "frag"), ("above", "frag"), *_SOURCES),
         Scope.WARP,
         Lanes.ALL,
         _refine_text,
-        "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those that "
-        "share the prefix",
+        "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those above "
+        "an element that share the prefix",
         accesses=(
             Access("prefix", "r", GENERIC),
+            Access("above", "r", GENERIC),
             *_FROM_SOURCES,
             Access("bins", "a", GENERIC),
         ),
@@ -284,7 +293,7 @@ refine = define(
             Rule("digits lie in the key", lambda u: (
                 u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
             Rule("there is a bin for each digit", lambda u: (
-                u.src[0].arg == 4 * QUANTITIES[u.arg.attr("quantity")] << u.arg.attr("bits"))),
+                u.src[0].arg == 4 << u.arg.attr("bits"))),
         ),
     )
 )  # fmt: skip
@@ -328,111 +337,130 @@ settle = define(
 )
 
 
-def _shares_text(use: UOp, text: dict[str, str]) -> str:
-    dst = pieces(text["dst"])
-    own, lines = len(dst) // 2, [f"mov.b32 {d}, 0;" for d in dst]
-    lines += [f"mul.lo.u32 %_s, {text['thread']}, {own};"]
-    lines += [f"mad.lo.u32 %_at, %_s, {SHARE}, {text['shares_reg']};"]
-    lines += [f"mad.lo.u32 %_tie, %_s, {SHARE}, {text['ties_reg']};"]
-    for i in range(own):
-        lines += [
-            f"setp.lt.u32 %_p, %_s, {use.arg.attr('segments')};",
-            f"@%_p ld.shared.b32 {dst[i]}, [%_at+{SHARE * i}];",
-            f"@%_p ld.shared.b32 {dst[own + i]}, [%_tie+{SHARE * i}];",
-            "add.u32 %_s, %_s, 1;",
-        ]
-    return scoped("b32 s at tie, pred p", lines)
-
-
-ld_shares = define(
-    Atom(
-        "ld_shares",
-        (("dst", "frag"), ("shares", "smem"), ("ties", "smem"), ("thread", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _shares_text,
-        "9.7.9.8 ld: the shares of a thread's segments, then their ties; zeros beyond the last",
-        accesses=(
-            Access("shares", "r", GENERIC),
-            Access("ties", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-    )
-)
-
-
 def _kept(mass: str, ties: str, allowed: str, to: str) -> list[str]:
     """A mass, and that of the ties that are allowed; %_tie is the weight of one."""
     return [f"min.u32 {to}, {ties}, {allowed};", f"mad.lo.u32 {to}, {to}, %_tie, {mass};"]
 
 
-def _find_segment_text(use: UOp, text: dict[str, str]) -> str:
-    """%_low is what is kept before a segment, %_next with it; at most one holds the target."""
-    src, before = pieces(text["src"]), pieces(text["before"])
-    own, allowed, found = len(src) // 2, text["ties"], text["found_reg"]
-    low, high = pieces(text["uniform"])
-    lines = [
-        *before_warp(text["totals_reg"], use.arg.attr("warps"), text["warp"], before),
-        *weigh(text["key"], "%_tie"),
-        *_kept("%_all0", "%_all1", allowed, "%_next"),
-        "cvt.u64.u32 %_wide, %_next;",
-        f"mov.b64 %_target, {{{low}, {high}}};",
-        "mul.hi.u64 %_target, %_target, %_wide;",
-        "cvt.u32.u64 %_goal, %_target;",
-        *_kept("%_before0", "%_before1", allowed, "%_low"),
-        f"mul.lo.u32 %_at, {text['thread']}, {own};",
+def _shares_of(use: UOp, text: dict[str, str]) -> list[str]:
+    """%_m and %_t: the share and the ties of segment %_s; zeros where there is none."""
+    lines = ["mov.b32 %_m, 0;", "mov.b32 %_t, 0;"]
+    lines.append(f"setp.lt.and.u32 %_p, %_s, {use.arg.attr('segments')}, %_in;")
+    for name, to in (("shares", "%_m"), ("ties", "%_t")):
+        lines.append(f"mad.lo.u32 %_at, %_s, {SHARE}, {text[name + '_reg']};")
+        lines.append(f"@%_p ld.shared.b32 {to}, [%_at];")
+    return lines
+
+
+def _holds(allowed: str) -> list[str]:
+    """%_hit: whether the lane, from %_mb and %_tb on, of %_m and %_t, holds %_goal; %_low: from
+    where on."""
+    return [
+        *_kept("%_mb", "%_tb", allowed, "%_low"),
+        "add.u32 %_m, %_m, %_mb;",
+        "add.u32 %_t, %_t, %_tb;",
+        *_kept("%_m", "%_t", allowed, "%_next"),
+        "setp.ge.u32 %_hit, %_goal, %_low;",
+        "setp.lt.and.u32 %_hit, %_goal, %_next, %_hit;",
     ]
-    for i in range(own):
-        lines += [
-            f"add.u32 %_sum, %_before0, {src[i]};",
-            f"add.u32 %_up, %_before1, {src[own + i]};",
-            *_kept("%_sum", "%_up", allowed, "%_next"),
-            "add.u32 %_at, %_at, 1;",
-            "setp.ge.u32 %_p, %_goal, %_low;",
-            "setp.lt.and.u32 %_p, %_goal, %_next, %_p;",
-            f"@%_p red.shared.add.u32 [{found}], %_at;",
+
+
+def _before(value: str, to: str, all_: str = "") -> list[str]:
+    """What lower lanes have, and what all have."""
+    lines = [f"mov.b32 {to}, {value};", *scan_lanes(to, "%_up", "%_p")]
+    if all_:
+        lines.append(f"shfl.sync.idx.b32 {all_}, {to}, 31, 31, {ALL_LANES};")
+    return [*lines, f"sub.u32 {to}, {to}, {value};"]
+
+
+def _pick_segment_text(use: UOp, text: dict[str, str]) -> str:
+    """A lane has neighbouring segments; then each of the lane's that holds the target has one."""
+    own, allowed = -(-use.arg.attr("segments") // 32), text["allowed"]
+    low, high = pieces(text["uniform"])
+    segment, rest, left, _ = dst = pieces(text["dst"])
+    every = ["mov.b32 %_mm, 0;", "mov.b32 %_tt, 0;", f"mul.lo.u32 %_s, %lane, {own};"]
+    every.append("mov.pred %_in, 1;")
+    for _ in range(own):
+        every += [*_shares_of(use, text), "add.u32 %_mm, %_mm, %_m;", "add.u32 %_tt, %_tt, %_t;"]
+        every.append("add.u32 %_s, %_s, 1;")
+    return scoped(
+        "b32 mm tt m t mb tb s at up low next goal tie mass lane base, b64 wide target, "
+        "pred p in hit",
+        [
+            *weigh(text["key"], "%_tie"),
+            *every,
+            *_before("%_mm", "%_mb", "%_mass"),
+            *_before("%_tt", "%_tb", "%_next"),
+            *_kept("%_mass", "%_next", allowed, "%_goal"),
+            "cvt.u64.u32 %_wide, %_goal;",
+            f"mov.b64 %_target, {{{low}, {high}}};",
+            "mul.hi.u64 %_target, %_target, %_wide;",
+            "cvt.u32.u64 %_goal, %_target;",
+            "mov.b32 %_m, %_mm;",
+            "mov.b32 %_t, %_tt;",
+            *_holds(allowed),
+            f"vote.sync.ballot.b32 %_lane, %_hit, {ALL_LANES};",
+            "setp.ne.u32 %_in, %_lane, 0;",  # there is mass
+            "brev.b32 %_lane, %_lane;",
+            "clz.b32 %_lane, %_lane;",
+            "and.b32 %_lane, %_lane, 31;",
+            f"shfl.sync.idx.b32 %_mm, %_mb, %_lane, 31, {ALL_LANES};",
+            f"shfl.sync.idx.b32 %_tt, %_tb, %_lane, 31, {ALL_LANES};",
+            f"mad.lo.u32 %_base, %_lane, {own}, 1;",
+            f"mad.lo.u32 %_s, %_lane, {own}, %lane;",
+            f"setp.lt.and.u32 %_in, %lane, {own}, %_in;",
+            *_shares_of(use, text),
+            *_before("%_m", "%_mb"),
+            *_before("%_t", "%_tb"),
+            "add.u32 %_mb, %_mb, %_mm;",
+            "add.u32 %_tb, %_tb, %_tt;",
+            *_holds(allowed),
+            "and.pred %_hit, %_hit, %_in;",
+            f"vote.sync.ballot.b32 %_lane, %_hit, {ALL_LANES};",
+            "setp.ne.u32 %_hit, %_lane, 0;",
+            "brev.b32 %_lane, %_lane;",
+            "clz.b32 %_lane, %_lane;",
+            "and.b32 %_lane, %_lane, 31;",
+            f"add.u32 {segment}, %_base, %_lane;",
+            f"selp.b32 {segment}, {segment}, 0, %_hit;",
             "sub.u32 %_low, %_goal, %_low;",
-            f"@%_p red.shared.add.u32 [{found}+4], %_low;",
-            f"min.u32 %_low, %_before1, {allowed};",
-            f"sub.u32 %_low, {allowed}, %_low;",
-            f"@%_p red.shared.add.u32 [{found}+8], %_low;",
-            "mov.b32 %_low, %_next;",
-            "mov.b32 %_before0, %_sum;",
-            "mov.b32 %_before1, %_up;",
-        ]
-    temps = f"{BEFORE_TEMPS} tie next goal low, b64 wide target, pred p"
-    return scoped(temps, lines)
+            f"shfl.sync.idx.b32 {rest}, %_low, %_lane, 31, {ALL_LANES};",
+            f"min.u32 %_tb, %_tb, {allowed};",
+            f"sub.u32 %_tb, {allowed}, %_tb;",
+            f"shfl.sync.idx.b32 {left}, %_tb, %_lane, 31, {ALL_LANES};",
+            f"mov.b32 {dst[3]}, 0;",
+        ],
+    )
 
 
-find_segment = define(
+pick_segment = define(
     Atom(
-        "find_segment",
+        "pick_segment",
         (
-            ("found", "smem"),
-            ("src", "frag"),
-            ("before", "frag"),
-            ("totals", "smem"),
+            ("dst", "frag"),
+            ("shares", "smem"),
+            ("ties", "smem"),
             ("key", "frag"),
-            ("ties", "frag"),
+            ("allowed", "frag"),
             ("uniform", "frag"),
-            ("thread", "value"),
-            ("warp", "value"),
         ),
         Scope.WARP,
         Lanes.ALL,
-        _find_segment_text,
+        _pick_segment_text,
         "9.7.1 mul.hi: where a uniform number of 64 bits falls among the kept masses: the segment "
-        "and 1, how far into it, how many ties are kept from there on; zeros where no mass is",
+        "and 1 (0 where no mass is), how far into it, how many ties are kept from there on, 0",
         accesses=(
-            Access("src", "r", GENERIC),
-            Access("before", "r", GENERIC),
-            Access("totals", "r", GENERIC),
-            Access("key", "r", GENERIC),
+            Access("shares", "r", GENERIC),
             Access("ties", "r", GENERIC),
+            Access("key", "r", GENERIC),
+            Access("allowed", "r", GENERIC),
             Access("uniform", "r", GENERIC),
-            Access("found", "a", GENERIC),
+            Access("dst", "w", GENERIC),
         ),
-        rules=(Rule("four words are found", lambda u: u.src[0].arg == 16),),
+        rules=(
+            Rule("four registers are found", lambda u: u.src[0].arg == 4),
+            Rule("a lane has up to 32 segments", lambda u: u.arg.attr("segments") <= 1024),
+        ),
     )
 )
 
@@ -448,6 +476,8 @@ def _locate_text(use: UOp, text: dict[str, str]) -> str:
         f"mul.lo.u32 %_first, %_first, {size};",
         f"mad.lo.u32 %_first, %lane, {own}, %_first;",
         f"setp.ne.u32 %_hit, {segment}, 0;",
+        f"add.u32 %_at, %_first, {text['index']};",
+        f"mad.wide.u32 %_address, %_at, 4, {text['base']};",
         *(f"mov.b32 {x}, 0;" for x in held),
     ]
     for i in range(0, own, width):
@@ -455,9 +485,7 @@ def _locate_text(use: UOp, text: dict[str, str]) -> str:
         lines += [
             f"add.u32 %_at, %_first, {i};",
             f"setp.lt.and.u32 %_p, %_at, {vocab}, %_hit;",
-            f"add.u32 %_at, %_at, {text['index']};",
-            f"mad.wide.u32 %_address, %_at, 4, {text['base']};",
-            f"@%_p ld.global.nc.{kind} {registers}, [%_address];",
+            f"@%_p ld.global.nc.{kind} {registers}, [%_address+{4 * i}];",
         ]
     lines += ["mov.b32 %_ties, 0;"]
     for x in held:

@@ -2,7 +2,7 @@
 every lane.
 
 What was *found* is four registers: a digit and 1 (0: nothing, the filter keeps all), what is left
-of the goal there, and of masses what is above that bin and in it.
+of the goal there, the sum of all bins, and 0.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MANY = 0x7FFFFFFF  # a count that no row reaches
 EVERYTHING = 0xFFFFFFFF  # a weight that no row exceeds
 NOWHERE = 0xFFFFFFFF  # the prefix of a threshold that there is not
 WHOLE = 1 << 31  # the weight of probability 1
+FLOOR = LEAST - 1  # a threshold below all that weighs something
 
 
 def _formula(
@@ -73,44 +74,39 @@ goal_of_p = _formula(
 )
 
 
-def _whole_lines(use: UOp, t: dict[str, str], least: str, most: str) -> list[str]:
-    """dst: both, or the total where nothing was found, or the weight of 1 where k keeps all."""
-    lines = [
-        f"setp.ne.u32 %_p, {pieces(t['found'])[0]}, 0;",
+is_active = _formula(
+    "is_active",
+    "k",
+    "9.7.6 setp: 1 where k filters, 0 < k < size, else 0",
+    lambda u, t: [
         f"add.u32 %_a, {t['k']}, -1;",
-        f"setp.lt.u32 %_q, %_a, {use.arg.attr('size') - 1};",
-    ]
-    for d, x in zip(pieces(t["dst"]), (least, most), strict=False):
-        lines += [f"selp.b32 {d}, {x}, {t['total']}, %_p;", f"selp.b32 {d}, {d}, {WHOLE}, %_q;"]
-    return lines
-
-
-def _whole_bounds(use: UOp, t: dict[str, str]) -> list[str]:
-    _, _, above, inside = pieces(t["found"])
-    return [f"add.u32 %_b, {above}, {inside};", *_whole_lines(use, t, above, "%_b")]
-
-
-whole_bounds = _formula(
-    "whole_bounds",
-    "found total k",
-    "9.7.7 selp: the mass that k keeps, between what is above the bin of its threshold and with it",
-    _whole_bounds,
-    "b32 a b, pred p q",
+        f"setp.lt.u32 %_q, %_a, {u.arg.attr('size') - 1};",
+        f"selp.b32 {t['dst']}, 1, 0, %_q;",
+    ],
+    "b32 a, pred q",
 )
-
-
-def _whole_exact(use: UOp, t: dict[str, str]) -> list[str]:
-    lines = [*weigh(t["key"], "%_b"), f"mul.lo.u32 %_b, %_b, {t['ties']};"]
-    lines += [f"add.u32 %_b, %_b, {pieces(t[f])[2]};" for f in ("found", "second", "third")]
-    return [*lines, *_whole_lines(use, t, "%_b", "%_b")]
-
-
-whole_exact = _formula(
-    "whole_exact",
-    "found second third key ties total k",
-    "9.7.7 selp: the mass that k keeps: what is above each digit of its key, and the kept ties",
-    _whole_exact,
-    "b32 a b, pred p q",
+choose = _formula(
+    "choose",
+    "flag a b",
+    "9.7.7 selp: the first where the flag is not 0, else the second",
+    lambda u, t: [
+        f"setp.ne.u32 %_q, {t['flag']}, 0;",
+        *(
+            f"selp.b32 {d}, {a}, {b}, %_q;"
+            for d, a, b in zip(pieces(t["dst"]), pieces(t["a"]), pieces(t["b"]), strict=True)
+        ),
+    ],
+    "pred q",
+)
+whole_kept = _formula(
+    "whole_kept",
+    "total key ties",
+    "9.7.1 mad: the mass above a threshold, and that of its ties",
+    lambda u, t: [
+        *weigh(t["key"], "%_a"),
+        f"mad.lo.u32 {t['dst']}, %_a, {t['ties']}, {t['total']};",
+    ],
+    "b32 a",
 )
 narrow = _formula(
     "narrow",
@@ -126,19 +122,20 @@ narrow = _formula(
 key_of = _formula(
     "key_of",
     "prefix",
-    "9.7.7 selp: the element of a whole key; LEAST where there is none",
+    "9.7.7 selp: the element of a whole key; FLOOR where there is none",
     lambda u, t: [
         f"add.u32 %_a, {t['prefix']}, {LEAST};",
         f"setp.ne.u32 %_q, {t['prefix']}, {NOWHERE};",
-        f"selp.b32 {t['dst']}, %_a, {LEAST}, %_q;",
+        f"selp.b32 {t['dst']}, %_a, {FLOOR}, %_q;",
     ],
     "b32 a, pred q",
 )
 
 
-def _window(found: str, bits: int, low: str, high: str) -> list[str]:
-    """The elements of the bin that was found; LEAST twice where none was. %_q: whether one was."""
-    shift = KEY_BITS - bits
+def _window(use: UOp, t: dict[str, str]) -> list[str]:
+    """The elements of the bin that was found; LEAST twice where none was."""
+    shift, found = KEY_BITS - use.arg.attr("bits"), pieces(t["found"])[0]
+    high, low = pieces(t["dst"])
     return [
         f"setp.ne.u32 %_q, {found}, 0;",
         f"sub.u32 {low}, {found}, 1;",
@@ -154,38 +151,19 @@ window = _formula(
     "window",
     "found",
     "9.7.8 shl: what is kept for certain begins at the first register, what may be at the second",
-    lambda u, t: _window(
-        pieces(t["found"])[0], u.arg.attr("bits"), pieces(t["dst"])[1], pieces(t["dst"])[0]
-    ),
+    _window,
     "pred q",
 )
-
-
-def _windows(use: UOp, t: dict[str, str]) -> list[str]:
-    """p's window, or k's where p keeps all; beside it k's, of width 0 where p keeps all."""
-    high, low, outer, width = pieces(t["dst"])
-    bits = use.arg.attr("bits")
-    first, last, k = (pieces(t[name])[0] for name in ("first", "last", "found"))
-    return [
-        *_window(k, bits, outer, width),
-        "mov.pred %_k, %_q;",
-        *_window(first, bits, "%_a", high),
-        *_window(last, bits, low, "%_b"),
-        f"selp.b32 {high}, {high}, {width}, %_q;",
-        f"selp.b32 {low}, {low}, {outer}, %_q;",
-        "and.pred %_k, %_k, %_q;",
-        f"selp.b32 {outer}, {outer}, {low}, %_k;",
-        f"selp.b32 {width}, {1 << (KEY_BITS - bits)}, 0, %_k;",
-    ]
-
-
-windows = _formula(
-    "windows",
-    "found first last",
-    "9.7.7 selp: p's window between the bins of its least and its greatest goal, then where k's "
-    "begins and its width; k's alone where p keeps everything",
-    _windows,
-    "b32 a b, pred q k",
+window_of_both = _formula(
+    "window_of_both",
+    "found active",
+    "9.7.7 selp: as window; where k is active nothing is kept for certain",
+    lambda u, t: [
+        *_window(u, t),
+        f"setp.ne.u32 %_q, {t['active']}, 0;",
+        f"selp.b32 {pieces(t['dst'])[0]}, {EVERYTHING}, {pieces(t['dst'])[0]}, %_q;",
+    ],
+    "pred q",
 )
 ties_of_count = _formula(
     "ties_of_count",
@@ -198,19 +176,40 @@ ties_of_count = _formula(
     ],
     "b32 a, pred q",
 )
+
+
+def _until(key: str, goal: str) -> list[str]:
+    """%_b: as many elements equal to a key as bring their weights above a goal."""
+    return [
+        *weigh(key, "%_a"),
+        "max.u32 %_a, %_a, 1;",
+        f"div.u32 %_b, {goal}, %_a;",
+        f"min.u32 %_b, %_b, {MANY - 1};",
+        "add.u32 %_b, %_b, 1;",
+    ]
+
+
 ties_of_mass = _formula(
     "ties_of_mass",
     "found key",
     "9.7.1 div: ties that are kept, until their weights pass what the goal left; MANY for all",
     lambda u, t: [
-        *weigh(t["key"], "%_a"),
-        f"div.u32 %_b, {pieces(t['found'])[1]}, %_a;",
-        f"min.u32 %_b, %_b, {MANY - 1};",
-        "add.u32 %_b, %_b, 1;",
+        *_until(t["key"], pieces(t["found"])[1]),
         f"setp.ne.u32 %_q, {pieces(t['found'])[0]}, 0;",
         f"selp.b32 {t['dst']}, %_b, {MANY}, %_q;",
     ],
     "b32 a b, pred q",
+)
+ties_of_rest = _formula(
+    "ties_of_rest",
+    "ties total key goal",
+    "9.7.1 div, min: of the ties at a threshold as many as bring what is above it above the goal",
+    lambda u, t: [
+        f"sub.u32 %_b, {t['goal']}, {t['total']};",
+        *_until(t["key"], "%_b"),
+        f"min.u32 {t['dst']}, %_b, {t['ties']};",
+    ],
+    "b32 a b",
 )
 prefer = _formula(
     "prefer",

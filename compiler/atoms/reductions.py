@@ -1,10 +1,11 @@
-"""Atoms of both targets that count, weigh and choose: shared atomics, and scans over a CTA.
+"""Atoms of both targets that count, weigh and choose: shared atomics, sums and picks of bins.
 
 The elements of a row are float32 bits between LEAST and the bits of 1, which order as integers;
 what lies below weighs nothing. A *key* is an element less LEAST, of KEY_BITS bits, a *weight*
-rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits. *Bins* hold a count,
-a mass (a sum of weights) or both, one array after the other, for each value of a digit of the key;
-where there are *copies* of a bin, they are neighbours, each for some of the lanes.
+rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits. *Bins* hold a count
+or a mass, a sum of weights, for each value of a digit of the key; where there are *copies* of a
+bin, they are neighbours, each for some of the lanes. Every warp of a CTA sums up one *range* of
+bins, of the highest digits the first; these sums lie behind the bins.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KEY_BITS = 28
 LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
-QUANTITIES = {"count": 1, "mass": 1, "both": 2}
+QUANTITIES = ("count", "mass")
 
 
 def scoped(registers: str, lines: Iterable[str]) -> str:
@@ -38,13 +39,11 @@ def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
     return [f"mul.f32 {to}, {x}, {scale};", f"cvt.rni.u32.f32 {to}, {to};"]
 
 
-def count_in(quantity: str, at: str, x: str, bins: int, guard: str, weight: str) -> list[str]:
-    """Adds an element to a bin at the address `at`; `bins` is the size of an array of them."""
-    lines = [] if quantity == "mass" else [f"@{guard} red.shared.add.u32 [{at}], 1;"]
-    if quantity != "count":
-        further = f"+{bins}" if quantity == "both" else ""
-        lines += [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}{further}], {weight};"]
-    return lines
+def count_in(quantity: str, at: str, x: str, guard: str, weight: str) -> list[str]:
+    """Adds an element to a bin at the address `at`."""
+    if quantity == "count":
+        return [f"@{guard} red.shared.add.u32 [{at}], 1;"]
+    return [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}], {weight};"]
 
 
 def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
@@ -92,282 +91,291 @@ saturate = define(
 )
 
 
-def _tally_text(use: UOp, text: dict[str, str]) -> str:
-    bits, copies, quantity = (use.arg.attr(n) for n in ("bits", "copies", "quantity"))
+def _tally_lines(
+    use: UOp, text: dict[str, str], quantity: str, least: str = str(LEAST), shift: str = ""
+) -> list[str]:
+    bits, copies = use.arg.attr("bits"), use.arg.attr("copies")
+    shift = shift or str(KEY_BITS - bits)
     lines = [
         f"and.b32 %_base, %lane, {copies - 1};",
         f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
     ]
     for x in pieces(text["src"]):
         lines += [
-            f"setp.ge.u32 %_p, {x}, {LEAST};",
-            f"sub.u32 %_d, {x}, {LEAST};",
-            f"shr.u32 %_d, %_d, {KEY_BITS - bits};",
+            f"setp.ge.u32 %_p, {x}, {least};",
+            f"sub.u32 %_d, {x}, {least};",
+            f"shr.u32 %_d, %_d, {shift};",
             f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;",
-            *count_in(quantity, "%_d", x, 4 * copies << bits, "%_p", "%_w"),
+            *count_in(quantity, "%_d", x, "%_p", "%_w"),
         ]
-    return scoped("b32 base d w, pred p", lines)
+    return lines
+
+
+def _tally_either_text(use: UOp, text: dict[str, str]) -> str:
+    """ptxas must not see that both sides take the same digits: it would work them out before the
+    branch, and hold them all. It cannot know that the register is 0 on the other side."""
+    lines = [
+        f"setp.eq.u32 %_p, {text['counts']}, 0;",
+        "@%_p bra MASS;",
+        *_tally_lines(use, text, "count"),
+        "bra DONE;",
+        "MASS:",
+        f"shr.u32 %_shift, {text['counts']}, 31;",
+        f"or.b32 %_least, %_shift, {LEAST};",
+        f"or.b32 %_shift, %_shift, {KEY_BITS - use.arg.attr('bits')};",
+        *_tally_lines(use, text, "mass", "%_least", "%_shift"),
+        "DONE:",
+    ]
+    return scoped("b32 base d w least shift, pred p", lines)
 
 
 _BITS = Rule("a digit lies in the key", lambda u: 0 < u.arg.attr("bits") <= KEY_BITS)
-_QUANTITY = Rule(
-    "a quantity is one of " + ", ".join(QUANTITIES),
-    lambda u: u.arg.attr("quantity") in QUANTITIES,
+_BINS = Rule(
+    "there is a bin for each digit and copy",
+    lambda u: u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"),
 )
-
-
-def _bin_bytes(use: UOp) -> int:
-    attr = use.arg.attr
-    return int(4 * QUANTITIES[attr("quantity")] * attr("copies") << attr("bits"))
-
-
 tally = define(
     Atom(
         "tally",
         (("bins", "smem"), ("src", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        _tally_text,
+        lambda use, text: scoped(
+            "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
+        ),
         "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
         accesses=(Access("src", "r", GENERIC), Access("bins", "a", GENERIC)),
         defaults=(("copies", 1),),
         rules=(
             _BITS,
-            _QUANTITY,
-            Rule("there is a bin for each digit and copy", lambda u: u.src[0].arg == _bin_bytes(u)),
+            _BINS,
+            Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
         ),
     )
 )
-
-
-def _ranks(use: UOp, own: str) -> list[list[str]]:
-    """Every rank of the cluster in %_rank, from the thread's own on: not all ask one first."""
-    count = use.arg.attr("peers")
-    return [
-        [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {count - 1};"]
-        for c in range(count)
-    ]
-
-
-def _merge_text(use: UOp, text: dict[str, str]) -> str:
-    """A thread's bins are neighbours, the highest digit of all in thread 0, and first in dst."""
-    attr, dst, thread = use.arg.attr, pieces(text["dst"]), text["thread"]
-    copies, peers, total = attr("copies"), attr("peers"), 1 << attr("bits")
-    arrays = QUANTITIES[attr("quantity")]
-    own = len(dst) // arrays  # bins of a thread
-    words = own * copies
-    wide = min(words, 4)
-    end = (total - own) * 4 * copies
-    lines = [f"mov.b32 {d}, 0;" for d in dst]
-    if own * attr("threads") > total:
-        lines += [f"setp.ge.u32 %_p, {thread}, {total // own};", "@%_p bra NONE;"]
-    lines += [
-        f"mul.lo.u32 %_at, {thread}, {own * 4 * copies};",
-        f"sub.u32 %_at, {end}, %_at;",
-        f"add.u32 %_at, %_at, {text['src_reg']};",
-    ]
-    held = ", ".join(f"%_w{i}" for i in range(wide))
-    for ranked in _ranks(use, text["own"]):
-        space, there = ".shared", "%_at"
-        if peers > 1:
-            lines += [*ranked, "mapa.shared::cluster.u32 %_there, %_at, %_rank;"]
-            space, there = ".shared::cluster", "%_there"
-        for array in range(arrays):
-            for first in range(0, words, wide):
-                kind, registers = vector(held)
-                offset = array * total * 4 * copies + first * 4
-                lines.append(f"ld{space}.{kind} {registers}, [{there}+{offset}];")
-                for i in range(wide):
-                    to = dst[array * own + own - 1 - (first + i) // copies]
-                    lines.append(f"add.u32 {to}, {to}, %_w{i};")
-    return scoped(f"b32 at there rank w<{wide}>, pred p", [*lines, "NONE:"])
-
-
-merge_bins = define(
+tally_either = define(
     Atom(
-        "merge_bins",
-        (("dst", "frag"), ("src", "smem"), ("thread", "value"), ("own", "value")),
+        "tally_either",
+        (("bins", "smem"), ("src", "frag"), ("counts", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        _merge_text,
-        "9.7.9.8 ld.shared::cluster: a thread's bins, over their copies and, with `everywhere`, "
-        "over the CTAs of the cluster; of the highest digit first",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        defaults=(("copies", 1), ("peers", 1)),
+        _tally_either_text,
+        "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("counts", "r", GENERIC),
+            Access("bins", "a", GENERIC),
+        ),
+        defaults=(("copies", 1),),
+        rules=(_BITS, _BINS),
+    )
+)
+
+
+def _ranges_text(use: UOp, text: dict[str, str]) -> str:
+    attr = use.arg.attr
+    words = (attr("copies") << attr("bits")) // attr("warps")
+    wide = min(4, words // 32)
+    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
+    lines = [
+        f"sub.u32 %_at, {attr('warps') - 1}, {text['warp']};",
+        f"mul.lo.u32 %_at, %_at, {4 * words};",
+        f"mad.lo.u32 %_at, %lane, {4 * wide}, %_at;",
+        f"add.u32 %_at, %_at, {text['bins_reg']};",
+        "mov.b32 %_sum, 0;",
+    ]
+    for first in range(0, 4 * words, 128 * wide):
+        lines.append(f"ld.shared.{kind} {held}, [%_at+{first}];")
+        lines += [f"add.u32 %_sum, %_sum, %_w{i};" for i in range(wide)]
+    lines += [
+        f"redux.sync.add.u32 %_sum, %_sum, {ALL_LANES};",
+        "setp.eq.u32 %_p, %lane, 0;",
+        f"@%_p st.shared.b32 [{text['range']}], %_sum;",
+    ]
+    return scoped(f"b32 at sum w<{wide}>, pred p", lines)
+
+
+sum_range = define(
+    Atom(
+        "sum_range",
+        (("bins", "smem"), ("range", "smem"), ("warp", "value")),
+        Scope.WARP,
+        Lanes.ALL,
+        _ranges_text,
+        "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
+        accesses=(Access("bins", "r", GENERIC), Access("range", "w", GENERIC)),
+        defaults=(("copies", 1),),
+        sass=("redux.sync",),
         rules=(
             _BITS,
-            _QUANTITY,
-            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
-            Rule("there is a bin for each digit and copy", lambda u: u.src[1].arg == _bin_bytes(u)),
-        ),
-    )
-)
-
-
-def _scan_text(use: UOp, text: dict[str, str]) -> str:
-    dst, src = pieces(text["dst"]), pieces(text["src"])
-    own, lines = len(src) // len(dst), []
-    for q, d in enumerate(dst):
-        mine = src[q * own : (q + 1) * own]
-        lines += [f"mov.b32 %_own{q}, {mine[0]};"]
-        lines += [f"add.u32 %_own{q}, %_own{q}, {x};" for x in mine[1:]]
-        lines += [f"mov.b32 {d}, %_own{q};", *scan_lanes(d, "%_up", "%_p")]
-    kind, registers = vector(", ".join(dst))
-    lines += ["setp.eq.u32 %_p, %lane, 31;", f"@%_p st.shared.{kind} [{text['totals']}], "]
-    lines[-1] += f"{registers};"
-    lines += [f"sub.u32 {d}, {d}, %_own{q};" for q, d in enumerate(dst)]
-    return scoped(f"b32 up own<{len(dst)}>, pred p", lines)
-
-
-scan_threads = define(
-    Atom(
-        "scan_threads",
-        (("dst", "frag"), ("totals", "smem"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _scan_text,
-        "9.7.9.6 shfl.sync: of each quantity, what the lanes below have in all their registers; "
-        "the warp's totals into shared memory",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("totals", "w", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(
-            Rule("one or two quantities", lambda u: u.src[0].arg in (1, 2)),
-            Rule("a word for each of them", lambda u: u.src[1].arg == 4 * u.src[0].arg),
-            Rule("as many registers of each", lambda u: u.src[2].arg % u.src[0].arg == 0),
-        ),
-    )
-)
-
-
-def before_warp(totals: str, warps: int, index: str, before: list[str]) -> list[str]:
-    """%_before0 and on: what lower warps and lanes have of each quantity; %_all0 and on: all."""
-    n = len(before)
-    kind, registers = vector(", ".join(f"%_all{q}" for q in range(n)))
-    lines = [f"mov.b32 %_all{q}, 0;" for q in range(n)]
-    lines += [
-        f"setp.lt.u32 %_p, %lane, {warps};",
-        f"mad.lo.u32 %_at, %lane, {4 * n}, {totals};",
-        f"@%_p ld.shared.{kind} {registers}, [%_at];",
-    ]
-    for q in range(n):
-        lines += [
-            f"mov.b32 %_sum, %_all{q};",
-            *scan_lanes("%_sum", "%_up", "%_p"),
-            f"sub.u32 %_up, %_sum, %_all{q};",
-            f"shfl.sync.idx.b32 %_before{q}, %_up, {index}, 31, {ALL_LANES};",
-            f"shfl.sync.idx.b32 %_all{q}, %_sum, 31, 31, {ALL_LANES};",
-            f"add.u32 %_before{q}, %_before{q}, {before[q]};",
-        ]
-    return lines
-
-
-BEFORE_TEMPS = "b32 at sum up all<2> before<2>"
-
-
-def _find_text(use: UOp, text: dict[str, str]) -> str:
-    """At most one thread of the CTA finds the bin, and adds to what is 0."""
-    attr, src, before = use.arg.attr, pieces(text["src"]), pieces(text["before"])
-    own, by = len(src) // len(before), attr("by")
-    other = len(before) - 1 - by
-    goal, found = text["goal"], text["found_reg"]
-    mine = src[by * own : (by + 1) * own]
-    lines = [
-        *before_warp(text["totals_reg"], attr("warps"), text["warp"], before),
-        f"mov.b32 %_sum, {mine[0]};",
-        *(f"add.u32 %_sum, %_sum, {x};" for x in mine[1:]),
-        f"sub.u32 %_up, {goal}, %_before{by};",
-        f"setp.ge.u32 %_p, {goal}, %_before{by};",
-        "setp.lt.and.u32 %_p, %_up, %_sum, %_p;",
-        f"vote.sync.any.pred %_q, %_p, {ALL_LANES};",
-        "@!%_q bra NONE;",
-        f"mul.lo.u32 %_at, {text['thread']}, {own};",
-        f"sub.u32 %_at, {1 << attr('bits')}, %_at;",  # a digit and 1
-    ]
-    for i, x in enumerate(mine):
-        lines += [
-            f"setp.lt.and.u32 %_q, %_up, {x}, %_p;",
-            f"@%_q red.shared.add.u32 [{found}], %_at;",
-            f"@%_q red.shared.add.u32 [{found}+4], %_up;",
-        ]
-        if other != by:
-            there = src[other * own + i]
-            lines += [
-                f"@%_q red.shared.add.u32 [{found}+8], %_before{other};",
-                f"@%_q red.shared.add.u32 [{found}+12], {there};",
-                f"add.u32 %_before{other}, %_before{other}, {there};",
-            ]
-        lines += [
-            f"setp.ge.and.u32 %_p, %_up, {x}, %_p;",
-            f"sub.u32 %_up, %_up, {x};",
-            "sub.u32 %_at, %_at, 1;",
-        ]
-    return scoped(f"{BEFORE_TEMPS}, pred p q", [*lines, "NONE:"])
-
-
-_FOUND = Rule("four words are found", lambda u: u.src[0].arg == 16)
-find = define(
-    Atom(
-        "find",
-        (
-            ("found", "smem"),
-            ("src", "frag"),
-            ("before", "frag"),
-            ("totals", "smem"),
-            ("goal", "frag"),
-            ("thread", "value"),
-            ("warp", "value"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _find_text,
-        "9.7.13.8 red.shared: the bin whose part of the quantity `by` brings the sum above the "
-        "goal: its digit and 1, the goal less what is before it, and of the other quantity what is "
-        "before it and in it; zeros where the sum stays at or below the goal",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("before", "r", GENERIC),
-            Access("totals", "r", GENERIC),
-            Access("goal", "r", GENERIC),
-            Access("found", "a", GENERIC),
-        ),
-        rules=(
-            _FOUND,
-            Rule("it goes by one of the quantities", lambda u: (
-                0 <= u.arg.attr("by") < u.src[2].arg)),
-            Rule("totals of all warps", lambda u: (
-                u.src[3].arg == 4 * u.src[2].arg * u.arg.attr("warps"))),
+            _BINS,
+            Rule("every lane has a word of a range", lambda u: (
+                (u.arg.attr("copies") << u.arg.attr("bits")) // u.arg.attr("warps") >= 32)),
+            Rule("a sum has four bytes", lambda u: u.src[1].arg == 4),
         ),
     )
 )  # fmt: skip
 
 
-def _total_text(use: UOp, text: dict[str, str]) -> str:
-    every = use.arg.attr("every")
+def _sum_of_ranges_text(use: UOp, text: dict[str, str]) -> str:
     lines = [
-        "mov.b32 %_all, 0;",
-        f"setp.lt.u32 %_p, %lane, {use.arg.attr('warps')};",
-        f"mad.lo.u32 %_at, %lane, {4 * every}, {text['totals_reg']};",
-        f"@%_p ld.shared.b32 %_all, [%_at+{4 * (every - 1)}];",
-        f"redux.sync.add.u32 {text['dst']}, %_all, {ALL_LANES};",
+        "mov.b32 %_sum, 0;",
+        f"setp.lt.u32 %_p, %lane, {use.src[1].arg // 4};",
+        f"mad.lo.u32 %_at, %lane, 4, {text['ranges_reg']};",
+        "@%_p ld.shared.b32 %_sum, [%_at];",
+        f"redux.sync.add.u32 {text['dst']}, %_sum, {ALL_LANES};",
     ]
-    return scoped("b32 all at, pred p", lines)
+    return scoped("b32 at sum, pred p", lines)
 
 
-row_total = define(
+sum_of_ranges = define(
     Atom(
-        "row_total",
-        (("dst", "frag"), ("totals", "smem")),
+        "sum_of_ranges",
+        (("dst", "frag"), ("ranges", "smem")),
         Scope.WARP,
         Lanes.ALL,
-        _total_text,
-        "9.7.13.11 redux.sync: the last quantity's total over the warps, of `every` words each",
-        accesses=(Access("totals", "r", GENERIC), Access("dst", "w", GENERIC)),
+        _sum_of_ranges_text,
+        "9.7.13.11 redux.sync: the sum of all ranges",
+        accesses=(Access("ranges", "r", GENERIC), Access("dst", "w", GENERIC)),
         sass=("redux.sync",),
+        rules=(Rule("up to 32 warps have a range each", lambda u: 4 <= u.src[1].arg <= 128),),
     )
 )
+
+
+def _everywhere(use: UOp, own: str, load: list[str]) -> list[str]:
+    """A load at %_there of every CTA of the cluster, from the own one on; or at %_at alone."""
+    peers = use.arg.attr("peers")
+    if peers == 1:
+        return ["mov.b32 %_there, %_at;", *load]
+    lines = []
+    for c in range(peers):
+        lines += [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {peers - 1};"]
+        lines += ["mapa.shared::cluster.u32 %_there, %_at, %_rank;", *load]
+    return lines
+
+
+def pick_lane(value: str, goal: str, to: str, rest: str, total: str = "") -> list[str]:
+    """The lane whose value, in the order of lanes, brings the sum above the goal, 32 if none does;
+    the goal less what is before it."""
+    lines = [f"mov.b32 %_sum, {value};", *scan_lanes("%_sum", "%_up", "%_p")]
+    if total:
+        lines.append(f"shfl.sync.idx.b32 {total}, %_sum, 31, 31, {ALL_LANES};")
+    return [
+        *lines,
+        f"sub.u32 %_sum, %_sum, {value};",
+        f"sub.u32 %_up, {goal}, %_sum;",
+        f"setp.ge.u32 %_p, {goal}, %_sum;",
+        f"setp.lt.and.u32 %_p, %_up, {value}, %_p;",
+        f"vote.sync.ballot.b32 %_sum, %_p, {ALL_LANES};",
+        "brev.b32 %_sum, %_sum;",
+        f"clz.b32 {to}, %_sum;",
+        f"and.b32 %_sum, {to}, 31;",
+        f"shfl.sync.idx.b32 {rest}, %_up, %_sum, 31, {ALL_LANES};",
+    ]
+
+
+def _digit_lines(use: UOp, text: dict[str, str], own: int) -> list[str]:
+    """From the lane's %_low, the lowest of its bins, and the goal %_goal: what is found.
+
+    Lanes take bins from the highest on; a lane's last word is its highest bin.
+    """
+    attr, copies = use.arg.attr, use.arg.attr("copies")
+    words = own * copies
+    wide = min(4, words)
+    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
+    lines = [f"mov.b32 %_v{i}, 0;" for i in range(own)]
+    lines.append(f"mad.lo.u32 %_at, %_low, {4 * copies}, {text['bins_reg']};")
+    load = list[str]()
+    space = ".shared::cluster" if attr("peers") > 1 else ".shared"
+    for first in range(0, words, wide):
+        load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
+        load += [
+            f"add.u32 %_v{(first + i) // copies}, %_v{(first + i) // copies}, %_w{i};"
+            for i in range(wide)
+        ]
+    lines += [*_everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
+    lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
+    lines += pick_lane("%_all", "%_goal", "%_lane", "%_rest", "" if attr("ranges") else "%_total")
+    lines += ["setp.eq.u32 %_hit, %_lane, %lane;", f"add.u32 %_low, %_low, {own};"]
+    lines.append("mov.pred %_past, 1;")
+    for i in reversed(range(own)):  # past the bins that end before it; at the end digit and 1
+        if i:
+            lines += [
+                f"setp.ge.and.u32 %_past, %_rest, %_v{i}, %_past;",
+                f"@%_past sub.u32 %_rest, %_rest, %_v{i};",
+                "@%_past sub.u32 %_low, %_low, 1;",
+            ]
+    return [
+        *lines,
+        "mov.b32 %_none, 0;",
+        f"@%_hit st.shared.v4.b32 [{text['found']}], {{%_low, %_rest, %_total, %_none}};",
+        "setp.eq.u32 %_p, %_lane, 32;",
+        "setp.eq.and.u32 %_p, %lane, 0, %_p;",
+        f"@%_p st.shared.v4.b32 [{text['found']}], {{%_none, %_none, %_total, %_none}};",
+    ]
+
+
+def _pick_text(use: UOp, text: dict[str, str]) -> str:
+    """Where the bins have ranges, first the range and then the bin in it."""
+    attr = use.arg.attr
+    ranges, total = attr("ranges"), 1 << attr("bits")
+    size = total // max(1, ranges)  # bins to choose among at last
+    own = size // 32
+    space = ".shared::cluster" if attr("peers") > 1 else ".shared"
+    lines = [f"mov.b32 %_goal, {text['goal']};", "sub.u32 %_low, 31, %lane;"]
+    lines.append(f"mul.lo.u32 %_low, %_low, {own};")
+    if ranges:
+        load = [f"@%_hit ld{space}.b32 %_w0, [%_there];", "add.u32 %_all, %_all, %_w0;"]
+        lines += [
+            f"mad.lo.u32 %_at, %lane, 4, {text['bins_reg']};",
+            f"add.u32 %_at, %_at, {4 * attr('copies') * total};",
+            f"setp.lt.u32 %_hit, %lane, {ranges};",
+            "mov.b32 %_w0, 0;",
+            "mov.b32 %_all, 0;",
+            *_everywhere(use, text["own"], load),
+            *pick_lane("%_all", "%_goal", "%_lane", "%_rest", "%_total"),
+            "setp.ne.u32 %_p, %_lane, 32;",
+            f"selp.b32 %_goal, %_rest, {0xFFFFFFFF}, %_p;",  # nothing is found again
+            f"min.u32 %_lane, %_lane, {ranges - 1};",
+            f"sub.u32 %_lane, {ranges - 1}, %_lane;",
+            f"mad.lo.u32 %_low, %_lane, {size}, %_low;",
+        ]
+    words = min(4, own * attr("copies"))
+    temps = (
+        f"b32 at there rank sum up all goal low lane rest total none w<{words}> v<{own}>, "
+        "pred p hit past"
+    )
+    return scoped(temps, [*lines, *_digit_lines(use, text, own)])
+
+
+pick_bin = define(
+    Atom(
+        "pick_bin",
+        (("found", "smem"), ("bins", "smem"), ("goal", "frag"), ("own", "value")),
+        Scope.WARP,
+        Lanes.ALL,
+        _pick_text,
+        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
+        "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
+        "all bins, 0; zeros but for the sum where it stays at or below the goal. With `everywhere` "
+        "bins are added up over the CTAs of the cluster",
+        accesses=(
+            Access("bins", "r", GENERIC),
+            Access("goal", "r", GENERIC),
+            Access("found", "w", GENERIC),
+        ),
+        defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
+        rules=(
+            _BITS,
+            Rule("four words are found", lambda u: u.src[0].arg == 16),
+            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
+            Rule("there is a bin for each digit and copy, and the sums of the ranges", lambda u: (
+                u.src[1].arg
+                == (4 * u.arg.attr("copies") << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"))),
+        ),
+    )
+)  # fmt: skip
 
 
 def _st_vector_text(use: UOp, text: dict[str, str]) -> str:

@@ -25,16 +25,16 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "cache": ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last"),
     "offset": (0, 128),
     "prefetch": (0, 256),
-    "group": (0, 4),
-    "copies": (1, 8),
-    "weight": ("count", "mass"),
-    "aside": ("branch", "dump"),
+    "copies": (1, 4),
+    "peers": (1, 4),
+    "ranges": (0, 8),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
-    "shift": 15, "bits": 8, "last": 7, "size": 100, "vector": 4, "step": 128, "cluster": 4,
+    "shift": 8, "bits": 9, "size": 128, "vector": 4, "cluster": 4, "quantity": "mass", "warps": 8,
+    "runs": 16, "slots": 64, "segments": 100, "vocab": 1000, "group": 4, "peers": 2,
     "summand": 0x358637BD, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
@@ -46,20 +46,17 @@ COUNTS = {
 }  # fmt: skip
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "histogram_lump", "add_peer", "sum_peers", "ld_shared_chunk", "total_u32", "largest", "pick",
-    "narrow", "goal_of_k", "goal_of_p", "floor_above", "floor_of_digit", "whole_or",
-    "ties_of_count", "ties_of_mass", "tie_weight", "join_ties", "join_keys", "histogram", "masses",
-    "warp_masses", "cta_target", "warp_target", "search", "philox",
+    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_k", "goal_of_p", "is_active",
+    "choose", "whole_kept", "narrow", "key_of", "window", "window_of_both", "ties_of_count",
+    "ties_of_mass", "ties_of_rest", "prefer", "sift", "refine", "settle", "pick_segment", "locate",
+    "philox",
 }  # fmt: skip
 COUNTS |= {
-    ("histogram", "src"): 8, ("ld_peers_v4", "dst"): 16, ("add_peer", "src"): 2,
-    ("total_u32", "src"): 4, ("pick", "dst"): 2,
-    ("largest", "src"): 4, ("masses", "dst"): 3, ("masses", "src"): 8, ("warp_masses", "dst"): 4,
-    ("warp_masses", "src"): 3, ("cta_target", "dst"): 4, ("cta_target", "shares"): 8,
-    ("cta_target", "uniform"): 2, ("warp_target", "dst"): 4, ("warp_target", "src"): 4,
-    ("warp_target", "share"): 4, ("search", "dst"): 6, ("search", "state"): 4,
-    ("search", "src"): 8, ("philox", "dst"): 4,
+    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
+    ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
 }  # fmt: skip
+COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
+COUNTS |= {("window", "dst"): 2, ("window_of_both", "dst"): 2}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8

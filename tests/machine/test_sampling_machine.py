@@ -10,7 +10,6 @@ from ptxflow.compiler.errors import CompileError, SpecError
 from ptxflow.compiler.ir import (
     CTA_RANK,
     LANE,
-    WARP,
     Body,
     Op,
     Role,
@@ -58,10 +57,8 @@ def test_everything_is_zeroed_before_it_is_added_to() -> None:
 
 # -- shared atomics: they commute with each other, and with nothing else ---------------------------
 
-BINS = smem("bins", 512)
-WORDS, SUM = frag("words", 4, "b32"), frag("sum", 4, "b32")
-OWN = WARP * 32 + LANE
-MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
+BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)
+WORDS, GOAL = frag("words", 4, "b32"), frag("goal", 1, "b32")
 
 
 def count() -> list[UOp]:
@@ -74,14 +71,16 @@ def zero() -> list[UOp]:
     return [at.zero_shared(slot(BINS))]
 
 
-def look(**more: object) -> UOp:
-    return at.merge_bins(
-        slot(SUM), slot(BINS), OWN, CTA_RANK, bits=7, quantity="count", threads=32, **more
-    )
+MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
+
+
+def look(**more: object) -> list[UOp]:
+    pick = at.pick_bin(slot(PLACE), slot(BINS), slot(GOAL), CTA_RANK, bits=7, **more)
+    return [at.mov(slot(GOAL), 0), pick]
 
 
 def block(*body: Body, warps: int, cluster: int = 1) -> UOp:
-    storage = (BINS, WORDS, SUM)
+    storage = (BINS, PLACE, WORDS, GOAL)
     return kernel(info(H200, storage, warps, cluster), *body)  # type: ignore[arg-type]
 
 
@@ -92,7 +91,7 @@ def test_atomics_of_several_warps() -> None:
         start: list[Body] = [role(Role("first", 0, 1), *zero())]
         return block(
             *start, *o("ready", at.cta_sync()), role(Role("all", 0, 2), *count()),
-            *o("done", at.cta_sync()), role(Role("reader", 0, 1), look()), warps=2,
+            *o("done", at.cta_sync()), role(Role("reader", 0, 1), *look()), warps=2,
         )  # fmt: skip
 
     table("ready done", build, lambda o: o.ready and o.done, H200)
@@ -104,7 +103,7 @@ def test_what_was_counted_is_not_zeroed_at_once() -> None:
     def build(o: Options) -> UOp:
         return block(
             role(Role("first", 0, 1), *zero()), at.cta_sync(), role(Role("all", 0, 2), *count()),
-            at.cta_sync(), role(Role("reader", 0, 1), look()), *o("read", at.cta_sync()),
+            at.cta_sync(), role(Role("reader", 0, 1), *look()), *o("read", at.cta_sync()),
             role(Role("second", 1, 1), at.zero_shared(slot(BINS))), warps=2,
         )  # fmt: skip
 
@@ -118,7 +117,7 @@ def test_atomics_are_not_ordered_by_their_own_warp_alone() -> None:
         return block(
             role(Role("first", 0, 1), *zero(), *count()), *o("ready", at.cta_sync()),
             role(Role("second", 1, 1), *count()), at.cta_sync(),
-            role(Role("reader", 0, 1), look()), warps=2,
+            role(Role("reader", 0, 1), *look()), warps=2,
         )  # fmt: skip
 
     table("ready", build, lambda o: o.ready, H200)
@@ -129,9 +128,9 @@ def test_bins_that_all_ctas_read() -> None:
 
     def build(o: Options) -> UOp:
         meet = MEET if o.release else [at.cluster_arrive_relaxed(), at.cluster_wait()]
-        read = look(peers=2, everywhere="src")
+        read = look(peers=2, everywhere="bins")
         return block(
-            *zero(), *count(), *(o("meet", *meet)), read, *o("stay", *MEET), warps=1, cluster=2
+            *zero(), *count(), *(o("meet", *meet)), *read, *o("stay", *MEET), warps=1, cluster=2
         )
 
     table("meet release stay", build, lambda o: o.meet and o.release and o.stay, H200)
@@ -140,25 +139,28 @@ def test_bins_that_all_ctas_read() -> None:
 def test_what_a_segment_leaves_in_its_leader() -> None:
     """Lists, tallies and shares of a peer are read behind a barrier of the cluster; the word that
     says a list was too short was zeroed before one."""
-    size = {"list": 64 * 128, "tallies": 16, "shares": 64}
-    places = {name: smem(name, n, align=16) for name, n in size.items()}
-    flag, window, held = smem("flag", 512, align=16), frag("window", 2, "b32"), frag("h", 2, "b32")
+    size = {"lists": 256, "tallies": 4, "shares": 4}  # of a CTA
+    places = {name: smem(name, 2 * n, align=16) for name, n in size.items()}
+    flag, window = smem("flag", 512, align=16), frag("window", 2, "b32")
+    listed, held = frag("listed", 1, "b32"), frag("held", 2, "b32")
 
     def build(o: Options) -> UOp:
-        rank = CTA_RANK * 1
-        mine = [slot(p, 0, rank * (size[n] // 2), size[n] // 2) for n, p in places.items()]
-        sift = at.sift(*mine, slot(flag, 0, 0, 4), slot(WORDS), slot(window), 0, 0, group=4,
-                       slots=32, peers=2)  # fmt: skip
+        mine = [slot(p, 0, CTA_RANK * size[n], size[n]) for n, p in places.items()]
+        over = slot(flag, 0, 0, 4)
+        sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
+                       group=4, slots=32, peers=2)  # fmt: skip
         read = [
+            at.ld_shared_vector(slot(held), slot(places["lists"]), LANE * 8),
             at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
-            at.ld_shared(slot(held, 0, 1, 1), slot(flag, 0, 0, 4), 0),
+            at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
+            at.ld_shared(slot(held, 0, 0, 1), over, 0),
         ]
         body: list[Body] = [
             at.zero_shared(slot(flag)), *o("ready", *MEET),
             at.mov(slot(WORDS), 0), at.mov(slot(window), 0), sift, *o("done", *MEET),
             when(CTA_RANK.eq(0), read),
         ]  # fmt: skip
-        storage = (*places.values(), flag, WORDS, window, held)
+        storage = (*places.values(), flag, WORDS, window, listed, held)
         return kernel(info(H200, storage, 1, 2), *flatten(body))  # type: ignore[arg-type]
 
     table("ready done", build, lambda o: o.ready and o.done, H200)
@@ -171,13 +173,13 @@ def test_bins_that_nothing_was_counted_into() -> None:
         zeros = at.zero_shared(slot(BINS), begun=True)
         return block(
             role(Role("first", 0, 1), zeros, *o("counted", *count())), at.cta_sync(),
-            role(Role("reader", 0, 1), look()), warps=2,
+            role(Role("reader", 0, 1), *look()), warps=2,
         )  # fmt: skip
 
     table("counted", build, lambda o: o.counted, H200)
 
 
 def test_a_sum_over_another_cluster_is_refused() -> None:
-    read = look(peers=4, everywhere="src")
+    read = look(peers=4, everywhere="bins", cluster=4)
     with pytest.raises(SpecError, match="asks 4 CTAs of a cluster of 2"):
-        check(block(*zero(), *MEET, read, *MEET, warps=1, cluster=2), [], H200)
+        check(block(*zero(), *MEET, *read, *MEET, warps=1, cluster=2), [], H200)

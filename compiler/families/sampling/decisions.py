@@ -30,7 +30,7 @@ DECISIONS = (
     Decision("unroll", (1, 4, 8), "vectors in flight where a row is not in registers"),
     Decision("bits", (10, 11, 12), "of the first digit, which all elements are counted by"),
     Decision("copies", (1, 2, 4), "of the first histogram, each for some of the lanes"),
-    Decision("slots", (32, 64), "candidates that a segment has room for"),
+    Decision("candidates", (1024, 2048, 4096), "elements near a threshold that are listed"),
     Decision("group", (1, 2, 4), "vectors that a vote skips together"),
     Decision("resident", (1, 2, 3, 4), "CTAs that the registers of an SM must hold"),
     Decision("load_cache", (DEFAULT, "no_allocate"), "L1 priority of what is read"),
@@ -65,6 +65,11 @@ def segments(f: Fields, problem: Problem) -> Any:
     return f.ctas * (f.threads // WARP) * (vectors(f, problem) // at_once(f, problem))
 
 
+def slots(f: Fields) -> Any:
+    """Candidates that a warp's list has room for."""
+    return f.candidates // (f.ctas * (f.threads // WARP))
+
+
 def _aligned(size: Any) -> Any:
     return -(-size // ALIGN) * ALIGN
 
@@ -75,23 +80,19 @@ def _lines(size: Any) -> Any:
 
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Bins and what is found in them; totals of warps; lists, tallies, shares; the row itself."""
-    filters = selections(problem)
+    """Bins and what is found in them; lists, tallies, shares; the row itself."""
+    warps, n = f.threads // WARP, segments(f, problem)
     rest = KEY_BITS - f.bits
     later = (4 << (rest - rest // 2)) + (4 << (rest // 2))
-    # where k comes before p, its rounds count and weigh
-    bins = filters * f.copies * (4 << f.bits) + later * (1 if filters == 1 else 3) + LINE
-    words = (1 + 2 + 2) if filters == 1 else (2 + 4 + 2 + 2)
-    totals = words * 4 * (f.threads // WARP)
-    n = segments(f, problem)
-    lists = n * f.slots * SLOT + _aligned(n * TALLY) + _aligned(n * SHARE) + _lines(n * SHARE)
+    first = (f.copies * 4 << f.bits) + _aligned(4 * warps)
+    bins = first + later * selections(problem) + LINE
+    found = 3 * ALIGN
+    if selections(problem) == 2:  # p's first digit, of what k leaves
+        bins, found = bins + (4 << f.bits) + _aligned(4 * warps), found + 3 * ALIGN
+    lists = _aligned(f.ctas * warps * slots(f) * SLOT) + _aligned(f.ctas * warps * TALLY)
+    shares = _aligned(n * SHARE) + _lines(n * SHARE)
     row = np.where(f.residency == SHARED, vectors(f, problem) * f.vector * f.threads * ELEMENT, 0)
-    return bins + totals + lists + row
-
-
-def own_bins(f: Fields) -> Any:
-    """Bins of the first digit that a thread adds up."""
-    return (1 << f.bits) // f.threads
+    return bins + found + lists + shares + row
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -100,8 +101,9 @@ def registers(f: Fields, problem: Problem) -> Any:
     Bounds of what ptxas was seen to take.
     """
     held = at_once(f, problem) * f.vector
-    merged = 2 * own_bins(f) if selections(problem) == 2 else 0
-    return held + held // 8 + 30 + merged
+    both = np.where(f.ctas > 1, 36, 8) if selections(problem) == 2 else 0
+    whole = np.where(f.residency == REGISTERS, 16, 0)
+    return held + held // 8 + 32 + both + whole
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -162,9 +164,9 @@ RULES = (
         ),
     ),
     rule(
-        "a thread adds up more than 16 bins or copies of the cluster",
+        "a lane adds up more than 32 bins and copies of the cluster's",
         "ctas threads bits copies",
-        lambda f, p, d: own_bins(f) * f.copies * f.ctas <= 64,
+        lambda f, p, d: (f.copies * f.ctas << f.bits) // f.threads <= 32,
     ),
     rule(
         "a vote decides on a part of the vectors",
@@ -172,23 +174,28 @@ RULES = (
         lambda f, p, d: (f.group == 1) | (at_once(f, p) % f.group == 0),
     ),
     rule(
-        "a segment has no more elements than its list has slots",
-        "ctas threads vector residency unroll slots",
-        lambda f, p, d: (f.slots == 32) | (at_once(f, p) * f.vector > 2),
+        "a list has fewer than 16 slots",
+        "ctas threads candidates",
+        lambda f, p, d: slots(f) >= 16,
     ),
     rule(
-        "a thread draws among more than 16 segments",
+        "the draw chooses among more than 1024 segments",
         "ctas threads vector residency unroll",
-        lambda f, p, d: segments(f, p) <= 16 * f.threads,
+        lambda f, p, d: segments(f, p) <= 1024,
+    ),
+    rule(
+        "a thread holds more than 64 elements",
+        "ctas threads vector residency unroll",
+        lambda f, p, d: at_once(f, p) * f.vector <= 64,
     ),
     rule(
         "row and temporaries exceed the registers of a thread",
-        "ctas threads vector residency unroll bits resident",
+        "ctas threads vector residency unroll resident",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
     rule(
         "threads and shared memory of so many CTAs exceed those of an SM",
-        "ctas threads vector residency unroll bits copies slots resident",
+        "ctas threads vector residency unroll bits copies candidates resident",
         lambda f, p, d: (
             (f.resident * f.threads <= d.warps_per_sm * WARP)
             & (f.resident * (smem_bytes(f, p) + d.smem_reserved) <= d.smem_per_sm)
@@ -196,7 +203,7 @@ RULES = (
     ),
     rule(
         "row and histograms exceed the shared memory of a block",
-        "ctas threads vector residency unroll bits copies slots",
+        "ctas threads vector residency unroll bits copies candidates",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
 )

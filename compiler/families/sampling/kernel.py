@@ -2,11 +2,11 @@
 
 A filter keeps an element while the weight before it, in descending order, does not exceed a goal:
 weights are 1 and the goal k - 1, or weights are probabilities and the goal p. All CTAs of a row
-count its elements by the first digit of their keys, add up each other's bins, and know then in
-which bin the threshold lies; where p is of what k leaves, within which bins. A second pass adds up
-what is kept for certain, by segments, and lists the few candidates. From there on the leader goes
-alone: two more digits of the candidates give the threshold, and a random number picks a segment and
-an element of it. Sums are of integers: no order of additions changes them.
+count its elements by the first digit of their keys, or weigh them, and know from each other's bins
+in which one the threshold lies. A second pass adds up what is kept for certain, by segments, and
+lists the few candidates: what lies in that bin or, if p is of what k leaves, from there on. Then
+the leader goes alone: more digits of the candidates give the threshold, and a random number picks a
+segment and an element of it. Sums are of integers: no order of additions changes them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.draws import SHARE, SLOT, TALLY
-from ptxflow.compiler.atoms.filters import WHOLE
-from ptxflow.compiler.atoms.reductions import QUANTITIES
+from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.decisions import (
@@ -27,6 +26,7 @@ from ptxflow.compiler.families.sampling.decisions import (
     at_once,
     later_digits,
     segments,
+    slots,
     smem_bytes,
     vectors,
 )
@@ -77,21 +77,20 @@ class Kernel:
         self.chunks, self.segments = self.vectors // self.at_once, int(segments(f, problem))
         self.step = self.width * WARP_SIZE  # elements of a warp's vector
         self.size = self.at_once * self.step  # and of a segment
-        self.bits, self.slots = int(s.bits), int(s.slots)
+        self.runs, self.slots = self.ctas * self.warps, int(slots(f))
+        self.bits = int(s.bits)
         self.rank = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
         self.smem_bytes = int(smem_bytes(f, problem))
         self.values: dict[str, UOp] = {}
         self.storage: list[UOp] = []
-        self.zeroed: list[UOp] = []
-        self.words = self._zeroed("words", LINE)
-        self.told = 0
-        self.list = self._smem("list", self.segments * self.slots * SLOT)
-        self.tallies = self._smem("tallies", self.segments * TALLY)
+        self.zeroed: dict[UOp, int] = {}  # lines
+        self.overflow = slot(self._zeroed("overflow", LINE), 0, 0, 4)
+        self.lists = self._smem("lists", self.runs * self.slots * SLOT)
+        self.tallies = self._smem("tallies", self.runs * TALLY)
         self.shares = self._smem("shares", self.segments * SHARE)
         self.equal = self._zeroed("equal", self.segments * SHARE)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=ALIGN)
-        self.overflow = slot(self.words, 0, self._found().src[2], 4)
         self.sweeps = 0
 
     def _smem(self, name: str, size: int) -> UOp:
@@ -99,16 +98,13 @@ class Kernel:
         self.storage.append(storage)
         return storage
 
-    def _zeroed(self, name: str, size: int) -> UOp:
-        """Storage that is zeroed at the start, and read when something was added to it."""
-        storage = self._smem(name, -(-size // LINE) * LINE)
-        self.zeroed.append(storage)
+    def _zeroed(self, name: str, size: int, more: int = 0) -> UOp:
+        """Storage that is zeroed at the start, and read when something was added to it; `more`
+        bytes behind it are not."""
+        lines = -(-size // LINE)
+        storage = self._smem(name, lines * LINE + more)
+        self.zeroed[storage] = lines
         return storage
-
-    def _found(self) -> UOp:
-        """Words that are zero until something is found."""
-        self.told += 1
-        return slot(self.words, 0, (self.told - 1) * FOUND, FOUND)
 
     def value(self, name: str, width: int = 1) -> UOp:
         """Registers of that name, which must not end in a digit: PTX numbers them."""
@@ -155,12 +151,12 @@ class Kernel:
 
     def _input(self, name: str) -> UOp:
         tile = rectangle(global_tensor(name), self.row, 0, 1, 1)
-        return at.ld_global(self.value(name), param(name), self.row, 1, tile, element=4)
+        held = self.value(name)  # of which most warps make nothing
+        return at.ld_global(held, param(name), self.row, 1, tile, element=4, unread="dst")
 
     def _zero(self) -> Body:
         out = list[Body]()
-        for storage in self.zeroed:
-            lines = storage.arg.size // LINE
+        for storage, lines in self.zeroed.items():
             for i in range(0, lines, self.warps):
                 place = slot(storage, 0, (WARP + i) * LINE, LINE)
                 body = at.zero_shared(place, begun=True)
@@ -234,187 +230,218 @@ class Kernel:
         """What is said of a visit where elements are fetched anew for the next."""
         return {} if self.kept else {"last": "src"}
 
-    @property
-    def _first(self) -> dict[str, int | str]:
-        """What the first bins hold."""
-        quantity = {"top_k": "count", "top_p": "mass"}[self.filters[0]]
-        both = len(self.filters) == 2
-        return {"bits": self.bits, "copies": int(self.s.copies),
-                "quantity": "both" if both else quantity}  # fmt: skip
-
     def _first_pass(self) -> Body:
-        first = self._first
-        arrays = QUANTITIES[str(first["quantity"])]
-        self.bins = self._zeroed("bins", arrays * int(self.s.copies) * (4 << self.bits))
-        count = self.sweep(lambda x, _: at.tally(slot(self.bins), x, **first, **self._once))
+        """Bins of the first digit: of p alone weights, where k filters counts."""
+        self.first = {"bits": self.bits, "copies": int(self.s.copies)}
+        self.bins = self._bins("bins", self.warps, **self.first)
+        bins = slot(self.bins.src[0], 0, 0, 4 * int(self.s.copies) << self.bits)
+        start: Body = None
+
+        def visit(x: UOp, _: UOp) -> Body:
+            if len(self.filters) == 1:
+                quantity = "count" if self.filters == ["top_k"] else "mass"
+                return at.tally(bins, x, quantity=quantity, **self.first, **self._once)
+            return at.tally_either(bins, x, self.active, **self.first, **self._once)
+
+        if len(self.filters) == 2:
+            self.active = self.value("active")
+            start = at.is_active(self.active, self.value("top_k"), size=self.vocab)
         random = at.philox(self.value("uniform", 2), *map(param, RANDOM), self.row)
-        return [count, self._alone(random), self._meet()]
+        return [
+            start,
+            self.sweep(visit),
+            at.cta_sync(),
+            self._sum_ranges(self.bins, **self.first),
+            when(self._leads, random),
+            self._meet(),
+        ]
+
+    @property
+    def _leads(self) -> UOp:
+        """Whether a warp is the row's first."""
+        return WARP.eq(0) & CTA_RANK.eq(0) if self.ctas > 1 else WARP.eq(0)
 
     def _second_pass(self) -> Body:
-        slots, group = self.slots, int(self.s.group) * self.width
-        warp = (self.rank * self.warps + WARP) * self.chunks  # its first segment
+        run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
 
         def visit(x: UOp, chunk: UOp) -> Body:
+            segment = run * self.chunks + chunk
             places = [
-                slot(self.list, 0, warp * (slots * SLOT), self.chunks * slots * SLOT),
-                slot(self.tallies, 0, warp * TALLY, self.chunks * TALLY),
-                slot(self.shares, 0, warp * SHARE, self.chunks * SHARE),
+                slot(self.lists, 0, run * (self.slots * SLOT), self.slots * SLOT),
+                slot(self.tallies, 0, run * TALLY, TALLY),
+                slot(self.shares, 0, run * (self.chunks * SHARE), self.chunks * SHARE),
             ]
-            return at.sift(*places, self.overflow, x, self.window, chunk, 0, group=group,
-                           slots=slots, peers=self.ctas, **self._once)  # fmt: skip
+            return at.sift(*places, self.overflow, self.value("listed"), x, self.window, segment,
+                           chunk, chunk.ne(0), 0, group=group, slots=self.slots, peers=self.ctas,
+                           **self._once)  # fmt: skip
 
         return [self.sweep(visit), self._meet()]
 
     # -- thresholds ---------------------------------------------------------------------------
 
-    def _scan(self, name: str, held: UOp, quantities: int) -> tuple[UOp, UOp, Body]:
-        """What threads and warps before have of each quantity; the totals of all warps."""
-        before, size = self.value(f"{name}_before", quantities), 4 * quantities
-        totals = self._smem(f"{name}_totals", size * self.warps)
-        scan = at.scan_threads(before, slot(totals, 0, WARP * size, size), held)
-        return before, slot(totals, 0, 0, size * self.warps), [scan, at.cta_sync()]
+    def _bins(self, name: str, ranges: int, bits: int, copies: int = 1) -> UOp:
+        """Bins, and behind them the sums of their ranges."""
+        size = 4 * copies << bits
+        return slot(self._zeroed(name, size, 4 * ranges), 0, 0, size + 4 * ranges)
 
-    def _find(
-        self, name: str, held: UOp, before: UOp, totals: UOp, goal: UOp, by: int, bits: int
+    def _sum_ranges(self, bins: UOp, bits: int, copies: int = 1) -> UOp:
+        size = 4 * copies << bits
+        held, last = slot(bins.src[0], 0, 0, size), slot(bins.src[0], 0, WARP * 4 + size, 4)
+        return at.sum_range(held, last, WARP, bits=bits, copies=copies, warps=self.warps)
+
+    def _pick(
+        self, name: str, bins: UOp, goal: UOp, aim: Body = None, **attrs: int | str
     ) -> tuple[UOp, Body]:
-        """The bin at which the goal is passed: four registers that say so."""
-        found = self._found()
-        find = at.find(found, held, before, totals, goal, THREAD, WARP, by=by, bits=bits,
-                       warps=self.warps)  # fmt: skip
-        held = self.value(name, 4)
-        return held, [find, at.cta_sync(), at.ld_shared_v4(held, found, 0)]
+        """The bin at which the goal is passed, by one warp: four registers that say so."""
+        place, found = slot(self._smem(f"{name}_place", FOUND)), self.value(name, 4)
+        pick = at.pick_bin(place, bins, goal, self.rank, **attrs)
+        first = when(WARP.eq(0), aim, pick)
+        return found, [first, at.cta_sync(), at.ld_shared_v4(found, place, 0)]
 
     def _goal(self, name: str, total: UOp) -> tuple[UOp, Body]:
         goal = self.value(name)
         return goal, at.goal_of_p(goal, self.value("top_p"), total)
 
+    def _goal_of_p_alone(self) -> tuple[UOp, Body]:
+        whole = self.value("whole")
+        goal, aim = self._goal("absolute_goal", whole)
+        return goal, [at.mov(whole, WHOLE), aim]
+
     def _bounds(self) -> Body:
         """What is kept for certain, and what may be: the window."""
-        first = self._first
-        arrays = QUANTITIES[str(first["quantity"])]
-        own = (1 << self.bits) // self.threads
-        self.merged = self.value("merged", arrays * own)
-        everywhere = {"everywhere": "src"} if self.ctas > 1 else {}
-        merge = at.merge_bins(self.merged, slot(self.bins), THREAD, self.rank, peers=self.ctas,
-                              threads=self.threads, **first, **everywhere)  # fmt: skip
-        self.before, self.totals, scan = self._scan("first", self.merged, arrays)
-        if self.filters[0] == "top_k":
-            goal = self.value("goal")
-            aim: Body = at.goal_of_k(goal, self.value("top_k"))
-        else:
-            whole = self.value("whole")
-            goal, aim = self._goal("goal", whole)
-            aim = [at.mov(whole, WHOLE), aim]
-        self.found, find = self._find(
-            "found", self.merged, self.before, self.totals, goal, 0, self.bits
-        )
-        self.window = self.value("window", 2 * len(self.filters))
-        if arrays == 1:
-            narrow: Body = at.window(self.window, self.found, bits=self.bits)
-        else:
-            narrow = self._inner_bounds()
-        return [merge, scan, aim, find, narrow]
-
-    def _inner_bounds(self) -> Body:
-        """p is of a mass that is known up to k's bin: two goals, and the bins of both."""
-        bounds, self.total = self.value("bounds", 2), self.value("total")
-        out: list[Body] = [
-            at.row_total(self.total, self.totals, warps=self.warps, every=2),
-            at.whole_bounds(bounds, self.found, self.total, self.value("top_k"), size=self.vocab),
-        ]
-        ends = list[UOp]()
-        for i, name in enumerate(("least", "most")):
-            goal, aim = self._goal(f"{name}_goal", self.part(bounds, i))
-            found, find = self._find(
-                name, self.merged, self.before, self.totals, goal, 1, self.bits
-            )
-            ends.append(found)
-            out += [aim, find]
-        return [*out, at.windows(self.window, self.found, *ends, bits=self.bits)]
+        goal, aim = self.value("goal"), list[Body]()
+        if "top_k" in self.filters:
+            aim.append(at.goal_of_k(goal, self.value("top_k")))
+        if self.filters == ["top_p"]:
+            goal, alone = self._goal_of_p_alone()
+            aim.append(alone)
+        elif "top_p" in self.filters:
+            (mass_goal, alone), count_goal = self._goal_of_p_alone(), goal
+            goal = self.value("either_goal")
+            aim += [alone, at.choose(goal, self.active, count_goal, mass_goal)]
+        everywhere = {"everywhere": "bins", "cluster": self.ctas} if self.ctas > 1 else {}
+        self.found, pick = self._pick("found", self.bins, goal, aim, peers=self.ctas,
+                                      ranges=self.warps, **self.first, **everywhere)  # fmt: skip
+        self.window = self.value("window", 2)
+        if len(self.filters) == 1:
+            return [pick, at.window(self.window, self.found, bits=self.bits)]
+        narrow = at.window_of_both(self.window, self.found, self.active, bits=self.bits)
+        return [pick, narrow]
 
     def _sources(self) -> tuple[tuple[UOp, ...], dict[str, int]]:
         """Operands and attributes of what goes through all candidates."""
         tile = rectangle(global_tensor("probs"), self.row, 0, 1, self.vocab)
-        operands = (slot(self.list), slot(self.tallies), self.value("overflow"), param("probs"),
+        operands = (slot(self.lists), slot(self.tallies), self.value("overflow"), param("probs"),
                     self.row * self.vocab, WARP, tile)  # fmt: skip
         return operands, {
-            "segments": self.segments, "size": self.size, "slots": self.slots,
+            "runs": self.runs, "size": self.size, "slots": self.slots,
             "vector": self.width, "vocab": self.vocab, "warps": self.warps,
         }  # fmt: skip
 
-    def _digits(self, name: str, found: UOp, quantity: str) -> tuple[UOp, list[UOp], Body]:
-        """The whole key of a threshold, behind its first digit; what was found on the way."""
+    def _digits(
+        self, name: str, prefix: UOp, above: UOp, found: UOp, quantity: str
+    ) -> tuple[UOp, UOp, Body]:
+        """The whole key of a threshold behind its first digit, and what was found at last."""
         operands, attrs = self._sources()
-        prefix, shift, steps = self.value(f"{name}_a"), sum(later_digits(self.bits)), [found]
-        none = self.value(f"{name}_none")
-        out: list[Body] = [at.mov(none, 0), at.narrow(prefix, none, found, bits=self.bits)]
-        arrays = QUANTITIES[quantity]
+        shift, out = sum(later_digits(self.bits)), list[Body]()
         for label, bits in zip("bc", later_digits(self.bits), strict=True):
             shift -= bits
             title = f"{name}_{label}"
-            what = {"bits": bits, "quantity": quantity}
-            bins = self._zeroed(f"{title}_bins", arrays * (4 << bits))
-            held = self.value(f"{title}_merged", arrays * max(1, (1 << bits) // self.threads))
-            before, totals, scan = self._scan(title, held, arrays)
-            found, find = self._find(
-                f"{title}_found", held, before, totals, self.part(steps[-1], 1), 0, bits
-            )
-            longer = self.value(title)
-            out += [
-                at.refine(slot(bins), prefix, *operands, shift=shift, **what, **attrs),
-                at.cta_sync(),
-                at.merge_bins(held, slot(bins), THREAD, 0, threads=self.threads, **what),
-                scan,
-                find,
-                at.narrow(longer, prefix, found, bits=bits),
-            ]
+            bins, longer = self._bins(f"{title}_bins", 0, bits), self.value(title)
+            count = at.refine(bins, prefix, above, *operands, shift=shift, bits=bits,
+                              quantity=quantity, **attrs)  # fmt: skip
+            found, pick = self._pick(f"{title}_found", bins, self.part(found, 1), bits=bits)
+            out += [count, at.cta_sync(), pick, at.narrow(longer, prefix, found, bits=bits)]
             prefix = longer
-            steps.append(found)
-        return prefix, steps, out
+        return prefix, found, out
+
+    def _first_digit(self, name: str, found: UOp) -> tuple[UOp, Body]:
+        none, prefix = self.value(f"{name}_none"), self.value(f"{name}_first")
+        return prefix, [at.mov(none, 0), at.narrow(prefix, none, found, bits=self.bits)]
 
     def _threshold(self) -> Body:
         """The element at which the filters end, and how many of those equal to it are kept."""
         self.key, self.ties = self.value("key"), self.value("ties")
+        floor = self.value("floor")
+        out: list[Body] = [at.mov(floor, FLOOR)]
         if len(self.filters) == 2:
-            return self._threshold_of_both()
+            return [*out, self._threshold_of_both(floor)]
         count = self.filters == ["top_k"]
-        prefix, steps, digits = self._digits("only", self.found, "count" if count else "mass")
-        ties = (
-            at.ties_of_count(self.ties, steps[-1])
-            if count
-            else at.ties_of_mass(self.ties, steps[-1], self.key)
+        prefix, first = self._first_digit("only", self.found)
+        prefix, found, digits = self._digits(
+            "only", prefix, floor, self.found, "count" if count else "mass"
         )
-        return [digits, at.key_of(self.key, prefix), ties]
+        self.allow = [
+            at.ties_of_count(self.ties, found)
+            if count
+            else at.ties_of_mass(self.ties, found, self.key)
+        ]
+        return [*out, first, digits, at.key_of(self.key, prefix)]
 
-    def _threshold_of_both(self) -> Body:
-        """The mass that k keeps makes the goal of p; what p keeps, k keeps."""
-        outer, outer_ties = self.value("outer_key"), self.value("outer_ties")
-        inner, inner_ties = self.value("inner_key"), self.value("inner_ties")
-        kept = self.value("kept")
-        prefix, steps, digits = self._digits("outer", self.found, "both")
-        goal, aim = self._goal("inner_goal", kept)
-        out: list[Body] = [
-            digits,
-            at.key_of(outer, prefix),
-            at.ties_of_count(outer_ties, steps[-1]),
-            at.whole_exact(
-                kept, *steps, outer, outer_ties, self.total, self.value("top_k"), size=self.vocab
-            ),
+    def _outer_threshold(self, floor: UOp) -> tuple[UOp, UOp, Body]:
+        """Where k ends, and what was found there; below everything where it does not filter."""
+        key = self.value("outer_key")
+        start, nowhere = self.value("outer_start"), self.value("nowhere")
+        prefix, first = self._first_digit("outer", self.found)
+        last, found, digits = self._digits("outer", start, floor, self.found, "count")
+        return (
+            key,
+            found,
+            [
+                first,
+                at.mov(nowhere, NOWHERE),
+                at.choose(start, self.active, prefix, nowhere),
+                digits,
+                at.key_of(key, last),
+            ],
+        )
+
+    def _first_inner_digit(self, key: UOp, last: UOp) -> tuple[UOp, list[UOp], Body]:
+        """The bin of p's threshold among the candidates above k's; k's ties, the total above them,
+        and the goal. Where k does not filter, the bin is known already, and of the whole row."""
+        operands, attrs = self._sources()
+        bins, size = self._bins("inner_bins", self.warps, self.bits), 4 << self.bits
+        held, ranges = (slot(bins.src[0], 0, *part) for part in ((0, size), (size, 4 * self.warps)))
+        zero, start = self.value("zero"), self.value("inner_start")
+        total, whole = self.value("inner_total"), self.value("kept")
+        ties = self.value("outer_ties")
+        goal, aim = self._goal("inner_goal", whole)
+        measure = [
+            at.ties_of_count(ties, last),
+            at.sum_of_ranges(total, ranges),
+            at.whole_kept(whole, total, key, ties),
             aim,
         ]
-        found, find = self._find(
-            "inner_found", self.merged, self.before, self.totals, goal, 1, self.bits
+        mine, pick = self._pick("inner_a", bins, goal, measure, bits=self.bits, ranges=self.warps)
+        found = self.value("inner_found", 4)
+        count = at.refine(held, start, key, *operands, shift=sum(later_digits(self.bits)),
+                          bits=self.bits, quantity="mass", **attrs)  # fmt: skip
+        return (
+            found,
+            [ties, total, goal],
+            [
+                at.mov(zero, 0),
+                at.choose(start, self.active, zero, self.value("nowhere")),
+                [count, at.cta_sync(), self._sum_ranges(bins, self.bits), at.cta_sync()],
+                pick,
+                at.choose(found, self.active, mine, self.found),
+            ],
         )
-        prefix, steps, digits = self._digits("inner", found, "mass")
-        return [
-            *out,
-            find,
-            digits,
-            at.key_of(inner, prefix),
-            at.ties_of_mass(inner_ties, steps[-1], inner),
-            at.prefer(self.key, prefix, inner, outer),
-            at.prefer(self.ties, prefix, inner_ties, outer_ties),
+
+    def _threshold_of_both(self, floor: UOp) -> Body:
+        """p is of what k leaves: of the candidates above k's threshold, and of its ties."""
+        outer, found, find_outer = self._outer_threshold(floor)
+        found, (outer_ties, total, goal), find_first = self._first_inner_digit(outer, found)
+        prefix, first = self._first_digit("inner", found)
+        last, found, digits = self._digits("inner", prefix, outer, found, "mass")
+        key, ties, rest = (self.value(f"inner_{n}") for n in ("key", "ties", "rest"))
+        self.allow = [
+            at.ties_of_mass(ties, found, key),
+            at.ties_of_rest(rest, outer_ties, total, outer, goal),
+            at.prefer(self.ties, last, ties, rest),
         ]
+        find = [find_outer, find_first, first, digits]
+        return [find, at.key_of(key, last), at.prefer(self.key, last, key, outer)]
 
     # -- the draw -----------------------------------------------------------------------------
 
@@ -426,16 +453,14 @@ class Kernel:
     def _draw(self) -> Body:
         """The sample, in the order of indices: where a random number falls among what is kept."""
         operands, attrs = self._sources()
-        held = self.value("segments", 2 * -(-self.segments // self.threads))
-        before, totals, scan = self._scan("segment", held, 2)
-        place, found = self._found(), self.value("segment_found", 4)
         *_, base, index, _, tile = operands
-        token = self.value("token", 2)
+        shares, equal = slot(self.shares), slot(self.equal)
+        found, token = self.value("segment_found", 4), self.value("token", 2)
         low, high = self.part(token, 0), self.part(token, 1)
-        limit = self.key, self.ties, self.value("uniform", 2)
-        find = at.find_segment(place, held, before, totals, *limit, THREAD, WARP, warps=self.warps)
-        last = [
-            at.ld_shared_v4(found, place, 0),
+        draw = [
+            self.allow,
+            at.pick_segment(found, shares, equal, self.key, self.ties, self.value("uniform", 2),
+                            segments=self.segments),
             at.locate(low, found, self.key, base, index, tile, size=self.size, vector=self.width,
                       vocab=self.vocab),
             at.mov(high, 0),
@@ -443,14 +468,5 @@ class Kernel:
                          rectangle(global_tensor("samples"), self.row, 0, 1, 1), token,
                          element=SAMPLE),
         ]  # fmt: skip
-        return [
-            at.settle(
-                slot(self.shares), slot(self.equal), self.key, self.window, *operands, **attrs
-            ),
-            at.cta_sync(),
-            at.ld_shares(held, slot(self.shares), slot(self.equal), THREAD, segments=self.segments),
-            scan,
-            find,
-            at.cta_sync(),
-            when(WARP.eq(0), last),
-        ]
+        settle = at.settle(shares, equal, self.key, self.window, *operands, **attrs)
+        return [settle, at.cta_sync(), when(WARP.eq(0), draw)]

@@ -15,7 +15,6 @@ from ptxflow.compiler.families.sampling.decisions import (
     SHARED,
     WARP,
     at_once,
-    own_bins,
     resources,
     segments,
     selections,
@@ -39,9 +38,10 @@ class Costs:
     stash: float = 0.5  # instructions of an element to or from shared memory
     issue: float = 110.0  # lanes of instructions that an SM issues in a cycle
     cluster: float = 300.0  # a barrier of a cluster more than one of a CTA
-    bin_: float = 12.0  # for each bin that a thread adds up, and CTA and copy that it comes from
-    round_: float = 800.0  # to find a digit among bins: barriers and a scan
-    segment: float = 20.0  # for each of its segments that a warp of the leader goes through
+    bin_: float = 15.0  # for each bin that a lane adds up, and CTA and copy that it comes from
+    round_: float = 700.0  # to find a digit among bins: barriers and a scan
+    run: float = 200.0  # to go through the lists of a CTA, in all rounds
+    segment: float = 40.0  # to choose among segments, for each of a lane
     draw: float = 2500.0  # to settle, to find the segment, its elements from L2, the search
     vector: float = 60.0  # of that search, for each vector
 
@@ -75,11 +75,11 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 def _work(f: Fields, problem: Problem, c: Costs, share: Any) -> Any:
     """Cycles in which an SM issues a CTA's instructions and atomics."""
-    counts, masses = problem.constant("top_k"), problem.constant("top_p")
+    masses = problem.constant("top_p") * (1 - problem.constant("top_k"))
     votes = c.voted / (f.group * f.vector)
     lanes = c.counted + c.looked + votes + 2 * masses * c.weighed
     lanes = lanes + np.where(f.residency == SHARED, 2 * c.stash, 0)
-    atomics = (counts + masses) * (c.atomic + c.conflict / f.copies) / WARP
+    atomics = (c.atomic + c.conflict / f.copies) / WARP
     return share * (lanes / c.issue + atomics)
 
 
@@ -87,11 +87,10 @@ def _alone(f: Fields, problem: Problem, c: Costs) -> Any:
     """Cycles in which the threads of a row wait for each other, or the leader goes alone."""
     times = selections(problem)
     across = np.where(f.ctas > 1, c.cluster, 0)
-    merge = times * own_bins(f) * f.copies * f.ctas * c.bin_
-    rounds = {1: 3, 2: 8}[times]
-    lists = segments(f, problem) / (f.threads // WARP) * c.segment * (2 * times + 1)
-    search = at_once(f, problem) * c.vector
-    return 2 * across + merge + rounds * c.round_ + lists + c.draw + search
+    merge = (f.copies * f.ctas << f.bits) / f.threads * c.bin_
+    rounds = {1: 3, 2: 6}[times]
+    search = segments(f, problem) / WARP * c.segment + at_once(f, problem) * c.vector
+    return 2 * across + merge + rounds * c.round_ + f.ctas * c.run + c.draw + search
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
