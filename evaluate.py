@@ -309,7 +309,8 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[
     held, home = [r for r in replays if r.kind != "trained"], replays[0].space.device.name
     first = {r.space.family.name: r for r in reversed(held)}  # one of each family
     asked = []
-    for name, policy in policies.items():
+    for name in sorted(policies, key=lambda name: name != home):
+        policy = policies[name]
         known = {f.name for f in policy.network.config.families}
         foreign = [first[f].name for f in sorted(first.keys() - known)]
         if name == home:

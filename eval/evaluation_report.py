@@ -83,7 +83,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
             "What the strategy loses that one would take after so many measurements: the best that "
             "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
             "policy itself: what one draw from it loses, and its distance to the measured target.",
-            pick(*(n for n in found if n.startswith(("tuning-", "standing-")))), draw("tuning"),
+            pick("tuning"), draw("tuning"),
         ),
         Section(
             "Transfer to another device",
@@ -104,7 +104,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
             "Strategies taken apart",
             "Each decision put back to its default alone: what the kernels differ in, and what the "
             "default's time is over that of the chosen strategy.",
-            pick(*(n for n in found if n.startswith("ablation-"))),
+            pick("ablation"),
         ),
         Section("BICO-guided search", "", pick("bico"), draw("bico")),
         Section("Spaces", "", pick("spaces")),

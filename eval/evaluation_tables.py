@@ -52,11 +52,10 @@ def tables(results: Results) -> dict[str, str]:
         out[f"gap-{name}"] = gaps(held["methods"], budget)
         out[f"reach-{name}"] = reach(held["methods"], budget)
         out[f"match-{name}"] = matches(held["methods"], spent, budget)
-    for t in results.get("tuning", ()):
-        name = re.sub(r"\W+", "-", f"{t['group']} {t['policy']}")
-        out[f"tuning-{name}"], out[f"standing-{name}"] = tuning(t), standing(t)
-    for item in results.get("ablation", ()):
-        out[f"ablation-{item['family']}"] = taken_apart(item)
+    tuned = [f"{t['group'].capitalize()}, {t['policy']}:\n\n{tuning(t)}\n\n{standing(t)}"
+             for t in results.get("tuning", ())]  # fmt: skip
+    out["tuning"] = "\n\n".join(tuned)
+    out["ablation"] = "\n\n".join(map(taken_apart, results.get("ablation", ())))
     return {name: text for name, text in out.items() if text}
 
 
@@ -306,8 +305,7 @@ def tuning(item: Mapping[str, Any]) -> str:
         _, low, high = figures[-1]
         band = "-" if low == high else f"{percent(low)} to {percent(high)}"
         rows.append([name, *(percent(f[0]) for f in figures), band])
-    names = ", ".join(item["workloads"])
-    return markdown(head, rows) + f"\n\n{len(item['workloads'])} workloads: {names}."
+    return markdown(head, rows) + f"\n\nPlayed on {', '.join(item['workloads'])}."
 
 
 def standing(item: Mapping[str, Any]) -> str:
