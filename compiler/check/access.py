@@ -273,6 +273,8 @@ class Accesses(Contents):
             return
         pipe = self._pipe(agent, node, access)
         known = agent.knows.of(access.proxy, access.mode, access.done)
+        if access.done == "copies":  # a lane's copy may take the place of what another lane read
+            known &= ~agent.apart
         for cta in self._ctas(agent, node, access):
             bit = 0
             for history, region in self._places(agent, node, row, operand, cta):

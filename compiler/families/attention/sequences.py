@@ -35,11 +35,13 @@ class Sequences:
     """The sequences of a kernel; `prefix` keeps registers of two kernels of a program apart.
 
     Tensors: kv_indptr [sequences + 1]; where a page holds more than a token, kv_last_page_len.
+    `wave`: how many times 32 sequences are looked up at a time.
     """
 
     page_size: int
     chunk: int  # tokens
     prefix: str = ""
+    wave: int = 1
 
     def register(self, name: str) -> UOp:
         return frag(self.prefix + name, 1, "b32")
@@ -47,7 +49,12 @@ class Sequences:
     @property
     def storage(self) -> tuple[UOp, ...]:
         names = ["begin", "end", *(["last"] if self.page_size > 1 else [])]
-        return tuple(map(self.register, (*names, "start", "before", "which")))
+        return tuple(map(self.register, (*names, *self.starts, "before", "which")))
+
+    @property
+    def starts(self) -> list[str]:
+        """The registers with where sequences start."""
+        return ["start", *(f"start{i}" for i in range(1, self.wave))]
 
     # -- on the host --------------------------------------------------------------------------
 
@@ -59,21 +66,17 @@ class Sequences:
 
     def find(self, place: UOp, count: UOp) -> tuple[list[UOp], UOp]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
-        start, before, which = map(self.register, ("start", "before", "which"))
+        before, which = self.register("before"), self.register("which")
         base = var(self.prefix + "base")
-        there = base + LANE
-        inside = there < count
-        load = _load(start, "kv_indptr", there, inside)
-        first = held(start) * self.page_size // self.chunk + there
+        loads, counts = list[UOp](), list[UOp]()
+        for i, name in enumerate(self.starts):
+            start, there = self.register(name), base + (LANE + 32 * i)
+            loads.append(_load(start, "kv_indptr", there, there < count))
+            first = held(start) * self.page_size // self.chunk + there
+            counts.append(at.count_lanes(slot(before), (there < count) & (first < place + 1)))
         body = [
             at.mov(slot(before), 0),
-            loop(
-                base,
-                count,
-                load,
-                at.count_lanes(slot(before), inside & (first < place + 1)),
-                step=32,
-            ),
+            loop(base, count, loads, counts, step=32 * self.wave, rolled=self.wave > 1),
             at.copy(slot(which), slot(before)),
         ]
         return body, held(which) - 1
@@ -110,15 +113,17 @@ class Sequences:
     def chunks(self) -> UOp:
         return (self.tokens + (self.chunk - 1)) // self.chunk
 
-    def page(self, register: UOp, token: UOp, inside: Value = 1) -> UOp:
-        """Loads the page of a token."""
-        return _load(register, "kv_indices", self.begin + token // self.page_size, inside)
+    def page(self, register: UOp, token: UOp, inside: Value = 1, unread: bool = False) -> UOp:
+        """Loads the page of a token; `unread`: the last that is loaded is not used."""
+        index = self.begin + token // self.page_size
+        return _load(register, "kv_indices", index, inside, unread)
 
     def row(self, page: UOp, token: UOp) -> UOp:
         """A token's row in the cache, of all tokens of all pages."""
         return page * self.page_size + token % self.page_size
 
 
-def _load(register: UOp, tensor: str, index: Value, inside: Value = 1) -> UOp:
+def _load(register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False) -> UOp:
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
-    return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD)
+    said = {"unread": "dst"} if unread else {}
+    return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD, **said)

@@ -9,9 +9,10 @@ from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.families.gqa_decode.combine import Combine
 from ptxflow.compiler.families.gqa_decode.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.families.gqa_decode.kernel import ENTRY, STATS, Chunks
+from ptxflow.compiler.families.gqa_decode.kernel import ENTRY, Chunks
 from ptxflow.compiler.families.gqa_decode.load import COSTS, features, load
 from ptxflow.compiler.families.gqa_decode.problem import problem
+from ptxflow.compiler.families.gqa_decode.shape import STATS
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import (
     InputParam,
@@ -23,6 +24,8 @@ from ptxflow.compiler.launch import (
 )
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
+MOST_EMULATED = 512  # tokens, where a ring does not need more
+
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernels: chunks, then what they come to."""
@@ -30,27 +33,42 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """Chunks that are full, a token longer than a tile, a token short of one, one token, none; for
-    sums none, one, as many as are loaded at a time, one more, twice as many and one."""
+    """Of chunks: rings that are not filled, filled, taken more than twice, with tails; alone, and
+    the second of a sequence, with nothing or a tail. Of sums: none, as many as a warp and as all
+    load at a time, one more, twice as many and one; one chunk, which leaves nothing to do."""
     k, c = Chunks(p, s, device), Combine(p, s, device)
-    tile = k.tile
-    lengths = sorted({0, 1, tile - 1, tile + 1, k.chunk // 2 + 1, k.chunk, k.chunk + 1})
-    out = []
-    groups = k.key_heads // k.heads
-    for length in lengths:
-        values = {"batch_size": 1, "before": 1, "which": 1, "start": 0, "ctas": groups}
-        units = k.heads * k.columns
-        written = (("sums", units, k.row_floats), ("stats", units, STATS)) if length else ()
-        name = f"{length} tokens of {k.chunk}"
-        out.append(Trip(name, (*values.items(), *_length(k.page_size, length, "")), written, ENTRY))
-    pairs = max(1, c.warps // c.blocks)
+    stride = k.warps * k.tile
+    filled = k.stages * stride
+    lengths = (1, filled - stride, filled, filled + 1, 2 * filled + k.tile + 1)
+    out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
+    out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
+    pairs = max(1, c.blocks_per_cta // c.blocks)
     rows = (pairs - 1) // k.columns * k.group + min(k.group, ((pairs - 1) % k.columns + 1) * 8)
-    for chunks in sorted({0, 1, c.loads, c.loads + 1, 2 * c.loads + 1}):
-        span = min(c.warps, c.blocks) * 16
-        written = (("output", rows, span), ("lse", rows, 1))
+    span = min(c.blocks_per_cta, c.blocks) * 16
+    turn = c.loads * (c.warps // c.blocks_per_cta)
+    for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
+        written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
         held = (("batch_size", 1), *_length(k.page_size, chunks * k.chunk, "c_"))
         out.append(Trip(f"{chunks} chunks", held, written, COMBINE))
     return out
+
+
+def _chunk_trip(k: Chunks, tokens: int, start: int) -> Trip:
+    """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
+    there are no others."""
+    values = {"batch_size": 1, "before": 1, "ctas": k.parts}
+    values |= dict.fromkeys(k.sequences.starts, 0)
+    values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
+    units = k.heads * k.side  # rows of the workspace
+    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    written: tuple[tuple[str, int, int], ...] = ()
+    if tokens and start:
+        written = (("sums", units, k.row_floats), ("stats", units, STATS))
+    elif tokens:
+        written = (("output", rows, k.size), ("lse", rows, 1))
+    length = _length(k.page_size, start + tokens, "")
+    name = f"{tokens} tokens behind {start}" if start else f"{tokens} tokens"
+    return Trip(name, (*values.items(), *length), written, ENTRY)
 
 
 def _length(page_size: int, tokens: int, prefix: str) -> tuple[tuple[str, int], ...]:
@@ -69,21 +87,20 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     rows = f"{places} * {k.key_heads * k.columns}"
     combine = Launch(
         entry=COMBINE,
-        grid=(f"-(-batch_size * {c.blocks_per_sequence} // {c.warps})", "1", "1"),
+        grid=(f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})", "1", "1"),
         block=32 * c.warps,
         cluster=(1, 1, 1),
-        smem_bytes=0,
+        smem_bytes=c.smem_bytes,
         params=tuple(map(_param, c.params)),
         dependent=bool(s.dependent),
     )
-    lowered = k.build().arg
     return Launch(
         entry=ENTRY,
-        grid=(f"{places} * {k.key_heads // k.heads}", "1", "1"),
+        grid=(f"{places} * {k.parts}", "1", "1"),
         block=32 * k.warps,
         cluster=(1, 1, 1),
         smem_bytes=k.smem_bytes,
-        params=tuple(map(_param, lowered.params)),
+        params=tuple(map(_param, k.params)),
         then=(combine,),
         workspace=(
             Workspace("sums", f"{rows} * {4 * k.row_floats}"),
@@ -100,9 +117,11 @@ def _param(param: tuple[str, str]) -> Param:
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
-    """Three sequences, of which one is empty and others are uneven, with all key heads' CTAs."""
+    """Three sequences, of which one is empty and others are uneven, with all key heads' CTAs; long
+    enough for three chunks, or if those are long, for each stage of a ring three times."""
     k = Chunks(p, s, device)
-    tokens = 2 * k.chunk + k.tile + 3
+    turns = (3 * k.stages + 1) * k.warps * k.tile
+    tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     pages = max(4, -(-tokens // k.page_size))
     axes = {
         **dict(p.axes),

@@ -24,7 +24,7 @@ TOGETHER, APART = "together", "apart"
 DECISIONS = (
     Decision("warps", (1, 2, 4, 8), "warps of a CTA, each with tokens of its own"),
     Decision("tile", (16, 32, 64), "tokens of a step of a warp"),
-    Decision("tiles", (1, 2, 4, 8, 16), "tiles of a warp, all steps written out"),
+    Decision("tiles", (1, 2, 4, 8, 16, 32, 64), "tiles of a warp"),
     Decision("heads", (1, 2, 4), "key heads that a warp takes from a token's rows"),
     Decision("stages", (1, 2, 3, 4, 6), "tiles of a warp's ring"),
     Decision(
@@ -35,7 +35,8 @@ DECISIONS = (
     Decision("order", ("heads", "places"), "what neighbouring CTAs differ in"),
     Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
     Decision("sum_warps", (1, 2, 4, 8), "warps of a CTA of the second kernel"),
-    Decision("sum_chunks", (1, 2, 4), "chunks that it loads at a time"),
+    Decision("sum_chunks", (2, 4, 8), "chunks that a warp of it loads at a time"),
+    Decision("sum_split", (0, 1), "the warps of such a CTA share the chunks of one block"),
 )
 
 
@@ -47,6 +48,11 @@ def group(problem: Problem) -> int:
 def columns(problem: Problem) -> int:
     """MMAs side by side for the query heads of a key head."""
     return -(-group(problem) // COLUMNS)
+
+
+def columns_of_warp(problem: Problem) -> int:
+    """How many of these a warp has sums for: all, unless they would take half its registers."""
+    return 1 if problem["head_dim"] * columns(problem) > 256 else columns(problem)
 
 
 def chunk(f: Fields) -> Any:
@@ -64,27 +70,22 @@ def stage_bytes(f: Fields, problem: Problem) -> Any:
     return f.tile * pitch(f, problem)
 
 
-def partial_bytes(f: Fields, problem: Problem) -> Any:
-    """Of what a warp hands to the others: sums, and maxima and sums of weights."""
-    tiles = problem["head_dim"] // MMA_DIMS * columns(problem) * f.heads
-    return (tiles + columns(problem) * f.heads) * WARP * 16
-
-
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Rings, and what warps hand to each other."""
-    rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
-    handed = np.where(f.warps > 1, f.warps * partial_bytes(f, problem), 0)
-    return rings + handed
+    """Of all rings; what warps hand to each other takes their place."""
+    return 2 * f.stages * f.warps * stage_bytes(f, problem)
+
+
+def copies(f: Fields, problem: Problem) -> Any:
+    """Of 16 bytes by each lane, for the keys, or the values, of a tile."""
+    return f.tile * f.heads * problem["head_dim"] * ELEMENT // (16 * WARP)
 
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space."""
-    size, across = problem["head_dim"], columns(problem) * f.heads
-    sums = size // MMA_DIMS * 4 * across
-    queries = size // MMA_DIMS * 2 * across
+    across = columns_of_warp(problem) * f.heads
+    sums = problem["head_dim"] // MMA_DIMS * 4 * across
     scores = f.tile // MMA_TOKENS * 4 * across
-    pages = f.tiles * -(-f.tile // WARP)
-    return np.asarray(sums + queries + 1.5 * scores + pages + 10 * across + 56).astype(int)
+    return np.asarray(1.16 * sums + 1.65 * scores + 1.95 * copies(f, problem) + 66).astype(int)
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -106,6 +107,11 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
 
 
 RULES = (
+    rule(
+        "a step of a warp is of 64 tokens, over all its key heads, at most",
+        "tile heads",
+        lambda f, p, d: f.tile * f.heads <= 64,
+    ),
     rule(
         "the key heads of a warp divide those of a token",
         "heads",
@@ -135,8 +141,13 @@ RULES = (
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
     rule(
-        "sums, queries and pages exceed the registers of a thread",
-        "warps tile tiles heads",
+        "sums, scores and copies exceed the registers of a thread",
+        "warps tile heads",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
+    ),
+    rule(
+        "several warps share chunks",
+        "sum_warps sum_split",
+        lambda f, p, d: f.sum_warps > f.sum_split,
     ),
 )

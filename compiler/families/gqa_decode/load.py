@@ -5,6 +5,7 @@ Sequences are taken to be of equal length, which is all that the axes say.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ptxflow.compiler.families.gqa_decode.decisions import (
     WARP,
     chunk,
     columns,
+    columns_of_warp,
     group,
     resources,
 )
@@ -38,7 +40,10 @@ class Costs:
     warp: float = 60.0  # and for each warp whose sums are added up
     apart: float = 30.0  # saved on the way where values may come later than keys
     sum_start: float = 1500.0  # of the second kernel
-    sum_step: float = 900.0  # of a warp, for the chunks that it loads at a time
+    sum_step: float = 200.0  # of a warp alone, for the chunks that it loads at a time
+    sum_chunk: float = 8.0  # of an SM, for a warp's part of a chunk
+    sum_leave: float = 300.0  # to divide and store
+    meet: float = 150.0  # where warps share a block's chunks
     early: float = 0.5  # of its start, where it is launched early
     dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
 
@@ -52,16 +57,16 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
     per_sequence = np.ceil(length / chunk(f))
-    groups = problem["num_kv_heads"] // f.heads
+    groups = problem["num_kv_heads"] // f.heads * (columns(problem) // columns_of_warp(problem))
     blocks = batch * per_sequence * groups
     steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / (f.warps * f.tile))
     taken = resources(f, problem, device)
-    units = f.heads * columns(problem)
+    units = f.heads * columns_of_warp(problem)
     mmas = 2 * units * (size // MMA_DIMS) * (f.tile // MMA_TOKENS)
     scores = units * 4 * (f.tile // MMA_TOKENS)
     quarters = np.minimum(f.warps * taken.occupancy, 4) / taken.occupancy
     row_bytes = f.heads * size * ELEMENT
-    handed = blocks * units * (size * 32 + 64)
+    handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
     return Load(
         blocks=blocks,
         resident=taken.occupancy,
@@ -83,36 +88,51 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Load:
-    """Of the second kernel."""
+    """Of the second kernel, which has little to do where sequences are of one chunk."""
     zero, size = 0 * f.warps, problem["head_dim"]
     per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
-    blocks = -(-problem["batch_size"] * per_sequence // f.sum_warps)
+    together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
+    blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
-    read = f.sum_warps * f.sum_chunks * WARP * 16
+    several = chunks > 1
+    loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
+    read = f.sum_warps // together * loaded * WARP * 32
+    steps = np.where(several, np.ceil(chunks / loaded), 1)
     return Load(
         blocks=blocks,
         resident=resident,
         tiles=1 + zero,
-        steps=np.ceil(chunks / f.sum_chunks),
+        steps=steps,
         stages=1 + zero,
-        mma_cycles=4.0 * f.sum_warps * f.sum_chunks,
+        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
         smem_bytes=zero,
         l2_bytes=read,
         issue_cycles=c.sum_step + zero,
-        epilogue_cycles=zero,
+        epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)
+        + np.where(f.sum_split == 1, c.meet, 0),
         overlap=zero,
-        dram_bytes=blocks * read,
+        dram_bytes=blocks * read * steps,
         setup_cycles=c.sum_start * np.where(f.dependent == 1, c.early, 1.0),
+        latency=np.where(several, 1.0, 0.1),
     )
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What a policy sees beside the axes: lengths, groups, and how work spreads over SMs."""
-    length = problem["num_kv_indices"] * problem["page_size"] / problem["batch_size"]
-    pairs = problem["batch_size"] * problem["num_kv_heads"]
-    return {
-        "log_length": float(np.log2(max(length, 1))),
-        "log_pairs": float(np.log2(pairs)),
-        "pairs_per_sm": pairs / device.sms,
-        "group": float(group(problem)),
+    """Sizes, whether sequences can be alike, and for each length of chunks how full the rounds of
+    CTAs are."""
+    batch, pages, page = (problem[a] for a in ("batch_size", "num_kv_indices", "page_size"))
+    tokens = pages * page
+    out = {
+        "log2_batch_size": (math.log2(batch) - 3) / 3,
+        "log2_length": (math.log2(tokens / batch) - 10) / 4,
+        "log2_page_size": math.log2(page) / 3,
+        "log2_key_heads": (math.log2(problem["num_kv_heads"]) - 2) / 2,
+        "log2_head_dim": math.log2(problem["head_dim"]) - 7,
+        "group": group(problem) / 8 - 1,
+        "alike": float(pages % batch == 0),
     }
+    for chunk_ in (16, 64, 256, 1024, 4096):
+        ctas = batch * math.ceil(tokens / batch / chunk_) * problem["num_kv_heads"]
+        out[f"rounds_{chunk_}"] = (math.log2(-(-ctas // device.sms)) - 2) / 3
+        out[f"full_{chunk_}"] = 2 * ctas / (-(-ctas // device.sms) * device.sms) - 1
+    return out
