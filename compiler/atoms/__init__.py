@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import (
     blackwell,
+    candidates,
     common,
     draws,
     filters,
@@ -36,6 +37,7 @@ _ROWS = (
     threads,
     reductions,
     filters,
+    candidates,
     draws,
     streaming,
     matrix,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.atoms.draws import SHARE, SLOT, TALLY
+from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
 from ptxflow.compiler.atoms.reductions import KEY_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.sampling.problem import ELEMENT

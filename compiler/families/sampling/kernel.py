@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.draws import SHARE, SLOT, TALLY
+from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
 from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
@@ -319,7 +319,9 @@ class Kernel:
             (mass_goal, alone), count_goal = self._goal_of_p_alone(), goal
             goal = self.value("either_goal")
             aim += [alone, at.choose(goal, self.active, count_goal, mass_goal)]
-        everywhere = {"everywhere": "bins", "cluster": self.ctas} if self.ctas > 1 else {}
+        everywhere: dict[str, int | str] = {}
+        if self.ctas > 1:
+            everywhere = {"everywhere": "bins", "cluster": self.ctas}
         self.found, pick = self._pick("found", self.bins, goal, aim, peers=self.ctas,
                                       ranges=self.warps, **self.first, **everywhere)  # fmt: skip
         self.window = self.value("window", 2)
@@ -457,7 +459,7 @@ class Kernel:
         shares, equal = slot(self.shares), slot(self.equal)
         found, token = self.value("segment_found", 4), self.value("token", 2)
         low, high = self.part(token, 0), self.part(token, 1)
-        draw = [
+        draw: list[Body] = [
             self.allow,
             at.pick_segment(found, shares, equal, self.key, self.ties, self.value("uniform", 2),
                             segments=self.segments),
