@@ -8,6 +8,7 @@ from ptxflow.compiler.atoms import (
     blackwell,
     candidates,
     common,
+    copies,
     draws,
     filters,
     fragments,
@@ -15,6 +16,7 @@ from ptxflow.compiler.atoms import (
     matrix,
     reductions,
     registers,
+    softmax,
     streaming,
     threads,
 )  # fmt: skip
@@ -42,6 +44,8 @@ _ROWS = (
     streaming,
     matrix,
     fragments,
+    softmax,
+    copies,
     hopper,
     blackwell,
 )  # importing them fills the table

@@ -1,4 +1,4 @@
-"""Atoms of sm_90a: wgmma and its ordering, stmatrix."""
+"""Atoms of sm_90a: wgmma with A in shared memory or in registers, its ordering, stmatrix."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from ptxflow.compiler.atoms.table import ASYNC, GENERIC, Access, Atom, Lanes, Ru
 from ptxflow.compiler.ir import UOp
 
 _HOPPER = ("sm_90a",)
+_ACCUMULATORS = (
+    Rule("N is 8..256 in steps of 8", lambda u: u.arg.attr("n") in range(8, 257, 8)),
+    Rule("a thread holds N/2 accumulators", lambda u: u.src[0].arg == u.arg.attr("n") // 2),
+)
 
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
@@ -32,9 +36,41 @@ wgmma = define(
         effect="mma",
         sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
         archs=_HOPPER,
+        rules=_ACCUMULATORS,
+    )
+)
+
+
+def _wgmma_registers_text(use: UOp, text: dict[str, str]) -> str:
+    n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
+    return (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+        f"{{{text['acc']}}}, {{{text['a']}}}, {text['b']}, {text['accumulate']}, 1, 1, "
+        f"{int(use.arg.attr('transposed'))};"
+    )
+
+
+wgmma_registers = define(
+    Atom(
+        "wgmma_registers",
+        (("acc", "frag"), ("a", "frag"), ("b", "desc"), ("accumulate", "value")),
+        Scope.WARPGROUP,
+        Lanes.ALL,
+        _wgmma_registers_text,
+        "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
+        "with its rows along K",
+        accesses=(
+            Access("a", "r", ASYNC, "wgmma"),
+            Access("b", "r", ASYNC, "wgmma"),
+            Access("acc", "rw", ASYNC, "wgmma"),
+        ),
+        effect="mma",
+        sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
+        defaults=(("transposed", False),),
+        archs=_HOPPER,
         rules=(
-            Rule("N is 8..256 in steps of 8", lambda u: u.arg.attr("n") in range(8, 257, 8)),
-            Rule("a thread holds N/2 accumulators", lambda u: u.src[0].arg == u.arg.attr("n") // 2),
+            *_ACCUMULATORS,
+            Rule("a thread holds four registers of A", lambda u: u.src[1].arg == 4),
         ),
     )
 )

@@ -289,6 +289,9 @@ class Accesses(Contents):
                 bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
                 event = bit.bit_length() - 1
                 boxed = node.arg.attr("box") and access.done == "mbar"
+                boxed = boxed and not node.arg.attr(
+                    "apart"
+                )  # it says that boxes are of many places
                 source = self._source(agent, row, node, region) if boxed else None
                 history.record(
                     Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)

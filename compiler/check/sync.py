@@ -213,10 +213,14 @@ class Synchronisation(Accesses):
             agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | group.registers
 
     def _do_wait_copies(self, agent: Agent, node: UOp, lanes: int) -> None:
-        """Each lane knows that its own copies have landed; all do once they meet."""
+        """Each lane knows that its own copies have landed; all do once they meet. As it would its
+        own stores, a fence of each lane takes them to the async proxy."""
         groups = agent.groups.setdefault("copies", [])
         while len(groups) > node.arg.attr("pending"):
-            agent.landed |= groups.pop(0).local
+            local = groups.pop(0).local
+            agent.landed |= local
+            agent.apart |= local
+            agent.own[Op.SMEM, True] = agent.own.get((Op.SMEM, True), 0) | local
 
     def _do_wait_ld(self, agent: Agent, node: UOp, lanes: int) -> None:
         group = agent.open.pop("ld", Group())

@@ -50,6 +50,7 @@ def _load() -> None:
         gdn_decode,
         gemm,
         gqa_decode,
+        gqa_prefill,
         mla,
         rmsnorm,
         sampling,

@@ -35,13 +35,15 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "cluster": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "segments": 100, "vocab": 1000, "group": 4, "peers": 2,
-    "summand": 0x358637BD, "value": 0x3DB504F3,
+    "summand": 0x358637BD, "pitch": 2048, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
     ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
     ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
+    ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
+    ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
 }  # fmt: skip
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
@@ -92,7 +94,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
     operands: dict[str, Any] = dict(attributes)
     sources = []
     for name, kind in row.operands:
-        wide = {("wgmma", "acc"): attributes["n"] // 2}
+        wide = {(name, "acc"): attributes["n"] // 2 for name in ("wgmma", "wgmma_registers")}
         told = 1 if row.name in SINGLE else count
         registers = (COUNTS | wide).get((row.name, name), told)
         if kind == "frag":

@@ -1,0 +1,117 @@
+"""Causal grouped-query attention of packed queries, over packed keys or over pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families import register
+from ptxflow.compiler.families.gqa_prefill.decisions import (
+    DECISIONS,
+    HEADS,
+    RULES,
+    resources,
+    smem_bytes,
+)
+from ptxflow.compiler.families.gqa_prefill.hopper import ENTRY, Kernel
+from ptxflow.compiler.families.gqa_prefill.load import COSTS, features, load
+from ptxflow.compiler.families.gqa_prefill.problem import accepts, problem
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
+
+__all__ = ["ENTRY", "GQA_PREFILL"]
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: no tile of queries; one step; fewer than the rings have stages, as many,
+    and past their second turn. Each with a tail of keys, which not all queries see, and without."""
+    k = Kernel(p, s, device)
+    k.build()  # says which registers hold pages
+    stages: int = s.stages
+    out = [_trip(k, 0, 0)]
+    for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
+        # a tail long enough for two steps to need a mask, however few tokens a tile has
+        tail = max(k.tile_kv // 2 + 1, k.tile_kv - k.tokens + 2)
+        out += [_trip(k, steps, t) for t in (0, tail)]
+    return out
+
+
+def _trip(k: Kernel, steps: int, tail: int) -> Trip:
+    """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; 0: none."""
+    queries = k.tokens if steps else 0
+    keys = steps * k.tile_kv - tail if steps else 1
+    block = queries // k.tokens  # the first number comes last
+    values = {
+        "total_q": queries,
+        "sequences": 1,
+        "start": 0,
+        "after": 1,
+        "q_first": 0,
+        "q_end": queries,
+        "kv_first": 0,
+        "kv_end": keys,
+        "ctaid": block * k.units if k.s.order == HEADS else block,
+    }
+    if k.page:
+        values["kv_end"] = -(-keys // k.page)
+        values["last"] = keys - (values["kv_end"] - 1) * k.page
+        values |= {name: 0 for name in k.kept if "page_" in name}
+    outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if steps else ()
+    name = f"{steps} steps of a tile of queries" + (", a tail" if tail else "")
+    return Trip(name, tuple(values.items()), outputs)
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over the variable axes."""
+    return Kernel(p, s, device).launch(int(smem_bytes(s.fields(), p)))
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Three sequences of few heads, with tails, steps with and without a mask, rings past their
+    first turn; one has no keys."""
+    k = Kernel(p, s, device)
+    axes = dict(p.axes)
+    tokens = (s.stages + 2) * k.tile_kv + k.tile_kv // 2 + 3
+    queries = min(2 * k.tokens + 5, tokens - 1)
+    group = k.heads // k.kv_heads
+    kv_heads = 2 if k.share == group and k.kv_heads > 1 else 1
+    axes |= {
+        "num_qo_heads": kv_heads * k.share * (2 if group > k.share else 1),
+        "num_kv_heads": kv_heads,
+        "len_indptr": 4,
+        "total_q": queries,
+    }
+    if k.page:
+        pages = -(-tokens // k.page) + 2
+        axes |= {"num_kv_indices": pages, "num_pages": pages + 3}
+        if "batch_size" in axes:
+            axes["batch_size"] = 3
+    else:
+        axes["total_kv"] = tokens
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+GQA_PREFILL = register(
+    Family(
+        name="gqa_prefill",
+        op_types=("gqa_paged", "gqa_ragged"),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=accepts,
+    )
+)

@@ -1,0 +1,298 @@
+"""Prefill on sm_90a: a TMA producer, and wgmma warpgroups that keep scores in registers.
+
+A warpgroup holds 64 rows. Scores are Q K^T with both in shared memory; their softmax, rounded to 16
+bits, is the A operand of P V from registers, fragment for fragment (PTX ISA 9.7.15.5.1).
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gqa_prefill.decisions import (
+    MMA_K,
+    WARPGROUP_ROWS,
+    producer_registers,
+    register_limit,
+)
+from ptxflow.compiler.families.gqa_prefill.keys import WIDE, Keys
+from ptxflow.compiler.families.gqa_prefill.output import Output
+from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.families.gqa_prefill.softmax import Softmax, part
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    flatten,
+    loop,
+    mbar,
+    param,
+    role,
+    slot,
+    smem,
+    value,
+    var,
+)
+from ptxflow.compiler.launch import InputParam, Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.strategy import Problem, Strategy
+
+ENTRY = "gqa_prefill"
+CLEARED = 1  # named barrier: values past the end are cleared; those of warpgroups follow
+
+
+class Kernel(Keys, Output):
+    """A strategy applied to a problem, for wgmma."""
+
+    def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        super().__init__(problem, strategy, device)
+        self.consumers: int = strategy.consumers
+        self.softmax = Softmax(self.keep)
+        self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
+        self.q_smem = smem("q_tile", self.q_tile.bytes)
+        self.q_full = mbar("q_full", 1, 1)
+        self.turn = mbar("turn", self.consumers, 4)
+        self.scores = self.keep("scores", self.tile_kv // 2, "f32")
+        self.weights = self.keep("weights", self.tile_kv // 2, "f32")
+        self.packed = self.keep("packed", self.tile_kv // 4)
+        self.output = self.keep("acc", self.dim // 2, "f32")
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("q_map", "map"),
+            *self.key_params,
+            *((name, "ptr") for name in ("qo_indptr", "kv_indptr", "output", "lse")),
+            ("sm_scale", "u32"),
+            ("total_q", "u32"),
+            ("sequences", "u32"),
+        )
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        fields, warps = self.s.fields(), 4 * self.consumers
+        found = self.find()
+        some, count = var("some"), self.any
+        consumer = Role("consumer", 0, warps, regs=int(register_limit(fields)))
+        producer = Role("producer", warps, 4, regs=int(producer_registers(fields)))
+        roles = [
+            role(consumer, loop(some, count, self.consume())),
+            role(producer, loop(some, count, self.produce_keys(warps, self.load_queries()))),
+        ]
+        info = KernelInfo(
+            name=ENTRY,
+            arch=self.device.arch,
+            warps=warps + 4,
+            cluster=1,
+            params=self.params,
+            storage=(
+                self.q_full,
+                *([self.turn] if self.s.turns else []),
+                self.q_smem,
+                *self.ring_storage,
+                *self.kept.values(),
+            ),
+        )
+        return finish(info, *flatten(found), *roles)
+
+    def launch(self, smem_bytes: int) -> Launch:
+        """Grid, parameters and tensor maps as expressions over the axes."""
+        width = self.heads * self.dim
+        if self.share == 1:
+            dims, stride = (str(width), "total_q"), width
+        else:
+            dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
+        q = TensorMapParam(
+            "q", self.problem.dtype, dims, (str(stride * ELEMENT),), self.query_box, ROW
+        )
+        numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
+        return Launch(
+            entry=ENTRY,
+            grid=(f"{numbers} * {self.units}", "1", "1"),
+            block=128 * (self.consumers + 1),
+            cluster=(1, 1, 1),
+            smem_bytes=smem_bytes,
+            params=(
+                q,
+                *self.key_launch,
+                *(PointerParam(name) for name in ("qo_indptr", "kv_indptr", "output", "lse")),
+                InputParam("sm_scale", "float32"),
+                ScalarParam("total_q", "total_q"),
+                ScalarParam("sequences", "len_indptr - 1"),
+            ),
+        )
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load_queries(self) -> UOp:
+        bar, box = slot(self.q_full), var("box")
+        bytes_ = self.query_box[1] * ROW
+        load = [
+            at.tma_load(
+                slot(self.q_smem, 0, box * bytes_ + self.q_tile.k_block_offset(column), bytes_),
+                param("q_map"),
+                *self.query_origin(box, column),
+                bar,
+                box=self.query_box,
+                element=ELEMENT,
+                apart=True,
+            )
+            for column in range(0, self.dim, WIDE)
+        ]
+        boxes = loop(box, self.rows // self.query_box[1], load, rolled=True)
+        expect = at.mbar_arrive_expect(bar, bytes=self.q_tile.bytes)
+        return elect(value(1), expect, boxes)
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def consume(self) -> list[Body]:
+        first = self.first_step()
+        step = var("masked_step")
+        plain = var("step")
+        masked = loop(step, self.masked, self.step(step, "masked"), start=1)
+        rest = loop(plain, self.tiles, self.step(plain, "plain"), start=self.masked)
+        return [
+            self.softmax.begin(),
+            at.mbar_wait(slot(self.q_full), 0),
+            first,
+            masked,
+            rest,
+            self.last_values(),
+            self.store(),
+        ]
+
+    def first_step(self) -> list[Body]:
+        return [
+            self.multiply_keys(0),
+            at.wgmma_wait(pending=0),
+            self.release("k", 0),
+            self.weigh(const(0), "first"),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+            self.clear(CLEARED),
+        ]
+
+    def step(self, step: UOp, kind: str) -> list[Body]:
+        return self.overlapped(step, kind) if self.s.overlap else self.plain(step, kind)
+
+    def overlapped(self, step: UOp, kind: str) -> list[Body]:
+        """Scores of this step and outputs of the one before go to the tensor core together."""
+        return [
+            self.take_turn(step),
+            self.multiply_keys(step),
+            self.multiply_values(step - 1),
+            self.pass_turn(),
+            at.wgmma_wait(pending=1),
+            self.release("k", step),
+            self.weigh(step, kind),
+            at.warp_sync_behind(self.softmax.total, param("total_q") >> 31) if self.s.pin else None,
+            at.wgmma_wait(pending=0),
+            self.release("v", step - 1),
+            at.rescale_rows(self.output, self.softmax.factor(kind)),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+        ]
+
+    def plain(self, step: UOp, kind: str) -> list[Body]:
+        """The outputs of the step before, then the scores of this one."""
+        return [
+            self.multiply_values(step - 1),
+            at.wgmma_wait(pending=0),
+            self.release("v", step - 1),
+            self.multiply_keys(step),
+            at.wgmma_wait(pending=0),
+            self.release("k", step),
+            self.weigh(step, kind),
+            at.rescale_rows(self.output, self.softmax.factor(kind)),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+        ]
+
+    def last_values(self) -> list[Body]:
+        last = self.tiles - 1
+        return [self.multiply_values(last), at.wgmma_wait(pending=0), self.release("v", last)]
+
+    def multiply_keys(self, step: Value) -> list[UOp]:
+        """Scores of a step: 64 queries by its keys."""
+        ring, buffers = self.rings["k"]
+        stage, q, k = ring.stage(step), self.q_tile, self.tile
+        out = [ring.wait_full(step), at.wgmma_fence()]
+        mine = (WARP >> 2) * (WARPGROUP_ROWS * ROW)
+        for column in range(0, self.dim, MMA_K):
+            block, inner = divmod(q.k_step_offset(column), q.block_bytes)
+            out.append(
+                at.wgmma(
+                    self.scores,
+                    slot(self.q_smem, 0, mine + block * q.block_bytes, WARPGROUP_ROWS * ROW),
+                    slot(buffers, stage, block * k.block_bytes, k.block_bytes),
+                    int(column > 0),
+                    n=self.tile_kv,
+                    dtype=self.dtype,
+                    a_step=inner,
+                    b_step=inner,
+                    a_desc=q.descriptor_hopper(),
+                    b_desc=k.descriptor_hopper(),
+                )
+            )
+        return [*out, at.wgmma_commit()]
+
+    def multiply_values(self, step: UOp) -> list[UOp]:
+        """Outputs get the weights of a step times its values; the first step begins them."""
+        ring, _ = self.rings["v"]
+        stage = ring.stage(step)
+        out = [ring.wait_full(step), at.wgmma_fence()]
+        for row in range(0, self.tile_kv, MMA_K):
+            out.append(
+                at.wgmma_registers(
+                    self.output,
+                    part(self.packed, row // 4, 4),
+                    self.value_slot(stage, row, MMA_K),
+                    const(1) if row else step.ne(0),
+                    n=self.dim,
+                    dtype=self.dtype,
+                    transposed=True,
+                    b_desc=self.value_descriptor,
+                )
+            )
+        return [*out, at.wgmma_commit()]
+
+    def weigh(self, step: UOp, kind: str) -> list[UOp]:
+        scores = self.scores
+        if kind == "plain":
+            return self.softmax.weigh(kind, scores, self.weights, False)
+        shown = self.keep("shown", self.tile_kv // 2, "f32")
+        row, column = self.warp_row + (LANE >> 2), (LANE & 3) << 1
+        hide = at.hide_columns(
+            shown, scores, self.room(row, step) - column, self.room(row + 8, step) - column
+        )
+        return [hide, *self.softmax.weigh(kind, shown, self.weights, True)]
+
+    @property
+    def warp_row(self) -> UOp:
+        """The first of the warp's 16 rows in the tile."""
+        return WARP * 16
+
+    def release(self, name: str, step: Value) -> UOp:
+        ring, _ = self.rings[name]
+        return single(at.mbar_arrive(slot(ring.empty, ring.stage(step))))
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def take_turn(self, step: UOp) -> list[UOp]:
+        """Step n of a warpgroup comes behind step n of the one before it in order."""
+        if not self.s.turns:
+            return []
+        group = WARP >> 2  # a fresh barrier lets the first wait of the first group pass
+        return [at.mbar_wait(slot(self.turn, group), (step + group.min(1)) & 1)]
+
+    def pass_turn(self) -> list[UOp]:
+        if not self.s.turns:
+            return []
+        following = ((WARP >> 2) + 1) % self.consumers
+        return [single(at.mbar_arrive(slot(self.turn, following)))]

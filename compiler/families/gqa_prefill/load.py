@@ -1,0 +1,118 @@
+"""What a gqa_prefill strategy asks of the machine, for the analytic model; what a policy sees.
+
+A block is one tile of queries, a step one tile of keys: two products, and a softmax of what lies
+between. How much of the softmax the tensor core waits for is what the schedule decides. Lengths are
+taken to be even; the host knows no others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gqa_prefill.decisions import (
+    HEADS,
+    WARPGROUP_ROWS,
+    boxes,
+    group,
+    resources,
+    tile_rows,
+)
+from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT, keys, sequences
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given."""
+
+    softmax: float = 5.0  # instructions of a lane for a score
+    issue: float = 100.0  # lanes of them that an SM gets done in a cycle
+    alone: float = 1.0  # of a softmax, what the tensor core waits for where one warpgroup is alone
+    others: float = 0.45  # where others may multiply under it
+    overlapped: float = 0.25  # where its own next scores are computed under it
+    turns: float = 0.1  # and warpgroups take turns
+    step: float = 120.0  # of a step: waits, reductions, rescaling
+    row: float = 1.5  # of a row that lanes copy: its instructions, beside the consumers'
+    setup: float = 2500.0  # of a block: its sequence, its queries and first keys
+    store: float = 12.0  # of a row of the tile, to its end
+    tail: float = 0.6  # of a block, by which SMs end apart
+    tiles: float = 1.04  # where neighbours differ in tiles: fewer of them share keys
+
+
+# Estimates, before any measurement; others are taken to be as H200.
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+def steps(f: Fields, problem: Problem) -> tuple[Any, Any, Any]:
+    """(tiles of queries in all heads, mean and largest number of steps of one)."""
+    axes = dict(problem.axes)
+    count = sequences(axes)
+    queries, tokens = axes["total_q"] / count, keys(axes) / count
+    tile = tile_rows(f) / f.share
+    each = np.ceil(queries / tile)
+    ends = max(tokens - queries, 0) + np.minimum(tile * (each + 1) / 2, queries)
+    mean = np.maximum(np.minimum(ends, tokens) / f.tile_kv + 0.5 * (each > 1), 1)
+    return (
+        count * each * problem["num_qo_heads"] / f.share,
+        mean,
+        np.maximum(np.ceil(tokens / f.tile_kv), 1),
+    )
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy."""
+    c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
+    blocks, mean, most = steps(f, problem)
+    rows, scores = tile_rows(f), tile_rows(f) * f.tile_kv
+    tile_bytes = f.tile_kv * dim * ELEMENT
+    softmax = scores * c.softmax / c.issue
+    exposed = np.where(
+        f.turns == 1, c.turns, np.where(f.overlap == 1, c.overlapped, c.others)
+    ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
+    copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
+    per_sm = np.ceil(blocks / device.sms)
+    balanced = blocks / device.sms * mean + c.tail * mean
+    share = np.maximum(balanced, most) / (per_sm * mean)
+    return Load(
+        blocks=blocks,
+        resident=resources(f, problem, device).occupancy,
+        tiles=1 + 0 * blocks,
+        steps=mean,
+        stages=f.stages,
+        mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
+        smem_bytes=f.consumers * (WARPGROUP_ROWS * dim * ELEMENT + 2 * tile_bytes) + 2 * tile_bytes,
+        l2_bytes=2 * tile_bytes * np.where(f.order == HEADS, 1.0, c.tiles),
+        issue_cycles=exposed * softmax + c.step + copied,
+        epilogue_cycles=c.store * rows,
+        overlap=0 * blocks,
+        dram_bytes=problem.bytes + 0 * blocks,
+        setup_cycles=c.setup + 0 * blocks,
+        special=scores,
+        imbalance=np.where(blocks <= device.sms, 1.0, share),
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, and for some tiles, how full the rounds of blocks are."""
+    axes = dict(problem.axes)
+    count, heads = sequences(axes), axes["num_qo_heads"]
+    queries, tokens = axes["total_q"] / count, keys(axes) / count
+    out = {
+        "log2_queries": (math.log2(queries) - 9) / 4,
+        "log2_keys": (math.log2(tokens) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 2) / 3,
+        "log2_heads": (math.log2(heads) - 5) / 2,
+        "log2_group": (math.log2(group(problem)) - 2) / 2,
+        "log2_head_dim": (math.log2(axes["head_dim"]) - 7) / 1,
+        "log2_page": math.log2(axes.get("page_size", 0) + 1) / 6,
+    }
+    for tile in (4, 16, 64, 128, 192):
+        blocks = count * math.ceil(queries / tile) * heads
+        out[f"rounds_{tile}"] = (math.log2(blocks / device.sms) - 2) / 4
+        out[f"filled_{tile}"] = 2 * queries / (math.ceil(queries / tile) * tile) - 1
+    return out

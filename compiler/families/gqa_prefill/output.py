@@ -1,0 +1,108 @@
+"""The epilogue: output fragments, normalised and rounded, through the tile's queries to rows.
+
+A row of the tile is a token in a head; those past the end of their sequence are not written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.families.gqa_prefill.softmax import Softmax, part
+from ptxflow.compiler.families.gqa_prefill.work import Work
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, slot, when
+from ptxflow.compiler.layout import SmemTile
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.ir import Value
+
+MEETING = 2  # named barrier of the first warpgroup; others follow
+WARP_ROWS, CHUNK = 16, 16  # rows of a warp; bytes that the swizzle moves together
+WIDE = ROW // ELEMENT  # elements of a column block
+LINES = 4  # rows of a column block that a warp stores together
+
+
+class Output(Work):
+    """Stores what a warp holds: 16 rows."""
+
+    softmax: Softmax
+    output: UOp
+    q_tile: SmemTile
+    q_smem: UOp
+    consumers: int
+
+    def store(self) -> list[Body]:
+        """The warpgroup has read the queries, and each warp puts its rows in their place."""
+        end, factor, lse = self.softmax.end()
+        threads = 128
+        meet = [
+            when((WARP >> 2).eq(g), at.named_sync(id=MEETING + g, threads=threads))
+            for g in range(self.consumers)
+        ]
+        return [
+            end,
+            [self._store_lse(lse, half) for half in range(2)],
+            at.rescale_rows(self.output, factor),
+            meet,
+            [self._stage(column) for column in range(0, self.dim, 16)],
+            at.warp_sync(),
+            [
+                self._store_lines(column, row)
+                for row in range(0, WARP_ROWS, LINES)
+                for column in range(0, self.dim, WIDE)
+            ],
+        ]
+
+    def _store_lse(self, lse: UOp, half: int) -> UOp:
+        first = WARP * WARP_ROWS + 8 * half
+        row = first + (LANE >> 2)
+        inside = self.row_inside(row) & (LANE & 3).eq(0)
+        place = self.rectangle("lse", first, 8, 0, 1)
+        value = part(lse, half, 1)
+        return at.st_global(param("lse"), self.index(row), inside, place, value, element=4)
+
+    def _chunk(self, row: Value, chunk: UOp) -> UOp:
+        """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
+        return row * ROW + ((chunk ^ (row & 7)) << 4)
+
+    def _place(self, row: int, rows: int, column: int) -> UOp:
+        """Some of the warp's rows of a column block."""
+        first = self.q_tile.k_block_offset(column) + WARP * (WARP_ROWS * ROW) + row * ROW
+        return slot(self.q_smem, 0, first, rows * ROW)
+
+    def _stage(self, column: int) -> list[UOp]:
+        """16 columns: two packed registers of both rows, twice."""
+        packed = self.keep("rounded", 4)
+        inside = column % WIDE
+        chunk = (LANE >> 4) + inside * ELEMENT // CHUNK
+        across = ((inside * ELEMENT, (inside + 16) * ELEMENT),)
+        return [
+            at.pack(packed, part(self.output, column // 2, 8), dtype=self.dtype),
+            at.stmatrix_x4(
+                self._place(0, WARP_ROWS, column),
+                self._chunk(LANE & 15, chunk),
+                packed,
+                across=across,
+            ),
+        ]
+
+    def _store_lines(self, column: int, row: int) -> list[UOp]:
+        """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
+        loaded = self.keep("line", 4)
+        line, chunk = LANE >> 3, LANE & 7
+        mine = WARP * WARP_ROWS + row + line
+        at_chunk = (chunk ^ ((line + row) & 7)) << 4
+        index = self.index(mine) * self.dim + (column + (chunk << 3))
+        return [
+            at.ld_shared_v4(loaded, self._place(row, LINES, column), line * ROW + at_chunk),
+            at.st_global(
+                param("output"),
+                index,
+                self.row_inside(mine),
+                self.rectangle("output", WARP * WARP_ROWS + row, LINES, column, WIDE),
+                loaded,
+                element=ELEMENT,
+            ),
+        ]
