@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import WORD
-from ptxflow.compiler.families.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT, helpers
+from ptxflow.compiler.families.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.families.mla.kernel import Multiplier
-from ptxflow.compiler.families.mla.problem import CACHES, ELEMENT
+from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.families.mla.shape import LANES
 from ptxflow.compiler.families.mla.span import COUNT, Span, Work
 from ptxflow.compiler.ir import (
@@ -35,7 +37,44 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.strategy import Problem, Strategy
 
+CHUNK = 16  # bytes that a lane copies
 GATHERING = "g_"  # before the registers in which the gathering warp holds its span
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a tensor, and where they go: a lane copies 16 bytes at a time."""
+
+    name: str
+    storage: UOp
+    pitch: int  # bytes from a row in shared memory to the next
+    chunks: int  # of 16 bytes in a row, a power of two
+
+    def of(self, i: int) -> tuple[UOp, UOp]:
+        """Row and chunk of what a lane copies with its instruction i."""
+        row, chunk = self._of_lane()
+        return row + i * LANES // self.chunks, chunk + i * LANES % self.chunks
+
+    def _of_lane(self) -> tuple[UOp, UOp]:
+        if self.chunks >= LANES:
+            return const(0), LANE
+        return LANE // self.chunks, LANE % self.chunks
+
+    def copy(self, i: int, stage: Value, first: Value, index: UOp) -> UOp:
+        """Instruction i of those that copy the rows from `first` on; `index` counts chunks."""
+        rows, pieces = max(1, LANES // self.chunks), max(1, self.chunks // LANES)
+        offset = value(first) * self.pitch + i * LANES // self.chunks * self.pitch
+        row, chunk = self._of_lane()
+        lane = row * self.pitch + (chunk << 4)
+        piece, width = i % pieces, 128 // pieces
+        return at.copy_async(
+            slot(self.storage, stage, offset, rows * self.pitch),
+            lane + piece * LANES * CHUNK,
+            param(self.name),
+            index,
+            rectangle(global_tensor(self.name), 0, 0, 1, 1),
+            across=((piece * width, (piece + 1) * width),),
+        )
 
 
 class Attend(Multiplier):
@@ -44,7 +83,8 @@ class Attend(Multiplier):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.work, self.asking = Work(self), Work(self, GATHERING)
-        self.helpers = int(helpers(s.fields()))
+        self.share = self.tile // self.helpers  # rows of a tile that a warp gathers
+        self.helper, self.lag = WARP - self.warps, int(s.lag)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -82,85 +122,79 @@ class Attend(Multiplier):
 
     # -- gathering ----------------------------------------------------------------------------
 
-    def _gather(self, span: Span) -> list[UOp]:
-        """Each warp asks for the rows of 32 tokens of a tile in one of the caches, tile after tile,
-        the first one for the queries before; for page numbers a tile ahead."""
-        return [self._part(span, u) for u in range(self.parts)]
-
-    def _part(self, span: Span, u: int) -> UOp:
-        t = var(f"gathered{u}")
-        wanted = WARP.eq(self.warps + u) & (span.first < span.end)
+    def _gather(self, span: Span) -> UOp:
+        """Tile after tile, 16 bytes a lane, each warp some rows; a tile is handed over when `lag`
+        later ones have been asked for. The first warp asks for the queries with the first tile."""
+        t, wanted = var("gathered"), span.first < span.end
         if span.present.op is not Op.CONST:
             wanted = wanted & span.present
+        landed = t - self.lag
+        done = single(at.mbar_arrive(slot(self.ring.full, self.ring.stage(landed))))
         return when(
             wanted,
-            self._ask_page(span, const(0), u),
-            self._ask_queries(span) if u == 0 else None,
-            loop(t, span.tiles, self._ask(span, t, u), rolled=True),
+            self._ask_page(span, const(0)),
+            when(self.helper.eq(0), self._ask_queries(span)),
+            loop(
+                t,
+                span.tiles + self.lag,
+                when(t < span.tiles, self._ask(span, t)),
+                at.copies_commit(),
+                at.copies_wait(pending=self.lag),
+                at.warp_sync(),
+                when(t >= self.lag, done) if self.lag else done,
+                rolled=True,
+            ),
         )
 
-    def _token(self, span: Span, t: UOp, u: int) -> UOp:
-        return self.asking.token(span, t, LANE + u // len(CACHES) * LANES)
-
-    def _ask_page(self, span: Span, t: UOp, u: int) -> UOp:
-        index = self.asking.sequences.begin + self._token(span, t, u) // self.page_size
+    def _ask_page(self, span: Span, t: UOp) -> UOp:
+        """The page of a row of the warp in a tile, a lane each."""
+        token = self._token(span, t, LANE & (self.share - 1))
+        index = self.asking.sequences.begin + token // self.page_size
         place = rectangle(global_tensor("kv_indices"), 0, 0, 1, 1)
-        page = self.r(f"next_page{u}", 1)
+        page = self.r("next_page", 1)
         return at.ld_global(page, param("kv_indices"), index, 1, place, element=WORD, unread="dst")
+
+    def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
+        return self.asking.token(span, t, self.helper * self.share + row)
+
+    def _ask(self, span: Span, t: UOp) -> list[Body]:
+        r, stage = self.r, self.ring.stage(t)
+        token = self._token(span, t, LANE & (self.share - 1))
+        row = self.asking.sequences.row(held(r("page", 1).src[0]), token)
+        out: list[Body] = [
+            at.copy(r("page", 1), r("next_page", 1)),
+            at.mov(r("row", 1), row),
+            self._ask_page(span, t + 1),
+            self.ring.wait_empty(t),
+        ]
+        found = dict[UOp, UOp]()  # rows in the cache, by the row of the warp
+        for part in self._parts("ckv_cache kpe_cache", self.latents, self.ropes):
+            for i in range(self.share * part.chunks // LANES):
+                number, chunk = part.of(i)
+                if number not in found:
+                    found[number] = r(f"row{len(found)}", 1)
+                    out.append(at.shuffle_from(found[number], r("row", 1), number))
+                index = held(found[number].src[0]) * part.chunks + chunk
+                out.append(part.copy(i, stage, self.helper * self.share, index))
+        return out
+
+    def _parts(self, names: str, latents: UOp, ropes: UOp) -> list[Part]:
+        latent, rope = names.split()
+        return [
+            Part(latent, latents, self.latent_pitch, self.latent * ELEMENT // CHUNK),
+            Part(rope, ropes, self.rope_pitch, self.rope * ELEMENT // CHUNK),
+        ]
 
     def _ask_queries(self, span: Span) -> list[Body]:
         """Rows of heads, query after query; past the sequence's last query that one again."""
-        rows = self.queries * self.heads
-        out: list[Body] = [self._expect(self.asked, 0, rows * (self.latent + self.rope))]
-        for first in range(0, rows, LANES):
-            lanes = min(LANES, rows - first)
-            column = LANE + first
-            query = (column // self.heads).min(span.queries - 1)
-            row = (span.row + query) * self.heads + column % self.heads
-            for name, target, pitch, size in (
-                ("q_nope", self.q_latent, self.latent_pitch, self.latent),
-                ("q_pe", self.q_rope, self.rope_pitch, self.rope),
-            ):
-                place = slot(target, 0, first * pitch, lanes * pitch)
-                out.append(self._rows(place, name, row, slot(self.asked), lanes, size, pitch))
+        out: list[Body] = []
+        for part in self._parts("q_nope q_pe", self.q_latent, self.q_rope):
+            for i in range(self.queries * self.heads * part.chunks // LANES):
+                column, chunk = part.of(i)
+                query = (column // self.heads).min(span.queries - 1)
+                row = (span.row + query) * self.heads + column % self.heads
+                out.append(part.copy(i, 0, 0, row * part.chunks + chunk))
         return out
-
-    def _expect(self, barrier: UOp, stage: Value, elements: int) -> UOp:
-        return single(at.mbar_arrive_expect(slot(barrier, stage), bytes=elements * ELEMENT))
-
-    def _ask(self, span: Span, t: UOp, u: int) -> list[Body]:
-        stage, bar = self.ring.stage(t), slot(self.ring.full, self.ring.stage(t))
-        name, target, pitch, size = (
-            ("ckv_cache", self.latents, self.latent_pitch, self.latent),
-            ("kpe_cache", self.ropes, self.rope_pitch, self.rope),
-        )[u % len(CACHES)]
-        page = self.r(f"this_page{u}", 1)
-        row = self.asking.sequences.row(held(page.src[0]), self._token(span, t, u))
-        place = slot(target, stage, u // len(CACHES) * LANES * pitch, LANES * pitch)
-        return [
-            at.copy(page, self.r(f"next_page{u}", 1)),
-            self._ask_page(span, t + 1, u),
-            self.ring.wait_empty(t),
-            self._expect(self.ring.full, stage, LANES * size),
-            self._rows(place, name, row, bar, LANES, size, pitch),
-        ]
-
-    def _rows(
-        self, target: UOp, name: str, row: UOp, bar: UOp, lanes: int, size: int, pitch: int
-    ) -> UOp:
-        """A row of a tensor by each of some lanes."""
-        return at.bulk_gather(
-            target,
-            param(name),
-            row,
-            value(1) if lanes == LANES else LANE < lanes,  # noqa: SIM300
-            rectangle(global_tensor(name), 0, 0, 1, 1),
-            bar,
-            bytes=size * ELEMENT,
-            element=size * ELEMENT,
-            pitch=pitch,
-            lanes=lanes,
-        )
 
     # -- leaving ------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ TILING = (
     Decision("tile", (32, 64), "tokens of a step"),
     Decision("warps", (4, 8), "warps that multiply, besides those that ask for rows"),
     Decision("stages", (1, 2, 3, 4, 5, 6), "tiles of the ring"),
+    Decision("lag", (0, 1, 2, 3), "tiles that are asked for before a tile is waited for"),
     Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
 )
 DECODE_DECISIONS = (
@@ -113,8 +114,8 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
 
 
 def helpers(f: Fields) -> Any:
-    """Warps that gather, one for 32 rows of a cache; with eight that multiply always four, as
-    registers are given to warps in fours, and two of three fours can have more than the third."""
+    """Warps that gather, 16 rows of a tile each; with eight that multiply always four, as registers
+    are given to warps in fours, and two of three fours can have more than the third."""
     return np.where(f.warps == SPLIT, 4, f.tile // 16)
 
 
@@ -158,6 +159,11 @@ def _tiling(first: str) -> tuple[Rule, ...]:
             "warps share the dims of the latent evenly",
             "warps",
             lambda f, p, d: p["head_dim_ckv"] % (MMA_DIMS * f.warps) == 0,
+        ),
+        rule(
+            "a tile is handed over before its place in the ring is asked for again",
+            "stages lag",
+            lambda f, p, d: f.lag < f.stages,
         ),
         rule(
             "ring, queries and weights exceed the shared memory of a CTA",

@@ -20,10 +20,11 @@ from ptxflow.compiler.families.mla.decisions import (
     MMA_COLUMNS,
     MMA_TOKENS,
     REGISTERS,
+    helpers,
     weight_pitch,
 )
-from ptxflow.compiler.families.mla.problem import CACHES, ELEMENT
-from ptxflow.compiler.families.mla.shape import LANES, QUAD, Shape
+from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.shape import QUAD, Shape
 from ptxflow.compiler.families.mla.span import Span
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
@@ -33,7 +34,6 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     loop,
-    mbar,
     param,
     slot,
     smem,
@@ -65,9 +65,8 @@ class Multiplier(Shape):
         self.highs = smem("highs", self.rows * handed, self.groups, align=16)
         self.factors = smem("factors", handed, self.groups, align=16)
         self.tops = smem("tops", handed, self.groups, align=16)
-        self.parts = len(CACHES) * tile // LANES  # of a tile, one for a warp that gathers
-        self.ring = Ring.of("tiles", self.stages, self.parts, self.warps)
-        self.asked = mbar("queries_full", 1, 1)
+        self.helpers = int(helpers(s.fields()))
+        self.ring = Ring.of("tiles", self.stages, self.helpers, self.warps)
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps
         self.in_registers = s.operand == REGISTERS
@@ -76,7 +75,7 @@ class Multiplier(Shape):
     @property
     def storage(self) -> tuple[UOp, ...]:
         shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.weights, self.highs)
-        rings = (self.factors, self.tops, self.ring.full, self.ring.empty, self.asked)
+        rings = (self.factors, self.tops, self.ring.full, self.ring.empty)
         return (*shared, *rings, *self.r.storage)
 
     # -- the whole ----------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class Multiplier(Shape):
             at.mov(r("highest", per_lane), FLOOR, unread="dst"),
             at.mov(r("added", per_lane), 0),
             at.mov(self._sums(), 0),
-            when(span.first < span.end, self._take_queries()),
+            when(span.first < span.end, self._take_queries()) if self.in_registers else None,
             loop(t, span.tiles, self._step(t, span), rolled=True),
             self._totals(),
         ]
@@ -108,7 +107,6 @@ class Multiplier(Shape):
             self._weigh(),
             self._factors(),
             self._add(t),
-            at.fence_proxy_async(),
             at.warp_sync(),
             single(at.mbar_arrive(slot(self.ring.empty, self.ring.stage(t)))),
         ]
@@ -141,12 +139,12 @@ class Multiplier(Shape):
         )
 
     def _take_queries(self) -> list[Body]:
-        """Waits for the queries; takes them into registers if they are to be kept there."""
-        out: list[Body] = [at.mbar_wait(slot(self.asked), 0)]
-        if self.in_registers:
-            steps = range(len(self._steps()))
-            out += [self._load_query(k, n) for k in steps for n in range(self.own)]
-        return out
+        """Waits for the queries, which come with the first tile, and takes them into registers."""
+        steps = range(len(self._steps()))
+        return [
+            self.ring.wait_full(0),
+            *(self._load_query(k, n) for k in steps for n in range(self.own)),
+        ]
 
     def _score(self, n: int, chain: int = 0) -> UOp:
         return part(self.r(f"score{chain}", self.own * QUAD), n * QUAD, QUAD)

@@ -23,9 +23,8 @@ SCALE = {"sm_scale": None}
 DTYPES = ("float16", "bfloat16")
 ELEMENT = 2  # bytes
 HEADS, MAX_HEADS = 8, 64  # of an MMA's columns: what heads are a multiple of, and the most
-DIMS = 32  # of a head: what its sizes are a multiple of
-MAX_CKV, MAX_KPE = 512, 128
-MAX_ROWS = 2**32 - 1  # of a cache: kernels count them in 32 bits
+LATENTS, ROPES = (64, 128, 256, 512), (32, 64, 128)  # dims of a head
+MAX_ROWS = 2**32 // 64 - 1  # of a cache: kernels count its chunks of 16 bytes in 32 bits
 
 
 def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
@@ -43,7 +42,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     dtype = _dtype(name, definition, inputs, _outputs(rows))
     names = dict.fromkeys(axis for shape in inputs.values() for axis in shape or ())
     bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
-    _refuse(name, bound, "kv_last_page_len" in given)
+    _refuse(name, bound, rows, "kv_last_page_len" in given)
     heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     tokens, sequences = bound["num_kv_indices"] * bound["page_size"], bound["len_indptr"] - 1
     queries = bound[rows] * heads
@@ -84,17 +83,17 @@ def _outputs(rows: str) -> dict[str, list[str]]:
     }
 
 
-def _refuse(name: str, bound: Mapping[str, int], paged: bool) -> None:
+def _refuse(name: str, bound: Mapping[str, int], rows: str, paged: bool) -> None:
     """Raise ValueError for axes that the mathematics or the kernels do not take."""
     heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     if heads % HEADS or heads > MAX_HEADS:
         raise ValueError(
             f"{name}: {heads} query heads must be a multiple of {HEADS}, {MAX_HEADS} at most"
         )
-    if latent % (2 * DIMS) or latent > MAX_CKV or rope % DIMS or rope > MAX_KPE:
+    if latent not in LATENTS or rope not in ROPES:
         raise ValueError(
-            f"{name}: head_dim_ckv = {latent} must be a multiple of {2 * DIMS} up to {MAX_CKV}, "
-            f"head_dim_kpe = {rope} of {DIMS} up to {MAX_KPE}"
+            f"{name}: head_dim_ckv = {latent} must be one of {LATENTS}, head_dim_kpe = {rope} of "
+            f"{ROPES}"
         )
     if "batch_size" in bound and bound["len_indptr"] != bound["batch_size"] + 1:
         raise ValueError(f"{name}: len_indptr must be batch_size + 1")
@@ -104,6 +103,8 @@ def _refuse(name: str, bound: Mapping[str, int], paged: bool) -> None:
         raise ValueError(f"{name}: pages of {bound['page_size']} tokens need kv_last_page_len")
     if bound["num_pages"] * bound["page_size"] > MAX_ROWS:
         raise ValueError(f"{name}: the cache has more than {MAX_ROWS} tokens")
+    if bound[rows] * heads > MAX_ROWS:
+        raise ValueError(f"{name}: there are more than {MAX_ROWS} rows of queries")
 
 
 def _dtype(
