@@ -1,4 +1,4 @@
-"""Latent attention kernels compute what the definition says: uneven, empty and partial sequences."""
+"""Latent attention kernels compute what the definition says, for uneven and empty sequences."""
 
 from __future__ import annotations
 

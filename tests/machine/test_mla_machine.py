@@ -1,0 +1,80 @@
+"""The validator proves latent attention kernels, and misses every statement that is taken out."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxflow.compiler.atoms import at, atom
+from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.errors import CompileError, HazardError
+from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
+from ptxflow.compiler.strategy import Problem, Strategy
+from tests.mla_cases import CASES, H200, IDS, decode, family_of, prefill, problem
+
+SMALL = {"heads": 16, "latent": 128, "rope": 32}
+FREE = ("fence_mbar_init",)  # threads arrive and wait behind a barrier: nobody else would need it
+KEPT = 24  # of the statements that write shared or global memory: the whole takes minutes
+
+
+def small(s: Strategy) -> Problem:
+    return problem(s.family == "mla_prefill", 16, **SMALL)
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
+def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyped-def]
+    p, maker = small(s), family_of(s)
+    lowered, trips = maker.build(p, s, dev), maker.trips(p, s, dev)
+    assert len(check(lowered, trips, dev)) == len(trips) + len(kernels_of(lowered))
+    check_launch(lowered, maker.launch(p, s, dev))
+
+
+@pytest.mark.parametrize(
+    "s",
+    [decode(chunk=256, lag=1, dependent=1), prefill(queries=2, warps=8, lag=1)],
+    ids=["decode", "prefill"],
+)
+def test_every_statement_is_needed(s: Strategy) -> None:
+    p, maker = small(s), family_of(s)
+    lowered, trips = maker.build(p, s, H200), maker.trips(p, s, H200)
+    for number, kernel in enumerate(kernels_of(lowered)):
+        atoms = [(path, n) for path, n in walk(kernel) if n.op is Op.ATOM]
+        asked = [q for q, n in atoms if atom(n.arg.atom).orders and n.arg.atom not in FREE]
+        writes = [q for q, n in atoms if _writes(n)]
+        for path in [*asked, *writes[:: max(1, len(writes) // KEPT)]]:
+            with pytest.raises(CompileError, match="; fix: "):
+                check(_with(lowered, number, edit(kernel, path, ())), trips, H200)
+
+
+def _writes(node: UOp) -> bool:
+    """Whether an instruction writes memory, not registers alone."""
+    row = atom(node.arg.atom)
+    targets = (row.operand(node, a.operand).src[0] for a in row.accesses if a.mode == "w")
+    return any(t.op in (Op.SMEM, Op.GLOBAL) for t in targets)
+
+
+def _with(lowered: UOp, number: int, kernel: UOp) -> UOp:
+    kernels = list(kernels_of(lowered))
+    kernels[number] = kernel
+    return program(*kernels) if len(kernels) > 1 else kernel
+
+
+def _instead(s: Strategy, name: str, planted: UOp, which: int = 0) -> UOp:
+    """The lowered kernels with another statement in the place of one of that name."""
+    lowered = family_of(s).build(small(s), s, H200)
+    first = kernels_of(lowered)[0]
+    paths = [q for q, n in walk(first) if n.op is Op.ATOM and n.arg.atom == name]
+    return _with(lowered, 0, edit(first, paths[which], (planted,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "planted", "message"),
+    [
+        ("copies_wait", at.copies_wait(pending=2), "race|half way|never"),
+        ("named_sync", at.named_sync(id=1, threads=96), "barrier|arrives|warps"),
+        ("named_sync", at.warp_sync(), "race|never written"),
+    ],
+)
+def test_planted_bugs_are_refused(name: str, planted: UOp, message: str) -> None:
+    s = decode(chunk=128, lag=1)
+    with pytest.raises(HazardError, match=message):
+        check(_instead(s, name, planted), family_of(s).trips(small(s), s, H200), H200)
