@@ -82,7 +82,7 @@ def space(p: Problem, dev: Device = H200) -> Space:
     return enumerate_space(family(p.family), p, dev)
 
 
-_TILING: dict[str, int | str] = {"tile": 32, "warps": 4, "stages": 2, "lag": 0, "operand": "shared"}
+_TILING: dict[str, int | str] = {"tile": 32, "warps": 4, "stages": 2, "operand": "shared"}
 
 
 def decode(**changes: int | str) -> Strategy:

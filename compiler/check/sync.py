@@ -222,6 +222,16 @@ class Synchronisation(Accesses):
             agent.apart |= local
             agent.own[Op.SMEM, True] = agent.own.get((Op.SMEM, True), 0) | local
 
+    def _do_copies_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """Every lane arrives when its copies so far have landed; who waits there sees them."""
+        bits = agent.open.pop("copies", Group()).local
+        for group in agent.groups.pop("copies", []):
+            bits |= group.local
+        bar = self._barrier(agent, node, node.src[0], agent.cta)
+        seen = agent.known() & self.observations
+        message = Message(bits | seen, seen, seen)
+        self._later(partial(self._arrive, agent, node, bar, lanes, message, agent.known()))
+
     def _do_wait_ld(self, agent: Agent, node: UOp, lanes: int) -> None:
         group = agent.open.pop("ld", Group())
         agent.knows.generic |= group.local | group.registers

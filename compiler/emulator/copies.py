@@ -1,4 +1,5 @@
-"""cp.async: a lane's small copies from global to shared memory, complete at a wait_group."""
+"""cp.async: a lane's small copies from global to shared memory, complete at a wait_group, or when
+they arrive at an mbarrier by themselves."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptxflow.compiler.emulator.clocks import GENERIC
+from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
+from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import LANDING, READY
 from ptxflow.compiler.emulator.moves import own_offsets
-from ptxflow.compiler.emulator.operands import Line, operation
+from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
 from ptxflow.compiler.emulator.race import COPY, granules
-from ptxflow.compiler.emulator.touches import issue, stream
+from ptxflow.compiler.emulator.touches import issue, stream, use_barrier
 from ptxflow.compiler.emulator.warp import Array, Step, Warp, lanes_in
 
 
@@ -113,6 +115,32 @@ def wait(line: Line) -> Step:
         del groups.groups[:done]
         by = stream(w, COPY)
         w.actor.learn(GENERIC, by.agent, by.clock - 1 - pending)
+
+    return run
+
+
+@operation(r"cp\.async\.mbarrier\.arrive\.noinc\.shared(?:::cta)?\.b64")
+def arrive(line: Line) -> Step:
+    """Each lane arrives when all that it has copied so far has landed; as late as is legal."""
+    address = line.address(0)
+
+    def run(w: Warp) -> None:
+        machine, groups = w.cta.machine, w.unit(CopyGroups)
+        bar = w.cta.barrier(own(w, uniform(w, address(w), "the barrier")))
+        use_barrier(w, bar)
+        copies = [c for group in [*groups.groups, groups.open] for c in group]
+        groups.open, groups.groups = [], []
+        by, told, lanes = stream(w, COPY), Clocks(), w.mask.bit_count()
+        told.learn(GENERIC, by.agent, by.clock)
+        by.clock += 1
+
+        def landed() -> None:
+            for copy in copies:
+                land(w, copy)
+            bar.tell(told, False)
+            machine.hazard(line.ins.line, bar.arrive(lanes))
+
+        machine.issue(w, (w.cta.rank,), landed, (w.cta.rank, w.index))
 
     return run
 

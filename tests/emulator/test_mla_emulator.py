@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
@@ -171,3 +171,14 @@ def test_a_wrong_kernel_is_told_from_a_right_one(name: str) -> None:
     assert old in text
     found = wrong(p, s, decode_case(p), text.replace(old, new))
     assert any(found.values()) == bool(name), found
+
+
+def test_copies_behind_their_arrival_are_missed() -> None:
+    """A lane arrives for the copies before its instruction, and for no others."""
+    s, p = decode(chunk=0), problem(False, 1, 1, 20, **SMALL)
+    lines = write(family_of(s).build(p, s, H200), H200).split("\n")
+    last = next(i for i, line in enumerate(lines) if "cp.async.mbarrier.arrive" in line)
+    lines[last - 1], lines[last] = lines[last], lines[last - 1]
+    assert "cp.async.cg" in lines[last]
+    with pytest.raises(Fault, match="has not landed|in flight|never waited"):
+        wrong(p, s, decode_case(p), "\n".join(lines))

@@ -30,7 +30,7 @@ def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyp
 
 @pytest.mark.parametrize(
     "s",
-    [decode(chunk=256, lag=1, dependent=1), prefill(queries=2, warps=8, lag=1)],
+    [decode(chunk=256, dependent=1), prefill(queries=2, warps=8, lag=1)],
     ids=["decode", "prefill"],
 )
 def test_every_statement_is_needed(s: Strategy) -> None:
@@ -69,12 +69,11 @@ def _instead(s: Strategy, name: str, planted: UOp, which: int = 0) -> UOp:
 @pytest.mark.parametrize(
     ("name", "planted", "message"),
     [
-        ("copies_wait", at.copies_wait(pending=2), "race|half way|never"),
         ("named_sync", at.named_sync(id=1, threads=96), "barrier|arrives|warps"),
         ("named_sync", at.warp_sync(), "race|never written"),
     ],
 )
 def test_planted_bugs_are_refused(name: str, planted: UOp, message: str) -> None:
-    s = decode(chunk=128, lag=1)
+    s = decode(chunk=128)
     with pytest.raises(HazardError, match=message):
         check(_instead(s, name, planted), family_of(s).trips(small(s), s, H200), H200)

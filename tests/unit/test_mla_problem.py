@@ -144,8 +144,6 @@ def test_features_have_the_same_names_for_every_problem() -> None:
     [
         (prefill(queries=4, tile=64, warps=8), "sums and queries exceed the registers"),
         (decode(tile=32, warps=8), "groups of warps share the columns evenly"),
-        (decode(stages=5, chunk=0, lag=4), "lag must be one of"),
-        (decode(lag=2), "handed over before its place in the ring is asked for"),
         (decode(chunk=64, tile=64, warps=8, stages=2), "no more stages than a chunk has tiles"),
         (decode(chunk=0, dependent=1), "a second kernel is for sequences in chunks"),
         (decode(tile=64, warps=8, stages=3, chunk=0), "exceed the shared memory of a CTA"),

@@ -26,6 +26,8 @@ from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, Sca
 from ptxflow.compiler.lower import layout
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
+LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
+
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel, and the one that adds chunks up where there are chunks."""
@@ -142,18 +144,19 @@ def _param(param: tuple[str, str], count: str) -> Param:
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
-    """Three sequences of small heads, one of them empty, the others uneven, past a ring's second
-    turn, or of several chunks."""
+    """Sequences of small heads past a ring's second turn, or of several chunks: three, of which one
+    is empty and the others are uneven, or one alone where chunks are long."""
     k = Attend(p, s, device)
     page = 1 if p["page_size"] == 1 else 16
+    sequences = 3 if k.chunk < LONG else 1
     turn = (2 * k.stages + 1) * k.tile + 3
-    tokens = 2 * k.chunk + k.tile + 3 if k.split else turn
+    tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.split else turn
     pages = max(3, -(-tokens // page))
     axes = dict(p.axes)
     changed = {
-        "batch_size": 3,
+        "batch_size": sequences,
         "total_q": 2 * k.queries + 3,
-        "len_indptr": 4,
+        "len_indptr": sequences + 1,
         "page_size": page,
         "head_dim_ckv": 16 * max(k.warps, 4),
         "head_dim_kpe": 32,

@@ -34,7 +34,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
 CHUNK = 16  # bytes that a lane copies
@@ -84,7 +84,7 @@ class Attend(Multiplier):
         super().__init__(problem, s, device)
         self.work, self.asking = Work(self), Work(self, GATHERING)
         self.share = self.tile // self.helpers  # rows of a tile that a warp gathers
-        self.helper, self.lag = WARP - self.warps, int(s.lag)
+        self.helper = WARP - self.warps
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -123,27 +123,16 @@ class Attend(Multiplier):
     # -- gathering ----------------------------------------------------------------------------
 
     def _gather(self, span: Span) -> UOp:
-        """Tile after tile, 16 bytes a lane, each warp some rows; a tile is handed over when `lag`
-        later ones have been asked for. The first warp asks for the queries with the first tile."""
+        """Tile after tile, 16 bytes a lane, each warp some rows, the first the queries before them.
+        Copies arrive at their tile's barrier by themselves."""
         t, wanted = var("gathered"), span.first < span.end
         if span.present.op is not Op.CONST:
             wanted = wanted & span.present
-        landed = t - self.lag
-        done = single(at.mbar_arrive(slot(self.ring.full, self.ring.stage(landed))))
         return when(
             wanted,
             self._ask_page(span, const(0)),
             when(self.helper.eq(0), self._ask_queries(span)),
-            loop(
-                t,
-                span.tiles + self.lag,
-                when(t < span.tiles, self._ask(span, t)),
-                at.copies_commit(),
-                at.copies_wait(pending=self.lag),
-                at.warp_sync(),
-                when(t >= self.lag, done) if self.lag else done,
-                rolled=True,
-            ),
+            loop(t, span.tiles, self._ask(span, t), rolled=True),
         )
 
     def _ask_page(self, span: Span, t: UOp) -> UOp:
@@ -176,7 +165,7 @@ class Attend(Multiplier):
                     out.append(at.shuffle_from(found[number], r("row", 1), number))
                 index = held(found[number].src[0]) * part.chunks + chunk
                 out.append(part.copy(i, stage, self.helper * self.share, index))
-        return out
+        return [*out, at.copies_arrive(slot(self.ring.full, stage))]
 
     def _parts(self, names: str, latents: UOp, ropes: UOp) -> list[Part]:
         latent, rope = names.split()

@@ -19,6 +19,7 @@ from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule
 WARP = 32
 MMA_TOKENS, MMA_DIMS, MMA_COLUMNS = 16, 16, 8
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
+MAX_ROUNDS = 16  # of CTAs on an SM: more write and read more sums than keys
 SUM_WARPS = 4  # warps of a CTA of the second kernel
 SPLIT = 8  # warps that have other registers than those that gather:
 MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at the most
@@ -27,12 +28,15 @@ SHARED, REGISTERS = "shared", "registers"
 TILING = (
     Decision("tile", (32, 64), "tokens of a step"),
     Decision("warps", (4, 8), "warps that multiply, besides those that ask for rows"),
-    Decision("stages", (1, 2, 3, 4, 5, 6), "tiles of the ring"),
-    Decision("lag", (0, 1, 2, 3), "tiles that are asked for before a tile is waited for"),
+    Decision("stages", (1, 2, 3, 4, 5), "tiles of the ring"),
     Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
 )
 DECODE_DECISIONS = (
-    Decision("chunk", (0, 64, 128, 256, 512, 1024, 2048), "tokens of a CTA; 0: all of a sequence"),
+    Decision(
+        "chunk",
+        (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
+        "tokens of a CTA; 0: all of a sequence",
+    ),
     *TILING,
     Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
     Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
@@ -161,11 +165,6 @@ def _tiling(first: str) -> tuple[Rule, ...]:
             lambda f, p, d: p["head_dim_ckv"] % (MMA_DIMS * f.warps) == 0,
         ),
         rule(
-            "a tile is handed over before its place in the ring is asked for again",
-            "stages lag",
-            lambda f, p, d: f.lag < f.stages,
-        ),
-        rule(
             "ring, queries and weights exceed the shared memory of a CTA",
             f"{first} tile warps stages",
             lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
@@ -189,6 +188,14 @@ DECODE_RULES = (
         "a chunk has at least a tile, and no more tokens than there can be",
         "chunk tile",
         lambda f, p, d: (f.chunk == 0) | ((f.chunk >= f.tile) & (f.chunk <= 2 * tokens(p))),
+    ),
+    rule(
+        f"there are at most {MAX_ROUNDS} chunks for each SM, if sequences are cut",
+        "chunk",
+        lambda f, p, d: (
+            (f.chunk == 0)
+            | (tokens(p) // np.maximum(f.chunk, 1) + p["batch_size"] <= MAX_ROUNDS * d.sms)
+        ),
     ),
     rule(
         "a ring has no more stages than a chunk has tiles",

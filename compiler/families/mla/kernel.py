@@ -24,7 +24,7 @@ from ptxflow.compiler.families.mla.decisions import (
     weight_pitch,
 )
 from ptxflow.compiler.families.mla.problem import ELEMENT
-from ptxflow.compiler.families.mla.shape import QUAD, Shape
+from ptxflow.compiler.families.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.families.mla.span import Span
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
@@ -66,7 +66,7 @@ class Multiplier(Shape):
         self.factors = smem("factors", handed, self.groups, align=16)
         self.tops = smem("tops", handed, self.groups, align=16)
         self.helpers = int(helpers(s.fields()))
-        self.ring = Ring.of("tiles", self.stages, self.helpers, self.warps)
+        self.ring = Ring.of("tiles", self.stages, LANES * self.helpers, self.warps)
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps
         self.in_registers = s.operand == REGISTERS
