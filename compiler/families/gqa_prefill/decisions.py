@@ -59,7 +59,8 @@ def registers(f: Fields, problem: Problem) -> Any:
     weights that are being multiplied, and what surrounds them."""
     scores = f.tile_kv // 2
     beside = np.where(f.overlap == 1, f.tile_kv // 4 + 32, 40)
-    return problem["head_dim"] // 2 + scores + beside
+    copying = np.where(boxes(problem, f.tile_kv), 0, 8)  # what producers hold counts, too
+    return problem["head_dim"] // 2 + scores + beside + copying
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:

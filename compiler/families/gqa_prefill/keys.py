@@ -8,6 +8,7 @@ hold what there is: scores there are masked, and values are cleared (`clear`).
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 from ptxflow.compiler.atoms import at
@@ -41,6 +42,7 @@ from ptxflow.compiler.lower import single
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
 LINES = 4  # rows of a column block that a warp copies together
+TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
 
 
 class Keys(Work):
@@ -154,18 +156,24 @@ class Keys(Work):
         """A warp copies its part of the rows of keys, then of values, and hands over the tile that
         it began before each. Lanes look up a page, and tell the others."""
         rows = self.tile_kv // COPIERS
-        first = self.tile_at(step) * self.tile_kv + warp * rows
+        mine = warp * rows
+        first = self.tile_at(step) * self.tile_kv + mine
         groups = range(0, rows, WARP_LANES)
+        pages = {i: f"page_{i}_" for i in groups}
         out: list[Body] = [
-            self._page(f"page_{i}_", (first + i + LANE) // self.page) for i in groups
+            self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()
         ]
         for name, (ring, _) in self.rings.items():
             out.append(ring.wait_empty(step))
-            for i in groups:
-                line = var(f"{name}_line_{i}")
+            for i, page in pages.items():
+                turn = var(f"{name}_turn_{i}")
                 count = min(rows - i, WARP_LANES) // LINES
-                copies = self._copy_lines(name, step, warp * rows, first, i, line * LINES)
-                out.append(loop(line, count, copies, rolled=True))
+                at_once = math.gcd(count, TOGETHER)
+                copies = [
+                    self._copy_lines(name, step, page, (mine + i, first + i), turn * at_once, j)
+                    for j in range(at_once)
+                ]
+                out.append(loop(turn, count // at_once, copies, rolled=True))
             out.append(at.copies_commit())
             if name == "k":
                 out.append(when(const(0) < step, self._hand_over("v", step - 1, 1)))
@@ -174,22 +182,23 @@ class Keys(Work):
         return out
 
     def _copy_lines(
-        self, name: str, step: UOp, mine: UOp, first: UOp, group: int, row: UOp
+        self, name: str, step: UOp, page: str, firsts: tuple[UOp, UOp], turn: UOp, part: int
     ) -> list[UOp]:
-        """Four rows, from `row` of a group on that has its pages in a register: eight lanes to the
-        part of each in a column block."""
+        """Four rows: eight lanes to the part of each in a column block. `firsts` are the first row
+        in the tile, and the first token, of those that have their pages in a register."""
         ring, buffers = self.rings[name]
+        row = (turn + part) * LINES
         line, chunk = row + (LANE >> 3), LANE & 7
-        page = f"{name}_page_of_{group}_"
-        tell = at.shuffle_from(self.keep(page, 1), self.keep(f"page_{group}_", 1), line)
-        token = first + group + line
-        source = self.told(page) * self.page + token % self.page
+        own = f"{name}_{page}of_{part}_"
+        tell = at.shuffle_from(self.keep(own, 1), self.keep(page, 1), line)
+        token = firsts[1] + line
+        source = self.told(own) * self.page + token % self.page
         return [tell] + [
             at.copy_chunks(
                 slot(
                     buffers,
                     ring.stage(step),
-                    (mine + group + row) * ROW + self.tile.k_block_offset(column),
+                    (firsts[0] + row) * ROW + self.tile.k_block_offset(column),
                     LINES * ROW,
                 ),
                 (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
