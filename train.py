@@ -100,7 +100,14 @@ def workloads(settings: Settings, reward: Remembered) -> Workloads:
         target = device(settings.device)
         chosen = members(settings.definitions, PRESETS[settings.preset])
         jobs = cores() if settings.compute == "cuda" else settings.threads
-        return Workloads(chosen, spaces_of(chosen, target, reward, jobs))
+        found = list(zip(chosen, spaces_of(chosen, target, reward, jobs), strict=True))
+        kept = [(m, s) for m, s in found if s is not None]
+        without = sorted({m.label for m, s in found if s is None})
+        if without:
+            print(f"left out, with no strategy on {target.name}: {', '.join(without)}")
+        if not any(m.kind == "trained" for m, _ in kept):
+            raise BadInput(f"no workload has a strategy on {target.name}")
+        return Workloads([m for m, _ in kept], [s for _, s in kept])
     except KeyError as error:
         raise BadInput(error.args[0]) from None
     except ValueError as error:

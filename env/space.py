@@ -211,6 +211,10 @@ class SpaceSet:
         return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
 
 
+class EmptySpace(ValueError):
+    """No strategy of a family is valid for a problem on a device; one line with the last rule."""
+
+
 def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
     """All valid strategies; ValueError naming the last rule to refuse when there are none.
 
@@ -230,7 +234,7 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
             read = [names.index(name) for name in rule.reads]
             prefixes = prefixes[table[tuple(prefixes[:, i] for i in read)]]
             if not len(prefixes):
-                raise ValueError(
+                raise EmptySpace(
                     f"{family.name} {problem.definition} on {device.name}: no strategy is valid "
                     f"for {dict(problem.axes)}; the last to refuse was: {rule.sentence}"
                 )
