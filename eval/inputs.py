@@ -76,16 +76,6 @@ class Draw:
         return DefinitionError(f"{self.definition.name}: {why} ({axes})")
 
 
-def _split(total: int, parts: int, rng: np.random.Generator) -> Ints:
-    """Positive sizes of `parts` sequences that sum to `total`, within a factor of about three.
-
-    Every 16th is empty, and as many as must be where there are more sequences than tokens.
-    """
-    weight = rng.uniform(0.5, 1.5, parts)
-    weight[rng.permutation(parts)[: parts // RARE]] = 0.0
-    return sequences.apportion(total, weight)
-
-
 def _page_ids(d: Draw, name: str, counts: Ints, num_pages: int) -> Ints:
     """Scattered page ids, all different; where the cache is too small for that, sequences share.
 
@@ -241,7 +231,7 @@ def _gdn(d: Draw) -> Inputs:
     made["dt_bias"] = d.normal("dt_bias", 0.5, -1.0)
     made["scale"] = 1 / math.sqrt(size)
     if "cu_seqlens" in d.definition.inputs:
-        sizes = _split(d.axes["total_seq_len"], d.axes["num_seqs"], d.rng("cu_seqlens"))
+        sizes = sequences.split(d.axes["total_seq_len"], d.axes["num_seqs"], "tokens")
         made["cu_seqlens"] = d.ints("cu_seqlens", sequences.indptr(sizes))
     return made
 

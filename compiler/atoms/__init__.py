@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import (
     blackwell,
     candidates,
+    chunks,
     common,
     copies,
     draws,
@@ -46,6 +47,7 @@ _ROWS = (
     fragments,
     softmax,
     copies,
+    chunks,
     hopper,
     blackwell,
 )  # importing them fills the table

@@ -48,6 +48,7 @@ def family_for(op_type: str, inputs: Collection[str] = ()) -> Family:
 def _load() -> None:
     from ptxflow.compiler.families import (  # noqa: F401  each registers itself
         gdn_decode,
+        gdn_prefill,
         gemm,
         gqa_decode,
         gqa_prefill,

@@ -14,7 +14,7 @@ from ptxflow.env.measurements import COPY
 from ptxflow.eval.arguments import UsageError, find_problem
 from ptxflow.eval.checking import Bench, compare
 from ptxflow.eval.definition import Definition
-from ptxflow.eval.peers import attention, plain
+from ptxflow.eval.peers import attention, gdn, plain
 from ptxflow.eval.peers.ready import Call, Given, Maker, NotOffered, Ready
 from ptxflow.eval.tolerance import Tolerance
 
@@ -37,6 +37,7 @@ PEERS: dict[str, dict[str, Maker]] = {
         "flashinfer": plain.flashinfer_sampling,
     },
     "gdn": {COPY: plain.copy, "torch": plain.torch_reference},
+    "gdn" + PREFILL: {COPY: plain.copy, "torch.chunked": gdn.torch_chunked},
     "gqa_paged": {
         COPY: plain.copy,
         "torch": plain.torch_reference,
@@ -70,7 +71,7 @@ PEERS: dict[str, dict[str, Maker]] = {
 
 def makers_of(definition: Definition) -> dict[str, Maker]:
     """The makers of a definition's peers by name; a copy alone where no library is known."""
-    packed = PREFILL if "qo_indptr" in definition.inputs else ""
+    packed = PREFILL if {"qo_indptr", "cu_seqlens"} & set(definition.inputs) else ""
     return PEERS.get(definition.op_type + packed, {COPY: plain.copy})
 
 

@@ -11,7 +11,7 @@ import torch
 from ptxflow.eval import attention_rows
 from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import Definition, DefinitionError, load, names, parse
-from ptxflow.eval.inputs import CHUNK, Draw, _page_table, _split, make_inputs
+from ptxflow.eval.inputs import CHUNK, Draw, _page_table, make_inputs
 from ptxflow.eval.references import moe
 from ptxflow.eval.sequences import paged_prefill, pattern, ragged_prefill, split
 from ptxflow.eval.tolerance import tolerance
@@ -111,19 +111,6 @@ def test_refusals() -> None:
     ragged, axes = small("gqa_ragged_prefill_causal_h32_kv4_d128")
     with pytest.raises(DefinitionError, match="more queries than keys"):
         make_inputs(ragged, axes | {"total_q": 91}, 0)
-
-
-@pytest.mark.parametrize(
-    ("total", "parts"), [(1, 1), (5, 1), (3, 7), (7, 7), (64, 16), (10**6, 64)]
-)
-def test_split(total: int, parts: int) -> None:
-    for seed in range(20):
-        sizes = _split(total, parts, np.random.default_rng(seed))
-        assert sizes.sum() == total
-        assert len(sizes) == parts
-        live = sizes[sizes > 0]
-        assert len(live) == min(total, parts - parts // 16)
-        assert live.max() <= 3 * live.min() + 3
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 16, 33])

@@ -104,5 +104,6 @@ GDN_DECODE = register(
         trips=trips,
         launch=launch,
         trial=trial,
+        accepts=lambda inputs: "cu_seqlens" not in inputs,
     )
 )

@@ -1,0 +1,139 @@
+"""Atoms of both targets for recurrences in chunks: sums over the tokens that lanes hold, 16-bit
+operands in two terms, and factors of columns.
+
+Factors are taken in turn: of a fragment whose columns alternate, one of each column.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.threads import each, pieces
+from ptxflow.compiler.ir import UOp
+
+WARP = 32
+
+
+def _in_turn(use: UOp) -> bool:
+    return all(use.src[0].arg % s.arg == 0 for s in use.src[1:] if s.arg)
+
+
+_TURNS = Rule("operands are as wide as the result, or taken in turn", _in_turn)
+
+
+def _columns(name: str, names: str, form: str, isa: str, sass: tuple[str, ...] = ()) -> Atom:
+    """An instruction on registers whose operands are taken in turn; the first is the result."""
+    result, *sources = names.split()
+    return Atom(
+        name,
+        ((result, "frag"), *((source, "frag") for source in sources)),
+        Scope.THREAD,
+        Lanes.ALL,
+        each(form),
+        isa,
+        accesses=(*(Access(s, "r", GENERIC) for s in sources), Access(result, "w", GENERIC)),
+        sass=sass,
+        rules=(_TURNS,),
+    )
+
+
+scale_columns = define(
+    _columns("scale_columns", "dst src factor", "mul.rn.f32 {dst}, {src}, {factor};", "9.7.3.5 mul")
+)
+fma_columns = define(
+    _columns(
+        "fma_columns",
+        "dst a factor c",
+        "fma.rn.f32 {dst}, {a}, {factor}, {c};",
+        "9.7.3.7 fma: a factor + c",
+    )
+)
+exp2_gap = define(
+    _columns(
+        "exp2_gap",
+        "dst a b",
+        "sub.rn.f32 {dst}, {a}, {b};\nex2.approx.ftz.f32 {dst}, {dst};",
+        "9.7.3 sub, ex2.approx: 2^(a - b); relative error 2^-22.5",
+        ("ex2.approx",),
+    )
+)
+
+
+def _rest_text(use: UOp, text: dict[str, str]) -> str:
+    lines, sources, dtype = list[str](), iter(pieces(text["src"])), use.arg.attr("dtype")
+    for dst, packed in zip(pieces(text["dst"]), pieces(text["packed"]), strict=True):
+        low, high = next(sources), next(sources)
+        if dtype == "bf16":
+            lines += [f"shl.b32 %ra, {packed}, 16;", f"and.b32 %rb, {packed}, 0xFFFF0000;"]
+        else:
+            lines += [
+                f"cvt.u16.u32 %rh, {packed};",
+                "cvt.f32.f16 %ra, %rh;",
+                f"shr.u32 %rb, {packed}, 16;",
+                "cvt.u16.u32 %rh, %rb;",
+                "cvt.f32.f16 %rb, %rh;",
+            ]
+        lines += [
+            f"sub.rn.f32 %ra, {low}, %ra;",
+            f"sub.rn.f32 %rb, {high}, %rb;",
+            f"cvt.rn.{dtype}x2.f32 {dst}, %rb, %ra;",
+        ]
+    return "\n".join(lines)
+
+
+pack_rest = define(
+    Atom(
+        "pack_rest",
+        (("dst", "frag"), ("src", "frag"), ("packed", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _rest_text,
+        "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("packed", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(
+            Rule(
+                "two values to a register",
+                lambda u: u.src[1].arg == 2 * u.src[0].arg == 2 * u.src[2].arg,
+            ),
+        ),
+    )
+)
+
+
+def _prefix_text(use: UOp, text: dict[str, str]) -> str:
+    dst = text["dst"]
+    return "\n".join(
+        f"shfl.sync.up.b32 %ra|%pw, {dst}, {1 << i}, 0, 0xFFFFFFFF;\n"
+        f"@%pw add.rn.f32 {dst}, {dst}, %ra;"
+        for i in range(WARP.bit_length() - 1)
+    )
+
+
+prefix_sum = define(
+    Atom(
+        "prefix_sum",
+        (("dst", "frag"),),
+        Scope.WARP,
+        Lanes.ALL,
+        _prefix_text,
+        "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
+        accesses=(Access("dst", "rw", GENERIC),),
+        rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
+    )
+)
+keep_inside = define(
+    Atom(
+        "keep_inside",
+        (("dst", "frag"), ("inside", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: "\n".join(
+            f"selp.f32 {d}, {d}, 0f00000000, {t['inside']};" for d in pieces(t["dst"])
+        ),
+        "9.7.7 selp: zero where a condition does not hold",
+        accesses=(Access("dst", "rw", GENERIC),),
+    )
+)

@@ -1,0 +1,104 @@
+"""Packed prefill of the gated delta rule, from a definition: sequences of tokens, a state for each
+of their value heads.
+
+A state is [value, key] in float32, both of `head_size`; value head n reads query and key head
+n // (num_v_heads / num_q_heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ptxflow.compiler.strategy import Problem, bind_axis
+
+VALUES = ["total_seq_len", "num_v_heads", "head_size"]
+STATE = ["num_seqs", "num_v_heads", "head_size", "head_size"]
+GATE = ["total_seq_len", "num_v_heads"]
+INPUTS: dict[str, list[str] | None] = {
+    "q": ["total_seq_len", "num_q_heads", "head_size"],
+    "k": ["total_seq_len", "num_k_heads", "head_size"],
+    "v": VALUES,
+    "state": STATE,
+    "A_log": ["num_v_heads"],
+    "a": GATE,
+    "dt_bias": ["num_v_heads"],
+    "b": GATE,
+    "cu_seqlens": ["len_cu_seqlens"],
+    "scale": None,
+}
+OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
+WIDE = ("state", "A_log", "dt_bias", "scale", "new_state")  # float32; the others have 16 bits
+DTYPES = ("float16", "bfloat16")
+ELEMENT, STATE_BYTES, BOUND_BYTES = 2, 4, 8  # of an element; of a bound in cu_seqlens
+SIZES = (64, 128, 256)  # of a head
+PRODUCTS = 3  # with a state for each token: S k, the update's outer product, S q
+MAX_ELEMENTS = 2**32 - 1  # of a tensor: kernels count them in 32 bits
+
+
+def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
+    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
+
+    Raises ValueError, one line each, for other tensors and dtypes, head counts that do not divide,
+    and sizes that no kernel takes. FLOPs are 6 head_size^2 for a token and value head: the products
+    of the recurrence itself, without what chunks add.
+    """
+    name = str(definition.get("name", "gdn_prefill"))
+    dtype = _dtype(name, definition)
+    names = dict.fromkeys(axis for shape in INPUTS.values() for axis in shape or ())
+    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    _refuse(name, bound)
+    tokens, sequences = bound["total_seq_len"], bound["num_seqs"]
+    heads, size = bound["num_v_heads"], bound["head_size"]
+    rows = 2 * bound["num_q_heads"] * size + 2 * heads * size + 2 * heads
+    states = 2 * STATE_BYTES * sequences * heads * size * size
+    numbers = BOUND_BYTES * (sequences + 1) + 8 * heads
+    return Problem(
+        family="gdn_prefill",
+        definition=name,
+        axes=tuple(bound.items()),
+        dtype=dtype,
+        flops=float(2 * PRODUCTS * size * size * heads * tokens),
+        bytes=float(ELEMENT * tokens * rows + states + numbers),
+    )
+
+
+def _refuse(name: str, bound: Mapping[str, int]) -> None:
+    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+    q, k, v = (bound[f"num_{x}_heads"] for x in "qkv")
+    size = bound["head_size"]
+    if k != q or v % q:
+        raise ValueError(
+            f"{name}: {q} query, {k} key and {v} value heads; as many query as key heads must "
+            "divide the value heads"
+        )
+    if size not in SIZES:
+        raise ValueError(f"{name}: head_size = {size} must be one of {SIZES}")
+    if bound["len_cu_seqlens"] != bound["num_seqs"] + 1:
+        raise ValueError(f"{name}: len_cu_seqlens must be num_seqs + 1")
+    for what, count in (("values", bound["total_seq_len"]), ("states", bound["num_seqs"] * size)):
+        elements = count * v * size
+        if elements > MAX_ELEMENTS:
+            raise ValueError(f"{name}: {what} have {elements} elements, of at most 2^32 - 1")
+
+
+def _dtype(name: str, definition: Mapping[str, Any]) -> str:
+    """The one 16-bit dtype of what is not float32."""
+    narrow = set()
+    for part, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
+        tensors: Mapping[str, Any] = definition.get(part) or {}
+        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
+        if shapes != expected:
+            raise ValueError(f"{name}: a gdn prefill has the {part} {expected}, not {shapes}")
+        for tensor, spec in tensors.items():
+            wanted = "int64" if tensor == "cu_seqlens" else "float32"
+            if tensor != "cu_seqlens" and tensor not in WIDE:
+                narrow.add(str(spec["dtype"]))
+            elif spec["dtype"] != wanted:
+                raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
+    if len(narrow) != 1 or not narrow <= set(DTYPES):
+        raise ValueError(
+            f"{name}: q, k, v, a, b and output must share one dtype of {', '.join(DTYPES)}, not "
+            f"{', '.join(sorted(narrow))}"
+        )
+    return narrow.pop()
