@@ -17,11 +17,17 @@ from ptxflow.compiler.atoms import document
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.families import family
+from ptxflow.compiler.families import family, family_for
 from ptxflow.compiler.ir import Op, edit, walk
+from ptxflow.compiler.ptx import write
+from ptxflow.env.space import enumerate_space
 from ptxflow.eval import optimum
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load, names
 from ptxflow.eval.records import read_records
 from ptxflow.eval.report import best_ratios, summary
+from ptxflow.eval.sequences import axes_of
+from ptxflow.eval.training_set import row_of
 from tests.gemm_cases import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +38,7 @@ FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"python (?:(train|sample|evaluate)\.py|-m (ptxflow[\w.]+))")
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-k)(?![\w-])")
+NUMBERS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
 FOLDERS = ("compiler", "env", "gfn", "eval")
 #: bare names of modules; main.py is what a Solution holds
 MODULES = {"train.py", "sample.py", "evaluate.py", "main.py"} | {
@@ -139,8 +146,65 @@ def test_the_atom_page_is_what_the_rows_say() -> None:
     )
 
 
+def section(title: str) -> str:
+    """The part of README.md under a heading."""
+    text = PAGES[0].read_text(encoding="utf-8")
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def built() -> dict[str, list[str]]:
+    """Definitions by the family that builds kernels for them; those of no family under ""."""
+    out: dict[str, list[str]] = {}
+    for name in names():
+        given = load(name)
+        try:
+            found = family_for(given.op_type, given.inputs).name
+        except KeyError:
+            found = ""
+        out.setdefault(found, []).append(name)
+    return out
+
+
+def test_the_families_of_the_readme_are_those_that_are_registered() -> None:
+    families = {f: str(len(definitions)) for f, definitions in built().items()}
+    none = int(families.pop("", "0"))
+    rows = re.findall(r"^\| (\w+) \| (\d+) \|", section("Families"), re.M)
+    assert dict(rows) == families and len(rows) == len(families)
+    number, whole = NUMBERS[len(families)], len(names())
+    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    assert f"{number} [kernel families](#families) cover {whole - none} of the {whole} " in text
+    assert f"The other {NUMBERS[none]}, " in text
+
+
+TARGETS = [
+    (name, arch, path)
+    for name, *paths in re.findall(
+        r"^\| (\w+) \| \d+ \| ([\w.]+) \| ([\w.]+) \|", section("Families"), re.M
+    )
+    for arch, path in zip(("sm_90a", "sm_100a"), paths, strict=True)
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "path"), TARGETS)
+def test_kernels_multiply_by_what_the_readme_says(name: str, arch: str, path: str) -> None:
+    """wgmma, tcgen05 or mma.sync in a kernel's PTX; "none" where no strategy is valid."""
+    device = next(d for d in DEVICES.values() if d.arch == arch)
+    definition = load(built()[name][0])
+    row = row_of(definition)
+    assert row is not None
+    problem = find_problem(definition, axes_of(definition, row.typical))[1]
+    space = enumerate_space(family(name), problem, device)
+    if path == "none":
+        assert not len(space.codes)
+        return
+    strategy = space.strategy(int(space.codes[len(space.codes) // 2]))
+    text = write(family(name).build(problem, strategy, device), device)
+    found = {p for p in ("wgmma", "tcgen05", "mma.sync") if f"{p}." in text}
+    assert found == ({path} - {"threads"})
+
+
 def test_the_decisions_of_the_readme_are_those_of_the_family() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGES[0].read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("The decisions of a GEMM"), re.M)
     gemm = family("gemm")
     assert rows == [(d.name, ", ".join(map(str, d.choices))) for d in gemm.decisions]
 
