@@ -23,7 +23,7 @@ from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHECKPOINTS = sorted((ROOT / "checkpoints").glob("[bh]*.safetensors"))
-WORST = re.compile(r"(\S+)'s worst is `(\w+)` at (\w+)=(\d+), (0\.\d+)")
+WORST = re.compile(r"(\S+)'s worst is\s+`(\w+)`\s+at\s+(\w+)=(\d+),\s+(0\.\d+)")
 SAMPLE = re.compile(
     r"^\$ python sample\.py --definition (\w+) --axes (\w+)=(\d+)(?: --device (\w+))?.*\n"
     r"((?:(?!```).*\n)*)",
