@@ -240,6 +240,17 @@ tma_load = define(
         rules=_TMA_RULES,
     )
 )
+prefetch_map = define(
+    Atom(
+        "prefetch_map",
+        (("map", "map"),),
+        Scope.THREAD,
+        Lanes.ONE,
+        "prefetch.tensormap [{map}];",
+        "9.7.9.15 prefetch.tensormap: brings a tensor map near, before a copy asks for it",
+        sass=("prefetch.tensormap",),
+    )
+)
 tma_load_multicast = define(
     Atom(
         "tma_load_multicast",

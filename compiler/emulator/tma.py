@@ -121,3 +121,17 @@ def prefetch(line: Line) -> Step:
             tensor_map(w, source, rank)
 
     return run
+
+
+@operation(r"prefetch\.tensormap")
+def prefetch_map(line: Line) -> Step:
+    """It must name a tensor map; nothing else shows."""
+    line.count(1)
+    address = line.address(0)
+
+    def run(w: Warp) -> None:
+        for _, (source,) in by_lane(w, address(w)):
+            if source not in w.cta.machine.maps:
+                raise Fault(f"no tensor map at 0x{source:X}")
+
+    return run

@@ -80,7 +80,8 @@ class Kernel(Keys, Output):
     def build(self) -> UOp:
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
-        found = self.find()
+        maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
+        found = [elect(WARP.eq(warps), maps), *self.find()]
         some, count = var("some"), self.any
         consumer = Role("consumer", 0, warps, regs=int(register_limit(fields)))
         producer = Role("producer", warps, 4, regs=int(producer_registers(fields)))

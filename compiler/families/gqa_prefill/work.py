@@ -99,14 +99,24 @@ class Work:
         return self.first_head // (self.heads // self.kv_heads)
 
     def find(self) -> list[Body]:
-        """Every warp finds its block's sequence and where it begins and ends."""
+        """Every warp finds its block's sequence and where it begins and ends.
+
+        What it looks up then lies in lines that the search has brought, of all tables at once: no
+        number in them is negative, but the count waits for it.
+        """
         i, count = var("group"), self.keep("count", 1)
         sequence = i * WARP_LANES + LANE
         inside = sequence < param("sequences")
         number = self.told("start") // self.tokens + sequence
+        tables = ("kv_indptr", "kv_last_page_len")[: 1 + (self.page > 1)]
+        others = {f"some_{table}": table for table in tables}
+        counted = inside & (number < self._number + 1)
+        for name in others:
+            counted = counted & (self.told(name) < 1 << 31)
         search = [
             self._word("start", "qo_indptr", sequence, inside),
-            at.count_lanes(count, inside & (number < self._number + 1)),
+            *(self._word(name, table, sequence, inside) for name, table in others.items()),
+            at.count_lanes(count, counted),
         ]
         groups = (param("sequences") + (WARP_LANES - 1)) // WARP_LANES
         after = self.told("after")
