@@ -82,7 +82,13 @@ def space(p: Problem, dev: Device = H200) -> Space:
     return enumerate_space(family(p.family), p, dev)
 
 
-_TILING: dict[str, int | str] = {"tile": 32, "warps": 4, "stages": 2, "operand": "shared"}
+_TILING: dict[str, int | str] = {
+    "tile": 32,
+    "warps": 4,
+    "stages": 2,
+    "scores": "columns",
+    "operand": "shared",
+}
 
 
 def decode(**changes: int | str) -> Strategy:
@@ -106,12 +112,18 @@ PATHS = {
         chunk=256, tile=64, warps=8, stages=2, dependent=1, sum_chunks=4
     ),
     "chunks of one tile": decode(chunk=64, tile=64, stages=1, sum_chunks=2, dependent=1),
+    "dims in parts": decode(chunk=192, scores="dims", stages=3, operand="registers"),
+    "dims and tokens in parts": decode(chunk=64, tile=64, warps=8, stages=1, scores="dims"),
     "whole sequences": decode(chunk=0, stages=3),
     "whole sequences, eight warps": decode(chunk=0, tile=64, warps=8, operand="registers"),
     "a query": prefill(stages=3),
     "two queries, four groups of warps": prefill(queries=2, warps=8, operand="registers"),
     "three queries": prefill(queries=3, tile=64, warps=8, stages=1),
     "four queries": prefill(queries=4, warps=8),
+    "dims and columns in parts": prefill(queries=4, warps=8, scores="dims"),
+    "dims in parts, two queries": prefill(
+        queries=2, tile=64, warps=8, scores="dims", operand="registers"
+    ),
 }
 CASES = [(dev, name, s) for dev in (H200, B200) for name, s in PATHS.items()]
 IDS = [f"{dev.arch}: {name}" for dev, name, _ in CASES]

@@ -11,7 +11,7 @@ from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
 from ptxflow.compiler.strategy import Problem, Strategy
 from tests.mla_cases import CASES, H200, IDS, decode, family_of, prefill, problem
 
-SMALL = {"heads": 16, "latent": 128, "rope": 32}
+SMALL = {"heads": 16, "latent": 128, "rope": 64}
 FREE = ("fence_mbar_init",)  # threads arrive and wait behind a barrier: nobody else would need it
 KEPT = 24  # of the statements that write shared or global memory: the whole takes minutes
 

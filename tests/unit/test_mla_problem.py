@@ -145,6 +145,7 @@ def test_features_have_the_same_names_for_every_problem() -> None:
         (prefill(queries=4, tile=64, warps=8), "sums and queries exceed the registers"),
         (decode(tile=32, warps=8), "groups of warps share the columns evenly"),
         (decode(chunk=64, tile=64, warps=8, stages=2), "no more stages than a chunk has tiles"),
+        (prefill(queries=1, warps=8, scores="dims"), "columns in pairs of them"),
         (decode(chunk=0, dependent=1), "a second kernel is for sequences in chunks"),
         (decode(tile=64, warps=8, stages=3, chunk=0), "exceed the shared memory of a CTA"),
     ],

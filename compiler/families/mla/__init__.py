@@ -159,7 +159,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
         "len_indptr": sequences + 1,
         "page_size": page,
         "head_dim_ckv": 16 * max(k.warps, 4),
-        "head_dim_kpe": 32,
+        "head_dim_kpe": 64,
         "num_kv_indices": pages,
         "num_pages": pages + 2,
     }

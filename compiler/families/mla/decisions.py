@@ -23,12 +23,15 @@ MAX_ROUNDS = 16  # of CTAs on an SM: more write and read more sums than keys
 SUM_WARPS = 4  # warps of a CTA of the second kernel
 SPLIT = 8  # warps that have other registers than those that gather:
 MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at the most
+COLUMNS, DIMS = "columns", "dims"
+PARTS = 4  # of dims, where warps part these
 SHARED, REGISTERS = "shared", "registers"
 
 TILING = (
     Decision("tile", (32, 64), "tokens of a step"),
     Decision("warps", (4, 8), "warps that multiply, besides those that ask for rows"),
     Decision("stages", (1, 2, 3, 4, 5), "tiles of the ring"),
+    Decision("scores", (COLUMNS, DIMS), "what warps part for the scores, besides tokens"),
     Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
 )
 DECODE_DECISIONS = (
@@ -67,6 +70,19 @@ def own(f: Fields, problem: Problem) -> Any:
     return columns(f, problem) // MMA_COLUMNS // groups(f)
 
 
+def partial_bytes(f: Fields, problem: Problem) -> Any:
+    """Of scores in parts, float32."""
+    size = PARTS * f.tile * columns(f, problem) * 4
+    return np.where(f.scores == DIMS, size, 0)
+
+
+def part_columns(f: Fields, problem: Problem) -> Any:
+    """MMAs side by side of a warp for scores in parts: with eight warps half of the tokens or of
+    the columns of four."""
+    halved = (f.warps == SPLIT) & (f.tile == MMA_TOKENS * 2)
+    return columns(f, problem) // MMA_COLUMNS // np.where(halved, 2, 1)
+
+
 def latent_pitch(problem: Problem) -> int:
     """Bytes from a token's latent in shared memory to the next; a query's likewise."""
     return problem["head_dim_ckv"] * ELEMENT + PAD
@@ -90,7 +106,8 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
     row = latent_pitch(problem) + rope_pitch(problem)
     held = columns(f, problem) * row + groups(f) * f.tile * weight_pitch(f, problem)
     handed = (2 + f.tile // MMA_TOKENS) * 4 * columns(f, problem)
-    return f.stages * stage_bytes(f, problem) + held + handed + 16 * f.stages + 1024
+    parts = partial_bytes(f, problem) + handed + 16 * f.stages + 1024
+    return f.stages * stage_bytes(f, problem) + held + parts
 
 
 def sum_registers(f: Fields, problem: Problem) -> Any:
@@ -102,7 +119,8 @@ def sum_registers(f: Fields, problem: Problem) -> Any:
 def query_registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread for queries, where they are kept there."""
     steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // MMA_DIMS
-    return np.where(f.operand == REGISTERS, 2 * steps * own(f, problem), 0)
+    across = np.where(f.scores == DIMS, part_columns(f, problem) / PARTS, own(f, problem))
+    return np.where(f.operand == REGISTERS, 2 * steps * across, 0).astype(int)
 
 
 def registers(f: Fields, problem: Problem, device: Device) -> Any:
@@ -160,18 +178,26 @@ def _tiling(first: str) -> tuple[Rule, ...]:
             lambda f, p, d: columns(f, p) % (MMA_COLUMNS * groups(f)) == 0,
         ),
         rule(
+            f"dims are in {PARTS} parts of whole MMAs, and columns in pairs of them",
+            f"{first} tile warps scores",
+            lambda f, p, d: (
+                (f.scores == COLUMNS)
+                | ((p["head_dim_kpe"] % (PARTS * MMA_DIMS) == 0) & (part_columns(f, p) % 2 == 0))
+            ),
+        ),
+        rule(
             "warps share the dims of the latent evenly",
             "warps",
             lambda f, p, d: p["head_dim_ckv"] % (MMA_DIMS * f.warps) == 0,
         ),
         rule(
             "ring, queries and weights exceed the shared memory of a CTA",
-            f"{first} tile warps stages",
+            f"{first} tile warps stages scores",
             lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
         ),
         rule(
             "sums and queries exceed the registers of a thread",
-            f"{first} tile warps operand",
+            f"{first} tile warps scores operand",
             lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
         ),
     )

@@ -17,10 +17,13 @@ from ptxflow.compiler.families.attention.softmax import (
     part,
 )
 from ptxflow.compiler.families.mla.decisions import (
+    DIMS,
     MMA_COLUMNS,
     MMA_TOKENS,
+    PARTS,
     REGISTERS,
     helpers,
+    part_columns,
     weight_pitch,
 )
 from ptxflow.compiler.families.mla.problem import ELEMENT
@@ -70,13 +73,23 @@ class Multiplier(Shape):
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps
         self.in_registers = s.operand == REGISTERS
+        self.parted = s.scores == DIMS
+        columns_each = int(part_columns(s.fields(), problem))
+        self.part_columns, self.part_rows = columns_each, self._part_rows(columns_each)
+        block = MMA_TOKENS * MMA_COLUMNS * 4
+        self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
         self.chains = 2 if self.own <= 2 else 1  # sums that do not wait for each other
 
     @property
     def storage(self) -> tuple[UOp, ...]:
         shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.weights, self.highs)
         rings = (self.factors, self.tops, self.ring.full, self.ring.empty)
-        return (*shared, *rings, *self.r.storage)
+        parts = (self.partials,) if self.parted else ()
+        return (*shared, *parts, *rings, *self.r.storage)
+
+    def _part_rows(self, columns: int) -> int:
+        """MMAs one below the other of a warp for scores in parts."""
+        return self.rows * self.across * PARTS // (self.warps * columns)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -127,23 +140,28 @@ class Multiplier(Shape):
 
     def _query(self, k: int, n: int) -> UOp:
         """Registers of a pair of MMAs of 8 columns: all are kept, or four pairs in turn."""
-        kept = len(self._steps()) if self.in_registers else 4
-        return part(self.r("query", kept * self.own * QUAD), (k % kept * self.own + n) * QUAD, QUAD)
+        kept = self._pairs_kept if self.in_registers else 4
+        wide = self.part_columns // 2 if self.parted else self.own
+        return part(self.r("query", kept * wide * QUAD), (k % kept * wide + n) * QUAD, QUAD)
+
+    @property
+    def _pairs_kept(self) -> int:
+        return len(self._part_steps()) if self.parted else len(self._steps())
 
     def _load_query(self, k: int, n: int) -> UOp:
         _, queries, pitch, first = self._steps()[k]
         column = (self.group * self.own + n) * MMA_COLUMNS
         place = slot(queries, 0, column * pitch, MMA_COLUMNS * pitch)
-        return at.ldmatrix_x4(
-            self._query(k, n), place, (LANE & 7) * pitch + (LANE >> 3 << 4) + first
-        )
+        lane = (LANE & 7) * pitch + (LANE >> 3 << 4)
+        return at.ldmatrix_x4(self._query(k, n), place, lane + first)
 
     def _take_queries(self) -> list[Body]:
         """Waits for the queries, which come with the first tile, and takes them into registers."""
-        steps = range(len(self._steps()))
+        wide = self.part_columns // 2 if self.parted else self.own
+        load = self._load_part_query if self.parted else self._load_query
         return [
             self.ring.wait_full(0),
-            *(self._load_query(k, n) for k in steps for n in range(self.own)),
+            *(load(k, n) for k in range(self._pairs_kept) for n in range(wide)),
         ]
 
     def _score(self, n: int, chain: int = 0) -> UOp:
@@ -151,6 +169,11 @@ class Multiplier(Shape):
 
     def _scores(self, t: UOp) -> list[UOp]:
         """Scores in base 2 of the warp's 16 tokens and columns."""
+        out = self._parted(t) if self.parted else self._whole(t)
+        return [*out, at.rescale(self.r("score0", self.own * QUAD), self.r("scale", 1))]
+
+    def _whole(self, t: UOp) -> list[UOp]:
+        """Products along all dims."""
         stage, chains, out = self.ring.stage(t), self.chains, list[UOp]()
         size = self.own * QUAD
         out += [at.mov(self.r(f"score{c}", size), 0) for c in range(chains)]
@@ -167,7 +190,79 @@ class Multiplier(Shape):
                     out.append(at.mma_16816(self._score(n, i % chains), a, b, dtype=self.dtype))
         if chains == 2:
             out.append(at.add_f32(self.r("score0", size), self.r("score1", size)))
-        return [*out, at.rescale(self.r("score0", size), self.r("scale", 1))]
+        return out
+
+    # -- scores in parts: a warp takes a quarter of the dims, of all tokens or all columns ----
+
+    def _part_steps(self) -> list[tuple[UOp, UOp, int, UOp]]:
+        """(tokens, queries, pitch, byte of a row) of all MMAs along the warp's dims."""
+        quarter = WARP % PARTS
+        parts = (
+            (self.latents, self.q_latent, self.latent_pitch, self.latent),
+            (self.ropes, self.q_rope, self.rope_pitch, self.rope),
+        )
+        return [
+            (tokens, queries, pitch, quarter * (size * ELEMENT // PARTS) + first)
+            for tokens, queries, pitch, size in parts
+            for first in range(0, size * ELEMENT // PARTS, STEP // 2)
+        ]
+
+    @property
+    def _corner(self) -> tuple[UOp, UOp]:
+        """The first of the warp's MMAs down the tile, and across the columns."""
+        number = WARP // PARTS
+        down = self.rows // self.part_rows
+        return number % down * self.part_rows, number // down * self.part_columns
+
+    def _load_part_query(self, k: int, n: int) -> UOp:
+        """Two MMAs side by side."""
+        _, queries, pitch, first = self._part_steps()[k]
+        column = (self._corner[1] + 2 * n) * MMA_COLUMNS
+        place = slot(queries, 0, column * pitch, 2 * MMA_COLUMNS * pitch)
+        lane = ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
+        return at.ldmatrix_x4(self._query(k, n), place, lane + first)
+
+    def _parted(self, t: UOp) -> list[UOp]:
+        """Products along a quarter of the dims, to all warps; then the sums of the warp's own."""
+        stage, out = self.ring.stage(t), list[UOp]()
+        down, wide = self.part_rows, self.part_columns
+        partial = self.r("partial", down * wide * QUAD)
+        out.append(at.mov(partial, 0))
+        row, column = self._corner
+        for k, (tokens, _, pitch, first) in enumerate(self._part_steps()):
+            if not self.in_registers:
+                out += [self._load_part_query(k, n) for n in range(wide // 2)]
+            lane = (LANE & 15) * pitch + (LANE >> 4 << 4)
+            for i in range(down):
+                place = slot(tokens, stage, (row + i) * (MMA_TOKENS * pitch), MMA_TOKENS * pitch)
+                a = self.r(f"key{k % 2}_{i}", QUAD)
+                out.append(at.ldmatrix_x4(a, place, lane + first))
+                for n in range(wide):
+                    b = part(self._query(k, n // 2), n % 2 * 2, 2)
+                    target = part(partial, (i * wide + n) * QUAD, QUAD)
+                    out.append(at.mma_16816(target, a, b, dtype=self.dtype))
+        for i in range(down):
+            for n in range(wide):
+                place = self._partial(WARP % PARTS, row + i, column + n)
+                piece = part(partial, (i * wide + n) * QUAD, QUAD)
+                out.append(at.st_shared_v4(place, LANE << 4, piece))
+        return [*out, self._meet(), *self._sum_parts()]
+
+    def _partial(self, quarter: Value, row: Value, column: Value) -> UOp:
+        """16 tokens by 8 columns of a part, as an MMA left them."""
+        block = MMA_TOKENS * MMA_COLUMNS * 4
+        return slot(self.partials, quarter, (row * self.across + column) * block, block)
+
+    def _sum_parts(self) -> list[UOp]:
+        out = list[UOp]()
+        for n in range(self.own):
+            for quarter in range(PARTS):
+                place = self._partial(quarter, self.row, self.group * self.own + n)
+                piece = self.r(f"piece{n}_{quarter}", QUAD) if quarter else self._score(n)
+                out.append(at.ld_shared_v4(piece, place, LANE << 4))
+            for quarter in range(1, PARTS):
+                out.append(at.add_f32(self._score(n), self.r(f"piece{n}_{quarter}", QUAD)))
+        return out
 
     def _hide(self, t: UOp, span: Span) -> list[UOp]:
         """Scores of tokens that a column's query does not see count for nothing."""

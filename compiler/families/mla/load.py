@@ -9,12 +9,17 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.mla.decisions import (
+    DIMS,
+    MMA_COLUMNS,
     MMA_TOKENS,
+    PARTS,
     REGISTERS,
     SUM_WARPS,
     columns,
     decodes,
     groups,
+    part_columns,
+    partial_bytes,
     resources,
     stage_bytes,
     tokens,
@@ -88,20 +93,26 @@ def _mma(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 
 
 def _shared(f: Fields, problem: Problem) -> Any:
-    """Rows as they come, keys for each group, queries for each 16 tokens, values, weights."""
+    """Rows as they come, keys for each group, queries for each 16 tokens, values, weights; scores
+    in parts are written and read once, for keys and queries that fewer warps read."""
     latent, rope = (problem[f"head_dim_{part}"] * ELEMENT for part in ("ckv", "kpe"))
     across = columns(f, problem)
-    rows = f.tile // MMA_TOKENS
-    queries = np.where(f.operand == REGISTERS, 0, rows * across * (latent + rope))
+    parted = f.scores == DIMS
+    down = f.tile // MMA_TOKENS
+    halves = across // MMA_COLUMNS // part_columns(f, problem)  # of the columns
+    readers = np.where(parted, f.warps // PARTS // halves, down)
+    queries = np.where(f.operand == REGISTERS, 0, readers * across * (latent + rope))
+    keys = f.tile * (latent + rope) * (1 + np.where(parted, halves, groups(f)))
     weights = f.tile * across * ELEMENT * (1 + f.warps)
-    return f.tile * ((1 + groups(f)) * (latent + rope) + latent) + queries + weights
+    return keys + f.tile * latent + queries + weights + 2 * partial_bytes(f, problem)
 
 
 def _latency(f: Fields, problem: Problem, c: Costs) -> Any:
     """Of the chain of MMAs of a score, and of instructions that depend on each other."""
     steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // 16
     values = problem["head_dim_ckv"] // 16 // f.warps * (f.tile // 16) * columns(f, problem) // 8
-    return steps * c.chain + values * 4 * c.instruction
+    chain = np.where(f.scores == DIMS, steps // PARTS * c.chain + c.meeting, steps * c.chain)
+    return chain + values * 4 * c.instruction
 
 
 def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
