@@ -30,7 +30,7 @@ def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyp
 
 @pytest.mark.parametrize(
     "s",
-    [decode(chunk=256, dependent=1), prefill(queries=2, warps=8, lag=1)],
+    [decode(chunk=256, dependent=1), prefill(queries=2, warps=8, scores="dims")],
     ids=["decode", "prefill"],
 )
 def test_every_statement_is_needed(s: Strategy) -> None:
