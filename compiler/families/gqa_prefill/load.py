@@ -37,11 +37,13 @@ class Costs:
     overlapped: float = 0.25  # where its own next scores are computed under it
     turns: float = 0.1  # and warpgroups take turns
     step: float = 120.0  # of a step: waits, reductions, rescaling
-    row: float = 1.5  # of a row that lanes copy: its instructions, beside the consumers'
+    row: float = 3.5  # of a row that lanes copy: its instructions, beside the consumers'
     setup: float = 2500.0  # of a block: its sequence, its queries and first keys
     store: float = 12.0  # of a row of the tile, to its end
     tail: float = 0.6  # of a block, by which SMs end apart
-    tiles: float = 1.04  # where neighbours differ in tiles: fewer of them share keys
+    pin: float = 0.15  # of a softmax, where the assembler may not spread it
+    tiles: float = 1.1  # time where neighbours differ in tiles: long ones come late
+    latency: float = 0.6  # of a step's loads, over what the device's rates say
 
 
 # Estimates, before any measurement; others are taken to be as H200.
@@ -74,7 +76,9 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     exposed = np.where(
         f.turns == 1, c.turns, np.where(f.overlap == 1, c.overlapped, c.others)
     ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
+    exposed = exposed + c.pin * f.pin
     copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
+    late = (f.order != HEADS) & (mean > 1)
     per_sm = np.ceil(blocks / device.sms)
     balanced = blocks / device.sms * mean + c.tail * mean
     share = np.maximum(balanced, most) / (per_sm * mean)
@@ -86,14 +90,15 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         stages=f.stages,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
         smem_bytes=f.consumers * (WARPGROUP_ROWS * dim * ELEMENT + 2 * tile_bytes) + 2 * tile_bytes,
-        l2_bytes=2 * tile_bytes * np.where(f.order == HEADS, 1.0, c.tiles),
+        l2_bytes=2 * tile_bytes,
         issue_cycles=exposed * softmax + c.step + copied,
         epilogue_cycles=c.store * rows,
         overlap=0 * blocks,
         dram_bytes=problem.bytes + 0 * blocks,
         setup_cycles=c.setup + 0 * blocks,
         special=scores,
-        imbalance=np.where(blocks <= device.sms, 1.0, share),
+        latency=c.latency + 0 * blocks,
+        imbalance=np.where(blocks <= device.sms, 1.0, share * np.where(late, c.tiles, 1.0)),
     )
 
 
