@@ -83,9 +83,9 @@ PATHS = {
     "one block, in pairs": strategy(operands="pairs", solve="pairs", stages=3, order="sequences"),
     "two tiles a warp": strategy(rows=64, row_tiles=2, stages=3),
     "blocks one after another": strategy(chunk=32, rows=16, helpers=2, solve="pairs"),
-    "one block of two units": strategy(chunk=32, helpers=2, solve_block=32, stages=4),
+    "one block of two units": strategy(chunk=32, helpers=4, solve_block=32, stages=4),
     "blocks of two units, in pairs": strategy(
-        chunk=64, rows=16, helpers=4, solve_block=32, operands="pairs", solve="pairs"
+        chunk=64, rows=16, helpers=6, solve_block=32, operands="pairs", solve="pairs"
     ),
     "four blocks": strategy(chunk=64, rows=16, helpers=4, order="sequences"),
 }

@@ -26,12 +26,13 @@ NEAR_BYTES = UNIT * NEAR_PITCH
 GATES = 6  # arrays of a chunk: see kernel.Gate
 HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 BUFFERS = 2  # of what helpers hand to main warps
+GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (
     Decision("chunk", (16, 32, 64), "tokens that are worked on at a time"),
     Decision("rows", (16, 32, 64, 128), "rows of a head's state in a CTA"),
     Decision("row_tiles", (1, 2), "16 rows each, of a main warp"),
-    Decision("helpers", (1, 2, 4), "warps that copy chunks and relate their tokens"),
+    Decision("helpers", (1, 2, 3, 4, 6), "warps that copy chunks and relate their tokens"),
     Decision("stages", (2, 3, 4), "chunks in shared memory: used, related, on their way"),
     Decision(
         "operands",
@@ -100,13 +101,14 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
     handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
     handed = handed + solves(f) * square(f) * BLOCK_BYTES * parts(f, "solve")
     near = solves(f) * square(f) * NEAR_BYTES
-    return ring + BUFFERS * (handed + GATES * gate_bytes(f)) + near
+    return ring + BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
 
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers that a thread cannot do without, fitted to where ptxas begins to spill."""
     held = f.row_tiles * (problem["head_size"] / 2 + 1.15 * f.chunk)
     more = 8 * ((f.operands == HALF) & (f.solve == PAIRS))
+    more = more + 4 * ((f.operands == PAIRS) & (f.row_tiles == 2))
     return np.asarray(held + f.chunk / 8 + 50 + more).astype(int)
 
 
@@ -147,9 +149,9 @@ RULES = (
         lambda f, p, d: f.chunk % f.solve_block == 0,
     ),
     rule(
-        "every helper has a block of tokens to relate",
+        "most helpers have blocks of tokens to relate",
         "chunk helpers",
-        lambda f, p, d: f.helpers <= blocks(f),
+        lambda f, p, d: f.helpers <= 2 * blocks(f),
     ),
     rule(
         "chunks exceed the shared memory of a CTA",

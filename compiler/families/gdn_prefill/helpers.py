@@ -15,6 +15,7 @@ from ptxflow.compiler.families.gdn_decode.gates import exponential, sigmoid, sof
 from ptxflow.compiler.families.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BLOCK_PITCH,
+    GATE_BUFFERS,
     NEAR_BYTES,
     NEAR_PITCH,
     UNIT,
@@ -87,7 +88,7 @@ class Helpers(Shape):
     def before(self) -> list[Body]:
         """What comes before the first chunk."""
         r, head = self.r, self.place[1]
-        strength, scale = exponential(lambda n: r(n, 1), "strength", r("A_log", 1))
+        strength, sharpness = exponential(lambda n: r(n, 1), "strength", r("A_log", 1))
         once = [
             *(
                 at.ld_global(
@@ -101,31 +102,44 @@ class Helpers(Shape):
                 for name in ("A_log", "dt_bias")
             ),
             *strength,
-            times(r("rate", 1), scale, -1 / math.log(2)),
+            times(r("rate", 1), sharpness, -1 / math.log(2)),
             times(r("minus_bias", 1), r("dt_bias", 1), -1.0),
             at.mov(r("shut", 1), SHUT),
         ]
         usual = float_bits(1 / math.sqrt(self.size))
-        return [
+        scale = [
             at.mov(r("given_scale", 1), param("scale")),
             at.replace_zero(r("scale", 1), r("given_scale", 1), value=usual),
-            when(self.index.eq(0), once, self._load_gates(0)),
+        ]
+        some = (self.index < self.blocks) | self._gatekeeper
+        return [
+            scale if self.helpers <= self.blocks else when(some, scale),
+            when(self._gatekeeper, once, self._load_gates(0), self._gates(0), self._later(1)),
             self._some(0, 1, self._clear()) if self.solve_units > 1 else None,
             [self._ask_if_any(n) for n in range(self.stages - 2)],
         ]
 
+    @property
+    def _gatekeeper(self) -> UOp:
+        """Whether a helper works out gates: the last, which has the least else to do."""
+        return self.index.eq(self.helpers - 1)
+
     def relate(self, n: UOp) -> list[Body]:
-        """The work on chunk n."""
-        later = when(n + 1 < self.chunks, self._load_gates(n + 1))
+        """The work on chunk n, and the gates of the next."""
+        more = self._gatekeeper & (n + 1 < self.chunks)
         return [
-            when(self.index.eq(0), self._gates(n), later),
             at.copies_wait(pending=self.stages - 2),
             self._convert(n) if self.operand != self.dtype else None,
             self._meet(),
             [self._some(i, self.blocks, self._block(n, i)) for i in self._rounds(self.blocks)],
             self._meet(),
             [self._some(i, self.solving, self._solve(n, i)) for i in self._rounds(self.solving)],
+            when(more, self._gates(n + 1), self._later(n + 2)),
         ]
+
+    def _later(self, n: Value) -> UOp:
+        """Asks for the gates of a chunk, if it is there."""
+        return when(self.chunks >= n + 1, self._load_gates(n))
 
     def _rounds(self, total: int) -> range:
         return range(-(-total // self.helpers))
@@ -211,7 +225,7 @@ class Helpers(Shape):
                 out.append(at.ld_global_narrow(target, param(name), index, where, dtype=self.dtype))
         return out
 
-    def _gates(self, n: UOp) -> list[Body]:
+    def _gates(self, n: Value) -> list[Body]:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
         r, wide = self.r, self._lane_tokens
 
@@ -245,7 +259,7 @@ class Helpers(Shape):
             out += [at.shuffle_from(half, part(log, 0, 1), 31), at.sum_f32(last, last, half)]
         return [*out, at.shuffle_from(total, last, 31)]
 
-    def _put_gates(self, n: UOp, log: UOp, beta: UOp) -> list[UOp]:
+    def _put_gates(self, n: Value, log: UOp, beta: UOp) -> list[UOp]:
         r, wide = self.r, self._lane_tokens
         raised, read, pull, leave = (r(f"g_{x}", wide) for x in ("raised", "read", "pull", "leave"))
         minus = r("g_minus_beta", wide)
@@ -265,8 +279,8 @@ class Helpers(Shape):
         place = self._gate_part(n, Gate.TOTAL, 0)
         return [*out, at.st_shared_lanes(place, LANE << 2, 1, r("g_whole", 1))]
 
-    def _gate_part(self, n: UOp, which: Gate, i: int) -> UOp:
-        return slot(self.gates, n % 2, which * self.gate_bytes + i * WARP * 4, WARP * 4)
+    def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
+        return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
 
     # -- tokens and tokens --------------------------------------------------------------------
 

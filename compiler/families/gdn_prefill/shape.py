@@ -15,6 +15,7 @@ from ptxflow.compiler.families.attention.softmax import Registers
 from ptxflow.compiler.families.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BUFFERS,
+    GATE_BUFFERS,
     GATES,
     HALF,
     NEAR_BYTES,
@@ -94,7 +95,7 @@ class Shape:
         self.q = smem("queries", row, self.stages, align=128)
         self.k = smem("keys", row, self.stages, align=128)
         self.v = smem("values", self.chunk * self.value_pitch, self.stages, align=128)
-        self.gates = smem("gates", GATES * self.gate_bytes, BUFFERS, align=128)
+        self.gates = smem("gates", GATES * self.gate_bytes, GATE_BUFFERS, align=128)
         block = self.blocks * BLOCK_BYTES
         self.scores = smem("scores", block * self.parts, BUFFERS, align=128)
         self.pulls = smem("pulls", block * self.solve_parts, BUFFERS, align=128)
@@ -142,7 +143,7 @@ class Shape:
 
     def gate(self, n: UOp, which: Gate) -> UOp:
         size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes
-        return slot(self.gates, n % BUFFERS, which * self.gate_bytes, size)
+        return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes, size)
 
     def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:
         """The rows of 16 tokens of a chunk."""
