@@ -7,9 +7,26 @@ import pytest
 from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import CompileError, HazardError
-from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
+from ptxflow.compiler.ir import (
+    LANE,
+    Op,
+    UOp,
+    edit,
+    flatten,
+    frag,
+    global_tensor,
+    kernels_of,
+    mbar,
+    param,
+    program,
+    rectangle,
+    slot,
+    smem,
+    walk,
+)
 from ptxflow.compiler.strategy import Problem, Strategy
-from tests.mla_cases import CASES, H200, IDS, decode, family_of, prefill, problem
+from tests.machine.truth import Options, block, table
+from tests.mla_cases import B200, CASES, H200, IDS, decode, family_of, prefill, problem
 
 SMALL = {"heads": 16, "latent": 128, "rope": 64}
 FREE = ("fence_mbar_init",)  # threads arrive and wait behind a barrier: nobody else would need it
@@ -77,3 +94,25 @@ def test_planted_bugs_are_refused(name: str, planted: UOp, message: str) -> None
     s = decode(chunk=128)
     with pytest.raises(HazardError, match=message):
         check(_instead(s, name, planted), family_of(s).trips(small(s), s, H200), H200)
+
+
+TILE, HELD = smem("tile", 512, 1, align=16), frag("held", 4, "b32")
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_copies_that_arrive_by_themselves(dev) -> None:  # type: ignore[no-untyped-def]
+    """Who waits at the barrier at which copies arrive may read them; a wait for the group tells
+    the issuing lane alone."""
+    bar = mbar("bar", 1, 32)
+
+    def build(o: Options) -> UOp:
+        place = rectangle(global_tensor("A"), 0, 0, 1, 256)
+        body = [
+            at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, place),
+            *o("arrive", at.copies_arrive(slot(bar))),
+            *o("wait", at.mbar_wait(slot(bar), 0)),
+            at.ld_shared_v4(slot(HELD), slot(TILE), 0),
+        ]
+        return block(dev, (TILE, bar, HELD), *flatten(body), warps=1)
+
+    table("arrive wait", build, lambda o: len(o.on) == 2, dev)
