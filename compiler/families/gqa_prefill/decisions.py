@@ -45,7 +45,7 @@ def smem_bytes(f: Fields, problem: Problem) -> Any:
 
 def producer_registers(f: Fields) -> Any:
     """What a producer keeps under setmaxnreg."""
-    return np.where(f.consumers == 3, 32, 40)
+    return np.where(f.consumers == 1, 96, np.where(f.consumers == 3, 32, 40))
 
 
 def register_limit(f: Fields) -> Any:
