@@ -17,6 +17,7 @@ from ptxflow.compiler.ir import (
     Value,
     body_of,
     edit,
+    kernels_of,
     show,
     slot,
     value,
@@ -34,8 +35,16 @@ class Mutant:
 
     operator: str
     change: str
-    tree: UOp
+    kernel: UOp  # as it was
+    tree: UOp  # as it is now
     nodes: tuple[UOp, ...]
+
+    def within(self, lowered: UOp) -> UOp:
+        """The program, or the one kernel that there is, with the changed kernel in its place."""
+        if lowered.op is not Op.PROGRAM:
+            return self.tree
+        kernels = (self.tree if k is self.kernel else k for k in lowered.src)
+        return UOp(Op.PROGRAM, tuple(kernels), lowered.arg, lowered.site)
 
     def __str__(self) -> str:
         what = f"{self.operator} {self.change}".strip()
@@ -48,28 +57,29 @@ def _told(node: UOp) -> str:
     return f"{text} at {node.site}"
 
 
-def mutants(kernel: UOp) -> Iterator[Mutant]:
-    """Every mutant of a lowered kernel, each tree once."""
-    seen = {kernel}
-    for mutant in _all(kernel):
-        if mutant.tree not in seen:
-            seen.add(mutant.tree)
-            yield mutant
+def mutants(lowered: UOp) -> Iterator[Mutant]:
+    """Every mutant of a lowered kernel, or of each kernel of a program, each tree once."""
+    for kernel in kernels_of(lowered):
+        seen = {kernel}
+        for mutant in _all(kernel):
+            if mutant.tree not in seen:
+                seen.add(mutant.tree)
+                yield mutant
 
 
 def _all(kernel: UOp) -> Iterator[Mutant]:
     for path, node in walk(kernel):
         if path and node.op is not Op.ROLE:
-            yield Mutant("delete", "", edit(kernel, path, ()), (node,))
+            yield Mutant("delete", "", kernel, edit(kernel, path, ()), (node,))
         if path and node.op is Op.ATOM:
             for operator, change, new in _perturbed(node):
-                yield Mutant(operator, change, edit(kernel, path, (new,)), (node,))
+                yield Mutant(operator, change, kernel, edit(kernel, path, (new,)), (node,))
         for i, (first, second) in enumerate(zip(body_of(node), body_of(node)[1:], strict=False)):
             body = body_of(node)
             swapped = with_body(node, (*body[:i], second, first, *body[i + 2 :]))
             operator = "move" if orders(first) or orders(second) else "swap"
             tree = edit(kernel, path, (swapped,)) if path else swapped
-            yield Mutant(operator, "past each other", tree, (first, second))
+            yield Mutant(operator, "past each other", kernel, tree, (first, second))
     yield from _counts(kernel)
 
 
@@ -90,7 +100,7 @@ def _counts(kernel: UOp) -> Iterator[Mutant]:
                     new = UOp(Op.MBAR, (), replace(storage.arg, count=count))
                     tree = _with_storage(kernel, storage, new)
                     change = f"count {step:+d} of {storage.arg.name}"
-                    yield Mutant("count", change, tree, ())
+                    yield Mutant("count", change, kernel, tree, ())
 
 
 def _with_storage(node: UOp, old: UOp, new: UOp) -> UOp:

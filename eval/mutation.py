@@ -29,7 +29,7 @@ from ptxflow.compiler.compile import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.families import family
-from ptxflow.compiler.ir import Op, UOp, walk
+from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.strategy import Trip
 from ptxflow.eval import proof_summary
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
@@ -78,14 +78,15 @@ def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
     """The smallest kernel of each structure: the same roles, loops and instructions in them."""
     best: dict[object, tuple[int, Job]] = {}
     for problem, strategy in jobs:
-        kernel = family(strategy.family).build(problem, strategy, device)
+        kernels = kernels_of(family(strategy.family).build(problem, strategy, device))
         found, size = set[tuple[object, ...]](), 0
-        for statement in kernel.src:
-            role = statement.arg.name if statement.op is Op.ROLE else ""
-            nodes = list(walk(statement))
-            found |= {_kind(role, path, node) for path, node in nodes if node.op is not Op.IF}
-            size += len(nodes)
-        key = frozenset(found), kernel.arg.cluster > 1
+        for kernel in kernels:
+            for statement in kernel.src:
+                role = statement.arg.name if statement.op is Op.ROLE else kernel.arg.name
+                nodes = list(walk(statement))
+                found |= {_kind(role, path, node) for path, node in nodes if node.op is not Op.IF}
+                size += len(nodes)
+        key = frozenset(found), any(kernel.arg.cluster > 1 for kernel in kernels)
         if key not in best or size < best[key][0]:
             best[key] = size, (problem, strategy)
     return [job for _, job in best.values()]
@@ -98,22 +99,23 @@ def _kind(role: str, path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
 
 
 def judge(
-    kernel: UOp,
+    lowered: UOp,
     trips: Sequence[Trip],
     device: Device,
     chosen: Iterable[Mutant] | None = None,
     emulate: Callable[[UOp], Emulation | None] = lambda tree: None,
 ) -> Iterator[Judged]:
-    """What becomes of a kernel's mutants (all, or those chosen); `emulate` runs the accepted."""
-    for mutant in mutants(kernel) if chosen is None else chosen:
-        error, began = "", time.process_time()
+    """What becomes of the mutants of a kernel or program (all, or those chosen); `emulate` runs the
+    accepted."""
+    for mutant in mutants(lowered) if chosen is None else chosen:
+        error, began, changed = "", time.process_time(), mutant.within(lowered)
         try:
-            check(mutant.tree, trips, device)
+            check(changed, trips, device)
         except CompileError as refusal:
             error = type(refusal).__name__
         seconds = time.process_time() - began
-        emulation = None if error else emulate(mutant.tree)
-        why = reason(kernel, mutant)
+        emulation = None if error else emulate(changed)
+        why = reason(mutant.kernel, mutant)
         yield Judged(mutant.operator, str(mutant), error, why, seconds, emulation)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ptxflow import __version__
 from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import align, peer_name
@@ -323,15 +324,22 @@ def _performance(run: Run, sample: Sample) -> str:
 
 
 def _launch_rows(sample: Sample) -> str:
-    launch = sample.kernel.launch
+    steps = sample.kernel.launch.steps
     rows: list[tuple[Any, ...]] = [
-        ("entry", f"`{launch.entry}`"),
-        ("grid", " x ".join(f"`{g}`" for g in launch.grid)),
-        ("block", launch.block),
-        ("cluster", " x ".join(map(str, launch.cluster))),
-        ("dynamic shared memory", f"{launch.smem_bytes:,} bytes"),
+        ("entry", *(f"`{step.entry}`" for step in steps)),
+        ("grid", *(" x ".join(f"`{g}`" for g in step.grid) for step in steps)),
+        ("block", *(step.block for step in steps)),
+        ("cluster", *(" x ".join(map(str, step.cluster)) for step in steps)),
+        ("dynamic shared memory", *(f"{step.smem_bytes:,} bytes" for step in steps)),
     ]
-    return _markdown_table(("launch", "value"), rows)
+    table = _markdown_table(("launch", *["value"] * len(steps)), rows)
+    return table + _markdown_workspace(sample.kernel.launch)
+
+
+def _markdown_workspace(launch: Launch) -> str:
+    """Memory that kernels hand on, where there is some."""
+    rows = [(w.name, f"`{w.bytes}`") for w in launch.workspace]
+    return _markdown_table(("workspace", "bytes"), rows) if rows else ""
 
 
 def _pairs(data: Mapping[str, Any], head: tuple[str, str]) -> str:
