@@ -23,6 +23,7 @@ from ptxflow.compiler.launch import (
     RandomParam,
     ScalarParam,
     TensorMapParam,
+    Workspace,
 )
 from ptxflow.compiler.runtime import Driver, LoadedKernel
 from ptxflow.eval.definition import load, parse
@@ -201,6 +202,80 @@ def test_numbers_optional_tensors_and_randomness(
     assert theirs.asked == ours.asked
     assert ours.asked[1][2:] == [given, 0x3F000000 if scale else 0, 3, 1, 12, 0]
     assert 'state is None or expect("state"' in (tmp_path / "main.py").read_text()
+
+
+DECODE = Launch(
+    entry="chunks",
+    grid=("num_kv_indices // 64 + batch_size", "1", "1"),
+    block=128,
+    cluster=(1, 1, 1),
+    smem_bytes=50_000,
+    params=(PointerParam("q"), PointerParam("sums")),
+    then=(
+        Launch(
+            entry="sums",
+            grid=("batch_size", "1", "1"),
+            block=64,
+            cluster=(1, 1, 1),
+            smem_bytes=0,
+            params=(PointerParam("sums"), PointerParam("output")),
+            dependent=True,
+        ),
+    ),
+    workspace=(Workspace("sums", "batch_size * 512"), Workspace("stats", "batch_size * 32")),
+)
+
+
+class Steps:
+    """A libcuda that remembers grid, block, attributes and two pointers of each launch."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def cuMemAlloc_v2(self, out: Any, size: Any) -> int:
+        out._obj.value = 0x7000
+        return 0
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+        raw = ctypes.string_at(ctypes.addressof(config._obj), 52)
+        count = int.from_bytes(raw[48:52], "little")
+        attribute = ctypes.string_at(int.from_bytes(raw[40:48], "little"), 12) if count else b""
+        pointers = [ctypes.c_uint64.from_address(params[i]).value for i in range(2)]
+        self.asked.append([raw[:28], attribute, pointers])
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: 0
+
+
+def test_a_program_is_one_call_over_its_workspace(tmp_path: Path) -> None:
+    """The launches that the runtime makes, but for where the workspace is."""
+    definition = load("gqa_paged_decode_h32_kv8_d128_ps1")
+    module = imported(tmp_path, solution(definition, H200, DECODE, "//", "k1", "a test"))
+    axes = definition.bind(
+        {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 200, "num_pages": 9}
+    )
+    tensors = {
+        name: torch.empty([axes[a] for a in t.shape])
+        for name, t in {**definition.inputs, **definition.outputs}.items()
+        if t.shape is not None
+    }
+    arguments = [tensors.get(n, 0.5) for n in (*definition.inputs, *definition.outputs)]
+    module.cuda = theirs = Steps()
+    for step, place in zip(module.STEPS, module.geometry(*arguments), strict=True):
+        config, addresses, _ = module.prepare(step, *place)
+        module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
+
+    ours = Steps()
+    places = {name: t.data_ptr() for name, t in tensors.items()}
+    LoadedKernel(DECODE, b"cubin", Driver(ours)).bind(places, axes)()
+    assert len(ours.asked) == len(theirs.asked) == 2
+    for mine, their in zip(ours.asked, theirs.asked, strict=True):
+        assert mine[:2] == their[:2]
+    assert ours.asked[1][1] == bytes([6, 0, 0, 0] + [0] * 4 + [1, 0, 0, 0])
+    (_, sums), (sums_again, output) = (asked[2] for asked in theirs.asked)
+    assert sums == sums_again and output == tensors["output"].data_ptr()
+    assert theirs.asked[0][2][0] == tensors["q"].data_ptr()
 
 
 @pytest.mark.parametrize(

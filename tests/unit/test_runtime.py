@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.device import B200, H200
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import (
+    Launch,
+    PointerParam,
+    ScalarParam,
+    TensorMapParam,
+    Workspace,
+)
 from ptxflow.compiler.runtime import (
     Driver,
     GpuInfo,
@@ -135,6 +141,79 @@ def test_no_cluster_no_attribute() -> None:
     bound = LoadedKernel(plain, b"\x7fELF", Driver(cuda)).bind(ADDRESSES, AXES)
     assert bound.steps[0].config.attribute_count == 0
     assert "cuFuncSetAttribute" not in cuda.calls
+
+
+SUMS = Launch("sums", ("M", "1", "1"), 64, (1, 1, 1), 0, (PointerParam("B"),), dependent=True)
+PROGRAM = Launch(
+    entry="chunks",
+    grid=("2 * M", "1", "1"),
+    block=128,
+    cluster=(1, 1, 1),
+    smem_bytes=0,
+    params=(PointerParam("A"),),
+    then=(SUMS,),
+    workspace=(Workspace("A", "M * 4"), Workspace("B", "M * 300")),
+)
+
+
+class ProgramCuda(FakeCuda):
+    """Remembers every launch, and what was allocated and freed."""
+
+    def __init__(self, **fail: int):
+        super().__init__(**fail)
+        self.launches: list[tuple[int, list[int], int]] = []
+        self.sizes: list[int] = []
+        self.freed: list[int] = []
+
+    def on_cuMemAlloc_v2(self, out: Any, size: Any) -> None:
+        self.sizes.append(size.value)
+        out._obj.value = 0x5000_0000
+
+    def on_cuMemFree_v2(self, address: Any) -> None:
+        self.freed.append(address.value)
+
+    def on_cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> None:
+        raw = ctypes.string_at(ctypes.addressof(config._obj), 56)
+        words = (ctypes.c_uint32 * 14).from_buffer_copy(raw)
+        attribute: list[int] = []
+        if words[12]:
+            start = ctypes.c_uint64.from_buffer_copy(raw, 40).value
+            attribute = values((ctypes.c_uint32 * 18).from_address(start)[:3])
+        pointer = ctypes.c_uint64.from_address(params[0]).value
+        self.launches.append((words[0], attribute, pointer))
+
+
+def test_a_program_launches_its_kernels_in_order_over_one_workspace() -> None:
+    cuda = ProgramCuda()
+    kernel = LoadedKernel(PROGRAM, b"\x7fELF", Driver(cuda))
+    call = kernel.bind({}, {"M": 100})
+    call()
+    first, second = cuda.launches
+    assert first == (200, [], 0x5000_0000)
+    assert second[:2] == (100, [6, 0, 1])  # programmatic stream serialization
+    begin = second[2] - 0x5000_0000
+    assert begin >= 400 and begin % 256 == 0 and cuda.sizes == [-(-30000 // 256) * 256 + begin]
+    call.free()
+    kernel.unload()
+    assert cuda.freed == [0x5000_0000]  # once
+    assert [c for c in cuda.calls if c in ("cuMemFree_v2", "cuModuleUnload")][
+        -1
+    ] == "cuModuleUnload"
+
+
+def test_a_module_that_goes_takes_its_workspaces_along() -> None:
+    cuda = ProgramCuda()
+    kernel = LoadedKernel(PROGRAM, b"\x7fELF", Driver(cuda))
+    for m in (1, 2):
+        kernel.bind({}, {"M": m})
+    kernel.unload()
+    assert len(cuda.freed) == 2
+
+
+def test_a_workspace_that_does_not_fit_is_named() -> None:
+    kernel = LoadedKernel(PROGRAM, b"\x7fELF", Driver(ProgramCuda(cuMemAlloc_v2=1)))
+    with pytest.raises(LaunchError, match=r"workspace of chunks: \d+ bytes"):
+        kernel.bind({}, {"M": 100})
 
 
 def test_a_refused_tensor_map_names_the_tensor_and_its_numbers() -> None:
