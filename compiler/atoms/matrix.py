@@ -1,5 +1,5 @@
-"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, the gather of rows
-into shared memory, and what a softmax does to fragments.
+"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, copies of rows into
+shared memory, and what a softmax does to fragments.
 
 Fragments are those of m16n8k16 (PTX ISA 9.7.14.5): lane l holds, of C, rows l/4 and l/4 + 8,
 columns 2(l%4) and the next; of A and B, pairs along K in a register.
@@ -7,9 +7,8 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.streaming import _BASE, _COUNTED, _WHOLE, _arithmetic
+from ptxflow.compiler.atoms.streaming import _BASE, _arithmetic
 from ptxflow.compiler.atoms.table import (
-    ASYNC,
     GENERIC,
     READ_ONLY,
     Access,
@@ -80,50 +79,6 @@ mma_16816 = define(
 )  # fmt: skip
 
 
-def _gather_text(use: UOp, text: dict[str, str]) -> str:
-    guard = "" if text["inside"] == "1" else f"@{text['inside']} "
-    attr = use.arg.attr
-    return (
-        f"mad.lo.u32 %ra, %lane, {attr('pitch')}, {text['dst_reg']};\n"
-        f"mad.wide.u32 %rda, {text['index']}, {attr('element')}, {text['base']};\n"
-        f"{guard}cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        f"[%ra], [%rda], {attr('bytes')}, [{text['bar']}];"
-    )
-
-
-bulk_gather = define(
-    Atom(
-        "bulk_gather",
-        (
-            ("dst", "smem"),
-            ("base", "value"),
-            ("index", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-            ("bar", "mbar"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _gather_text,
-        "9.7.9 cp.async.bulk, one by each of the first `lanes` lanes: a row, from where its index "
-        "says, to a place `pitch` bytes behind the lane before; completes on the barrier",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", ASYNC, "mbar")),
-        effect="bulk_load",
-        sass=("bulk copy g->s",),
-        defaults=(("lanes", 32),),
-        rules=(
-            _BASE,
-            _WHOLE,
-            _COUNTED,
-            Rule("rows do not overlap", lambda u: u.arg.attr("pitch") >= u.arg.attr("bytes")),
-            Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
-            Rule(
-                "its lanes' rows fill the shared-memory slot",
-                lambda u: u.src[0].arg == u.arg.attr("lanes") * u.arg.attr("pitch"),
-            ),
-        ),
-    )
-)
 copy_async = define(
     Atom(
         "copy_async",

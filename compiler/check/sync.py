@@ -135,8 +135,7 @@ class Synchronisation(Accesses):
         bar = self._barrier(agent, node, operand, agent.cta, fenced=True)
         seen = agent.known() & self.observations
         message = Message(bits | seen, bits | seen, bits | seen)
-        size = node.arg.attr("bytes") * node.arg.attr("lanes", 1)
-        self._later(partial(self._complete, bar, size, message))
+        self._later(partial(self._complete, bar, node.arg.attr("bytes"), message))
 
     def _do_st_async(self, agent: Agent, node: UOp, lanes: int) -> None:
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope

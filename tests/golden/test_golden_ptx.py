@@ -1,4 +1,4 @@
-"""The emitted PTX, byte for byte: two kernels in full, a digest for every other case.
+"""The emitted PTX, byte for byte: two kernels and a program in full, a digest for the others.
 
 `pytest tests/golden --update-golden` writes what is emitted now; read the difference before you
 commit it.
@@ -16,17 +16,24 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.compile import prepare
+from tests import gqa_decode_cases as decode
 from tests.gemm_cases import CASES, IDS, problem_for
 
 HERE = Path(__file__).parent
-FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair"}
+FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair", "sm_90a: decode, one tile"}
 
 
 def emitted() -> dict[str, str]:
-    return {
+    gemms = {
         name: prepare(problem_for(s), s, dev).ptx
         for name, (dev, _, s) in zip(IDS, CASES, strict=True)
     }
+    decodes = {
+        f"{dev.arch}: decode, {name}": prepare(decode.problem(page_size=16, size=64), s, dev).ptx
+        for dev, name, s in decode.CASES
+        if name in ("one tile", "chunks are shared")
+    }
+    return gemms | decodes
 
 
 def digest(text: str) -> str:
