@@ -1,6 +1,7 @@
 """What a gqa_decode strategy asks of the machine, for the analytic model; what a policy sees.
 
-Sequences are taken to be of equal length, which is all that the axes say.
+Sequences are taken to be of equal length; where pages cannot be shared out evenly, some SM works
+longer, the less CTAs there are to follow each other.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 @dataclass(frozen=True)
 class Costs:
-    """Cycles, or the unit that is given."""
+    """Cycles, or the unit that is given: fitted to 256 kernels at 16 workloads on an H200."""
 
-    mma: float = 16.0  # of an SM's quarter, for a warp's m16n8k16 with its ldmatrix
-    score: float = 9.0  # for what a register of scores takes on its way to a weight
-    step: float = 260.0  # of a warp alone, for a tile: chains of shuffles, barriers, addresses
-    start: float = 1900.0  # of a CTA, until it asks for its first rows: three loads in a row
-    row: float = 6.0  # of an SM, to copy a row of a token
-    leave: float = 500.0  # of a CTA, after its last tile
+    mma: float = 4.0  # of an SM's quarter, for a warp's m16n8k16 with its ldmatrix
+    score: float = 3.0  # for what a register of scores takes on its way to a weight
+    step: float = 280.0  # of a warp alone, for a tile: chains of shuffles, barriers, addresses
+    start: float = 1500.0  # of a CTA, until it asks for its first rows: three loads in a row
+    row: float = 3.5  # of an SM, to copy a row of a token
+    leave: float = 470.0  # of a CTA, after its last tile
     warp: float = 60.0  # and for each warp whose sums are added up
     apart: float = 30.0  # saved on the way where values may come later than keys
-    sum_start: float = 1500.0  # of the second kernel
-    sum_step: float = 200.0  # of a warp alone, for the chunks that it loads at a time
+    sum_start: float = 4000.0  # of the second kernel
+    sum_step: float = 150.0  # of a warp alone, for the chunks that it loads at a time
     sum_chunk: float = 8.0  # of an SM, for a warp's part of a chunk
     sum_leave: float = 300.0  # to divide and store
     meet: float = 150.0  # where warps share a block's chunks
-    early: float = 0.5  # of its start, where it is launched early
-    dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
+    early: float = 0.42  # of its start, where it is launched early
+    uneven: float = 0.1  # how much longer the busiest SM works, if all CTAs run at once
+    dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
 
 
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
@@ -62,6 +64,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / (f.warps * f.tile))
     taken = resources(f, problem, device)
     units = f.heads * columns_of_warp(problem)
+    uneven = problem["num_kv_indices"] % batch > 0
     mmas = 2 * units * (size // MMA_DIMS) * (f.tile // MMA_TOKENS)
     scores = units * 4 * (f.tile // MMA_TOKENS)
     quarters = np.minimum(f.warps * taken.occupancy, 4) / taken.occupancy
@@ -83,6 +86,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
         setup_cycles=c.start + zero,
         special=f.warps * WARP * scores,
+        imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * taken.occupancy), 0.25),
         following=_second(f, problem, device, c, per_sequence),
     )
 
