@@ -172,7 +172,7 @@ def plot(found: dict[Form, tuple[Array, float]], path: Path) -> None:
             axes.plot(tokens, spans, label=str(form), color=colour)
         axes.axhline(1, color="0.3", linestyle="--", linewidth=1)
         axes.set(xlabel="token", ylabel=f"largest error of {SPAN} tokens / tolerance", yscale="log")
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize="x-small", loc="center", bbox_to_anchor=(0.5, 0.33), ncols=2)
         sns.despine(figure)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, bbox_inches="tight")
