@@ -22,7 +22,8 @@ AXES = {
     "total_seq_len": 64, "num_seqs": 4, "len_cu_seqlens": 5, "M": 5, "len_indptr": 21,
     "total_q": 40, "total_kv": 90, "num_kv_indices": 50,
 }  # fmt: skip
-LENGTHS = {"cu_seqlens", "kv_indptr", "qo_indptr", "kv_last_page_len"}  # of the axes alone, as plans are
+# of the axes alone, as plans are
+LENGTHS = {"cu_seqlens", "kv_indptr", "qo_indptr", "kv_last_page_len"}
 SMALL = {
     "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "head_dim_ckv": 8, "head_dim_kpe": 4,
     "hidden_size": 16, "N": 8, "K": 64, "vocab_size": 50, "topk": 12, "num_index_heads": 3,
