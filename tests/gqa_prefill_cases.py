@@ -73,7 +73,7 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 _BASE: dict[str, int | str] = {
     "consumers": 2, "share": 1, "tile_kv": 64, "stages": 2, "overlap": 1, "pin": 0, "turns": 0,
-    "order": "heads",
+    "order": "heads", "rescale": "always",
 }  # fmt: skip
 
 

@@ -76,8 +76,13 @@ class Keys(Work):
 
     @cached_property
     def gathered(self) -> bool:
-        """Whether lanes copy rows."""
+        """Whether rows come one by one."""
         return not bool(boxes(self.problem, self.tile_kv))
+
+    @cached_property
+    def copied(self) -> bool:
+        """Whether lanes copy them; tcgen05 comes with a TMA that gathers."""
+        return self.gathered and not self.device.has_tmem
 
     def produce_keys(self, first: int, before: Body) -> Body:
         """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
@@ -98,6 +103,8 @@ class Keys(Work):
 
     @property
     def box(self) -> tuple[int, int]:
+        if self.gathered:
+            return WIDE, 1
         return WIDE, min(self.page, self.tile_kv) if self.page else self.tile_kv
 
     def _look_up(self, step: UOp) -> list[UOp]:
@@ -269,13 +276,13 @@ class Keys(Work):
         """Names and kinds of kernel parameters."""
         tiles = (("k_cache", "ptr"), ("v_cache", "ptr"))
         tables = (("kv_indices", "ptr"), ("kv_last_page_len", "ptr"))[: min(self.page, 2)]
-        return (*(tiles if self.gathered else (("k_map", "map"), ("v_map", "map"))), *tables)
+        return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
 
     @property
     def key_launch(self) -> tuple[TensorMapParam | PointerParam, ...]:
         """What is passed for them."""
         pointers = tuple(PointerParam(name) for name, kind in self.key_params if kind == "ptr")
-        return pointers if self.gathered else (*self._maps, *pointers)
+        return pointers if self.copied else (*self._maps, *pointers)
 
     @property
     def _maps(self) -> tuple[TensorMapParam, ...]:
