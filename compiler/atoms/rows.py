@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.matrix import MINUS_INFINITY
 from ptxflow.compiler.atoms.table import Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import OF_ONE, OF_TWO, pieces
+from ptxflow.compiler.atoms.threads import OF_ONE, pieces
 from ptxflow.compiler.ir import UOp
 
 
@@ -28,20 +28,5 @@ hide_behind = define(
         accesses=OF_ONE,
         defaults=(("first", 0),),
         rules=(Rule("as many registers as it reads", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
-)
-choose = define(
-    Atom(
-        "choose",
-        (("dst", "frag"), ("a", "frag"), ("b", "frag"), ("inside", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"selp.b32 {d}, {a}, {b}, {t['inside']};"
-            for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
-        ),
-        "9.7.7 selp: a where a condition holds, else b",
-        accesses=OF_TWO,
-        rules=(Rule("as many registers of each", lambda u: len({s.arg for s in u.src[:3]}) == 1),),
     )
 )

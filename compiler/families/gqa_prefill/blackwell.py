@@ -104,10 +104,8 @@ class Kernel(Block):
         control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
         load = loop(var("some"), some, self.produce_keys(warps, self.load_queries()))
         issue = elect(WARP.eq(warps + 1), loop(var("any"), some, self.issue()))
-        roles = [
-            role(softmax, loop(var("some"), some, self.weigh())),
-            role(control, load, issue),
-        ]
+        # first the control: ptxas keeps what a role needs alive in those that are written before it
+        roles = [role(control, load, issue), role(softmax, loop(var("some"), some, self.weigh()))]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.weights] if self.s.overlap else [])]
         return self.whole(found, roles, warps + 4, [*bars, *memory])

@@ -50,7 +50,8 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
 
 def producer_registers(f: Fields, device: Device) -> Any:
     """What a producer keeps under setmaxnreg; with tcgen05 its warpgroup issues products too."""
-    return np.where(f.consumers == 3, 32, 88 if device.has_tmem else 40)
+    wide = np.where(f.consumers == 1, 160, 88)
+    return wide if device.has_tmem else np.where(f.consumers == 3, 32, 40)
 
 
 def register_limit(f: Fields, device: Device) -> Any:

@@ -76,7 +76,7 @@ class RowSoftmax:
             at.mov(count, 0),
             at.count_lanes(count, const(float_bits(RISE)) < held(rise.src[0])),
             at.copy(rises, count),
-            at.choose(chosen, new, self.top, held(rises.src[0]).ne(0)),
+            at.choose(chosen, rises, new, self.top),
         ], chosen
 
     def rescale(self, when_: str, outputs: Body) -> Body:
