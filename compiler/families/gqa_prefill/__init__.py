@@ -72,6 +72,7 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0) -> Trip:
         values["kv_end"] = -(-keys // k.page)
         values["last"] = keys - (values["kv_end"] - 1) * k.page
         values |= {name: 0 for name in k.kept if "page_" in name}
+    values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
     values |= {name: rises for name in k.kept if name.endswith("rises")}
     outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if steps else ()
     name = f"{steps} steps of a tile of queries" + (", a tail" if tail else "")

@@ -94,6 +94,26 @@ class Kernel(Block):
             for name in ("k", "v")
         }
 
+    # -- which tile ---------------------------------------------------------------------------
+
+    def find(self) -> list[Body]:
+        """Every warp keeps what is found, divisions made."""
+        here = {"queries": super().queries, "tile_from": super().first_token, "unit": super().unit}
+        found = super().find()
+        return [*found, *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in here.items())]
+
+    @property
+    def queries(self) -> UOp:
+        return self.told("queries_here")
+
+    @property
+    def first_token(self) -> UOp:
+        return self.told("tile_from_here")
+
+    @property
+    def unit(self) -> UOp:
+        return self.told("unit_here")
+
     # -- the whole ----------------------------------------------------------------------------
 
     def build(self) -> UOp:
@@ -104,11 +124,14 @@ class Kernel(Block):
         control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
         load = loop(var("some"), some, self.produce_keys(warps, self.load_queries()))
         issue = elect(WARP.eq(warps + 1), loop(var("any"), some, self.issue()))
-        # first the control: ptxas keeps what a role needs alive in those that are written before it
-        roles = [role(control, load, issue), role(softmax, loop(var("some"), some, self.weigh()))]
+        # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
+        roles = [
+            role(control, found, load, issue),
+            role(softmax, found, loop(var("some"), some, self.weigh())),
+        ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.weights] if self.s.overlap else [])]
-        return self.whole(found, roles, warps + 4, [*bars, *memory])
+        return self.whole([], roles, warps + 4, [*bars, *memory])
 
     # -- gathering ----------------------------------------------------------------------------
 

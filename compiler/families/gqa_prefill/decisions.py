@@ -50,7 +50,7 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
 
 def producer_registers(f: Fields, device: Device) -> Any:
     """What a producer keeps under setmaxnreg; with tcgen05 its warpgroup issues products too."""
-    wide = np.where(f.consumers == 1, 160, 88)
+    wide = np.where(f.consumers == 1, 160, 56)
     return wide if device.has_tmem else np.where(f.consumers == 3, 32, 40)
 
 
@@ -71,7 +71,7 @@ def registers(f: Fields, problem: Problem) -> Any:
 
 def row_registers(f: Fields) -> Any:
     """Of a thread that holds a row of scores, and weights where the last ones may still be read."""
-    return f.tile_kv + 64
+    return f.tile_kv + 88
 
 
 def weight_columns(f: Fields) -> Any:
