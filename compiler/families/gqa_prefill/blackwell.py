@@ -52,7 +52,6 @@ from ptxflow.compiler.layout import descriptor_blackwell
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
-CLEARED = 1  # named barrier: values past the end are cleared
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 TYPE_CODE = {"f16": 0, "bf16": 1}
 QUAD = 4  # registers of a chunk
@@ -210,7 +209,7 @@ class Kernel(Block):
             if self.s.overlap:
                 out += [keys, when(const(0) < step, values)]
             else:
-                read = self.wait(self.summed, tile, step - 1)
+                read = at.mbar_wait(slot(self.summed, tile), (step - 1) & 1)
                 out += [when(const(0) < step, values, read), keys]
         return out
 
@@ -321,7 +320,7 @@ class Kernel(Block):
             self.wait(self.summed, self.mine, step - 1) if self.s.overlap and not first else None,
             None if first else softmax.rescale(kind, self.rescale_outputs()),
             softmax.add(kind),
-            self.clear(CLEARED) if first else None,
+            self.clear(None) if first else None,
             self.hand_over(),
         ]
 
@@ -352,6 +351,7 @@ class Kernel(Block):
         ]
 
     def rescale_outputs(self) -> list[Body]:
+        """Complete with the weights that are handed over behind it."""
         out: list[Body] = []
         scaled = self.keep("scaled", COLUMNS)
         for first in range(0, self.dim, COLUMNS):
@@ -362,7 +362,7 @@ class Kernel(Block):
                 at.scale_f32(scaled, self.some, self.keep("factor", 1)),
                 at.tcgen05_st(there, scaled, self.quarter),
             ]
-        return [*out, at.tcgen05_wait_st()]
+        return out
 
     def tell(self, bar: UOp) -> list[Body]:
         """A warp's arrival: what it did to tensor memory is done."""

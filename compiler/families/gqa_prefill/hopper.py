@@ -91,7 +91,7 @@ class Kernel(Block, Output):
             self.release("k", 0),
             self.weigh(const(0), "first"),
             at.pack(self.packed, self.weights, dtype=self.dtype),
-            self.clear(CLEARED),
+            self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)),
         ]
 
     def step(self, step: UOp, kind: str) -> list[Body]:

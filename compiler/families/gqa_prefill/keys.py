@@ -229,12 +229,12 @@ class Keys(Work):
 
     # -- what lies past the end of the sequence -----------------------------------------------
 
-    def clear(self, barrier: int) -> Body:
+    def clear(self, meet: Body) -> Body:
         """Before the first step's values are used: zeros in place of what is no key's value, as
         lanes that copy rows write already.
 
         A weight of 0 would not do: times what another sequence may hold, an infinity, it is NaN.
-        The first warpgroup clears, then all consumers meet.
+        The first warpgroup clears; then, by `meet`, whoever uses them hears of it.
         """
         if self.gathered:
             return None
@@ -246,15 +246,8 @@ class Keys(Work):
             at_byte = self.tile.k_block_offset(column) + WARP * (rows * ROW)
             place = slot(buffers, 0, at_byte, rows * ROW)
             clear.append(at.clear_rows(place, keep - WARP * rows))
-        threads = 128 * int(self.s.consumers)
-        return [
-            ring.wait_full(0),
-            when(
-                keep < self.tile_kv,
-                when(WARP < 4, clear, at.fence_proxy_async()),
-                at.named_sync(id=barrier, threads=threads),
-            ),
-        ]
+        cleared = when(WARP < 4, clear, at.fence_proxy_async())
+        return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
     # -- descriptors --------------------------------------------------------------------------
 
