@@ -73,7 +73,7 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 _BASE: dict[str, int | str] = {
     "consumers": 2, "share": 1, "tile_kv": 64, "stages": 2, "overlap": 1, "pin": 0, "turns": 0,
-    "order": "heads",
+    "order": "heads", "rescale": "always",
 }  # fmt: skip
 
 
@@ -98,4 +98,17 @@ PATHS = {
     "pages that are no part of a tile": (5, strategy(tile_kv=32, stages=4, order="tiles")),
 }
 IDS = list(PATHS)
+#: the same for tcgen05
+TMEM_PATHS = {
+    "one tile of rows, in turn": (0, strategy(consumers=1, overlap=0, stages=1)),
+    "one tile, scores ahead": (0, strategy(consumers=1, stages=3, order="tiles")),
+    "two tiles, in turn, lazy": (0, strategy(overlap=0, tile_kv=128, rescale="lazy")),
+    "two tiles, scores ahead, lazy": (0, strategy(rescale="lazy", share=2)),
+    "pages of half a tile": (64, strategy(tile_kv=128, consumers=1, share=4, rescale="lazy")),
+    "pages of two tiles": (64, strategy(tile_kv=32, stages=4)),
+    "gathered tokens": (1, strategy(tile_kv=96, consumers=1, rescale="lazy")),
+    "gathered parts of pages": (5, strategy(tile_kv=128, overlap=0, stages=1, share=4)),
+}
+TMEM_IDS = list(TMEM_PATHS)
+TMEM_CASES = list(TMEM_PATHS.values())
 CASES = list(PATHS.values())

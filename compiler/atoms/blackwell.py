@@ -77,9 +77,10 @@ tmem_dealloc = define(
 
 
 def _mma_text(use: UOp, text: dict[str, str]) -> str:
+    a = text["a"] if use.arg.attr("a_desc") is not None else f"[{text['a_reg']}]"
     return (
         f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::f16 "
-        f"[{text['d_reg']}], {text['a']}, {text['b']}, {use.arg.attr('idesc')}, "
+        f"[{text['d_reg']}], {a}, {text['b']}, {use.arg.attr('idesc')}, "
         f"{text['accumulate']};"
     )
 
@@ -110,6 +111,30 @@ tcgen05_mma = define(
                     16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0
                 ),
             ),
+        ),
+    )
+)
+
+tcgen05_mma_held = define(
+    Atom(
+        "tcgen05_mma_held",
+        (("d", "tmem"), ("a", "tmem"), ("b", "desc"), ("accumulate", "value")),
+        Scope.THREAD,
+        Lanes.ONE,
+        _mma_text,
+        "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
+        accesses=(
+            Access("a", "r", TENSOR, "tcgen05"),
+            Access("b", "r", TENSOR, "tcgen05"),
+            Access("d", "rw", TENSOR, "tcgen05"),
+        ),
+        effect="mma",
+        sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
+        archs=_BLACKWELL,
+        rules=(
+            Rule("N is 16..256 in steps of 16", lambda u: u.src[0].arg in range(16, 257, 16)),
+            Rule("A has 8 columns, of 16 elements of K", lambda u: u.src[1].arg == 8),
+            Rule("one CTA issues it", lambda u: u.arg.attr("cta_group") == 1),
         ),
     )
 )
@@ -181,6 +206,50 @@ tcgen05_wait_ld = define(
         orders=True,
     )
 )
+
+
+def _st_text(use: UOp, text: dict[str, str]) -> str:
+    return (
+        f"add.u32 %ra, {text['dst_reg']}, {text['lane']};\n"
+        f"tcgen05.st.sync.aligned.32x32b.x{use.src[1].arg}.b32 [%ra], {{{text['src']}}};"
+    )
+
+
+tcgen05_st = define(
+    Atom(
+        "tcgen05_st",
+        (("dst", "tmem"), ("src", "frag"), ("lane", "value")),
+        Scope.WARP,
+        Lanes.ALL,
+        _st_text,
+        "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row; `lane` is the warp's "
+        "lane quarter, in bits 16 and up",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", TENSOR, "st")),
+        sass=("tcgen05.st",),
+        archs=_BLACKWELL,
+        rules=(
+            Rule(
+                "1..128 registers, a power of two",
+                lambda u: u.src[1].arg in (1, 2, 4, 8, 16, 32, 64, 128),
+            ),
+            Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),
+        ),
+    )
+)
+tcgen05_wait_st = define(
+    Atom(
+        "tcgen05_wait_st",
+        (),
+        Scope.WARP,
+        Lanes.ALL,
+        "tcgen05.wait::st.sync.aligned;",
+        "9.7.16.8.5 tcgen05.wait",
+        effect="wait_st",
+        sass=("tcgen05.wait::st",),
+        archs=_BLACKWELL,
+        orders=True,
+    )
+)
 tcgen05_fence_before = define(
     Atom(
         "tcgen05_fence_before",
@@ -205,6 +274,31 @@ tcgen05_fence_after = define(
         effect="fence_after",
         archs=_BLACKWELL,
         orders=True,
+    )
+)
+tma_gather4 = define(
+    Atom(
+        "tma_gather4",
+        (
+            ("dst", "smem"),
+            ("map", "map"),
+            ("c0", "value"),
+            ("r0", "value"),
+            ("r1", "value"),
+            ("r2", "value"),
+            ("r3", "value"),
+            ("bar", "mbar"),
+        ),
+        Scope.THREAD,
+        Lanes.ONE,
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes "
+        "[{dst}], [{map}, {{{c0}, {r0}, {r1}, {r2}, {r3}}}], [{bar}];",
+        _ISA_TMA + ", tile::gather4: part of four rows, signed, side by side; zeros outside",
+        accesses=_LOADED,
+        effect="tma_load",
+        sass=("TMA gather4",),
+        archs=_BLACKWELL,
+        rules=(*_TMA_RULES, Rule("it brings four rows", lambda u: u.arg.attr("box")[1] == 4)),
     )
 )
 tma_load_pair = define(

@@ -237,6 +237,14 @@ class Synchronisation(Accesses):
         agent.knows.tensor |= group.local
         agent.apart |= group.local
 
+    def _do_wait_st(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """The warp's stores to tensor memory are there for its own later accesses; others come
+        after a fence::before_thread_sync."""
+        group = agent.open.pop("st", Group())
+        agent.knows.generic |= group.local
+        agent.knows.tensor |= group.local
+        agent.apart |= group.local
+
     # -- fences -------------------------------------------------------------------------------
 
     def _parts(self, agent: Agent, lanes: int) -> list[tuple[Knowledge, bool]]:

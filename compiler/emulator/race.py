@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxflow.compiler.emulator.clocks import GENERIC, HANDED, WARP, Actor, Clocks
+from ptxflow.compiler.emulator.clocks import GENERIC, HANDED, SHARED_ASYNC, WARP, Actor, Clocks
 from ptxflow.compiler.emulator.parse import Instruction
 from ptxflow.compiler.emulator.warp import Array
 
@@ -85,12 +85,15 @@ class Races:
         self.accesses.clear()
 
     def completions(self, clocks: Clocks) -> Clocks:
-        """The asynchronous work that is known to be complete, for every proxy."""
+        """The asynchronous work that is known to be complete, for every proxy, and what was fenced
+        into the asynchronous proxy of shared memory: products that are complete came after it."""
         known = clocks.rows[HANDED].copy()
         for agent in np.flatnonzero(known):
             if self.kinds[agent] == WARP:
                 known[agent] = 0
-        return Clocks(np.tile(known, (clocks.rows.shape[0], 1)))
+        told = np.tile(known, (clocks.rows.shape[0], 1))
+        np.maximum(told[SHARED_ASYNC], clocks.rows[SHARED_ASYNC], out=told[SHARED_ASYNC])
+        return Clocks(told)
 
     def access(
         self,

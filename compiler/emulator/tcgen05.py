@@ -154,6 +154,13 @@ def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
         for stored in memory.stores:
             if ((stored.columns >= columns.start) & (stored.columns < columns.stop)).any():
                 raise Fault(f"uses what the st of line {stored.line} still writes (no wait::st)")
+        for other in memory.products:
+            if other.reads(columns.start, columns.stop):
+                machine.hazard(
+                    new.line,
+                    f"overwrites A of the mma of line {other.line}, which may still read it: "
+                    "nothing orders products with different accumulators",
+                )
         after_uses(w, memory, columns.start, columns.stop, new.line)
         memory.products.append(new)
 

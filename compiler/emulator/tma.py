@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from ptxflow.compiler.emulator import bulk
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, Read, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address
-from ptxflow.compiler.emulator.tensormap import TensorMap, signed
+from ptxflow.compiler.emulator.tensormap import TensorMap, box_chunks, signed
 from ptxflow.compiler.emulator.warp import Array, Step, Warp
+
+ROWS = 4  # of a gather
 
 
 def tensor_map(w: Warp, address: int, rank: int) -> TensorMap:
@@ -62,6 +66,41 @@ def load(line: Line) -> Step:
             bulk.load(w, line.ins.line, new, bar, ranks, pair=group.endswith("2"))
 
     return run
+
+
+@operation(
+    r"cp\.async\.bulk\.tensor\.2d\.(?:shared::cluster|shared::cta)\.global\.tile::gather4"
+    r"\.mbarrier::complete_tx::bytes"
+)
+def gather(line: Line) -> Step:
+    """Four rows of a map whose box is one, into four rows of a tile."""
+    line.count(3)
+    if not line.target.startswith("sm_10"):
+        raise line.refuse("tile::gather4 needs sm_100")
+    address, barrier = line.address(0), line.address(2)
+    map_at, coordinates = _map_operand(line, 1, 1 + ROWS)
+
+    def run(w: Warp) -> None:
+        values = (address(w), map_at(w), barrier(w), *(c(w) for c in coordinates))
+        for _, (at, source, bar, *place) in by_lane(w, *values):
+            tm = tensor_map(w, source, 2)
+            if tm.box[1] != 1:
+                raise Fault(f"tile::gather4 by a tensor map with a box of {tm.box[1]} rows")
+            column, *rows = map(signed, place)
+            corners = [(column, row) for row in rows]
+            read = [tm.granules(corner) for corner in corners if tm.inside(corner).any()]
+            reads = tm.shadow, np.concatenate([g for g, _ in read] or [np.empty(0, np.int64)]), None
+            if any(masks is not None for _, masks in read):
+                raise Fault("tile::gather4 of part of 16 bytes at the tensor's edge: not modelled")
+            chunks = box_chunks(at & OFFSET_MASK, ROWS, tm.row_bytes, tm.swizzle)
+            new = bulk.Load(at, chunks, ROWS * tm.bytes, reads, partial(_rows, tm, corners))
+            bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
+
+    return run
+
+
+def _rows(tm: TensorMap, corners: list[tuple[int, int]]) -> Array:
+    return np.concatenate([tm.load(corner) for corner in corners])
 
 
 @operation(

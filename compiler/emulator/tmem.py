@@ -47,6 +47,10 @@ class Product:
     parts: list[Part]
     a_cells: tuple[Array, slice] | None = None  # A in tensor memory: lanes, columns
 
+    def reads(self, first: int, last: int) -> bool:
+        """Whether A lies in some of these columns of tensor memory."""
+        return bool(self.a_cells and self.a_cells[1].start < last and first < self.a_cells[1].stop)
+
 
 @dataclass(eq=False)
 class Load:
@@ -346,6 +350,8 @@ def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
     """No product or store of these columns is in flight (lanes are told apart for stores)."""
     first, last = int(access.columns.min()), int(access.columns.max()) + 1
     for p in memory.products:
+        if isinstance(access, Store) and p.reads(first, last):
+            raise Fault(f"overwrites A of the mma of line {p.line}, which may still read it")
         for part in p.parts:
             if part.columns.start < last and first < part.columns.stop:
                 raise Fault(f"accesses accumulators that the mma of line {p.line} still writes")

@@ -86,7 +86,7 @@ def test_a_typical_space(page: int, queries: int) -> None:
     found = space(p)
     f = found.fields()
     assert len(found) >= 500
-    assert (registers(f, p) <= register_limit(f)).all()
+    assert (registers(f, p) <= register_limit(f, H200)).all()
     tflops = model_tflops(PREFILL, f, p, H200)
     assert np.isfinite(tflops).all() and (tflops > 0).all()
     assert tflops.max() <= p.roofline_tflops(H200)

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
+from ptxflow.compiler.families.gqa_prefill import blackwell, hopper
+from ptxflow.compiler.families.gqa_prefill.block import ENTRY
 from ptxflow.compiler.families.gqa_prefill.decisions import (
     DECISIONS,
     HEADS,
+    LAZY,
     RULES,
     resources,
     smem_bytes,
 )
-from ptxflow.compiler.families.gqa_prefill.hopper import ENTRY, Kernel
 from ptxflow.compiler.families.gqa_prefill.load import COSTS, features, load
 from ptxflow.compiler.families.gqa_prefill.problem import accepts, problem
 from ptxflow.compiler.ir import UOp
@@ -23,26 +25,34 @@ from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
 
+Kernel = blackwell.Kernel | hopper.Kernel
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
+    return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
+
+
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel."""
-    return Kernel(p, s, device).build()
+    return kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: no tile of queries; one step; fewer than the rings have stages, as many,
     and past their second turn. Each with a tail of keys, which not all queries see, and without."""
-    k = Kernel(p, s, device)
+    k = kernel(p, s, device)
     k.build()  # says which registers hold pages
     stages: int = s.stages
+    risings = (0, 1) if s.rescale == LAZY else (0,)  # whether maxima rise enough to rescale
     out = [_trip(k, 0, 0)]
     for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
         # a tail long enough for two steps to need a mask, however few tokens a tile has
         tail = max(k.tile_kv // 2 + 1, k.tile_kv - k.tokens + 2)
-        out += [_trip(k, steps, t) for t in (0, tail)]
+        out += [_trip(k, steps, t, rises) for t in (0, tail) for rises in risings]
     return out
 
 
-def _trip(k: Kernel, steps: int, tail: int) -> Trip:
+def _trip(k: Kernel, steps: int, tail: int, rises: int = 0) -> Trip:
     """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; 0: none."""
     queries = k.tokens if steps else 0
     keys = steps * k.tile_kv - tail if steps else 1
@@ -62,20 +72,23 @@ def _trip(k: Kernel, steps: int, tail: int) -> Trip:
         values["kv_end"] = -(-keys // k.page)
         values["last"] = keys - (values["kv_end"] - 1) * k.page
         values |= {name: 0 for name in k.kept if "page_" in name}
+    values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
+    values |= {name: rises for name in k.kept if name.endswith("rises")}
     outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if steps else ()
     name = f"{steps} steps of a tile of queries" + (", a tail" if tail else "")
+    name += ", rising maxima" if rises else ""
     return Trip(name, tuple(values.items()), outputs)
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over the variable axes."""
-    return Kernel(p, s, device).launch(int(smem_bytes(s.fields(), p)))
+    return kernel(p, s, device).launch(int(smem_bytes(s.fields(), p, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences of few heads, with tails, steps with and without a mask, rings past their
     first turn; one has no keys."""
-    k = Kernel(p, s, device)
+    k = kernel(p, s, device)
     axes = dict(p.axes)
     tokens = (s.stages + 2) * k.tile_kv + k.tile_kv // 2 + 3
     queries = min(2 * k.tokens + 5, tokens - 1)

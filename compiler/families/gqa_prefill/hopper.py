@@ -9,55 +9,42 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gqa_prefill.block import Block
 from ptxflow.compiler.families.gqa_prefill.decisions import (
     MMA_K,
     WARPGROUP_ROWS,
     producer_registers,
     register_limit,
 )
-from ptxflow.compiler.families.gqa_prefill.keys import WIDE, Keys
 from ptxflow.compiler.families.gqa_prefill.output import Output
-from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.families.gqa_prefill.softmax import Softmax, part
 from ptxflow.compiler.ir import (
     LANE,
     WARP,
     Body,
-    KernelInfo,
     Role,
     UOp,
     Value,
     const,
-    elect,
-    flatten,
     loop,
     mbar,
     param,
     role,
     slot,
-    smem,
-    value,
     var,
 )
-from ptxflow.compiler.launch import InputParam, Launch, PointerParam, ScalarParam, TensorMapParam
-from ptxflow.compiler.layout import SmemTile
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
-ENTRY = "gqa_prefill"
 CLEARED = 1  # named barrier: values past the end are cleared; those of warpgroups follow
 
 
-class Kernel(Keys, Output):
+class Kernel(Block, Output):
     """A strategy applied to a problem, for wgmma."""
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         super().__init__(problem, strategy, device)
-        self.consumers: int = strategy.consumers
         self.softmax = Softmax(self.keep)
-        self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
-        self.q_smem = smem("q_tile", self.q_tile.bytes)
-        self.q_full = mbar("q_full", 1, 1)
         self.turn = mbar("turn", self.consumers, 4)
         self.scores = self.keep("scores", self.tile_kv // 2, "f32")
         self.weights = self.keep("weights", self.tile_kv // 2, "f32")
@@ -66,92 +53,19 @@ class Kernel(Keys, Output):
 
     # -- the whole ----------------------------------------------------------------------------
 
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("q_map", "map"),
-            *self.key_params,
-            *((name, "ptr") for name in ("qo_indptr", "kv_indptr", "output", "lse")),
-            ("sm_scale", "u32"),
-            ("total_q", "u32"),
-            ("sequences", "u32"),
-        )
-
     def build(self) -> UOp:
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
         maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
         found = [elect(WARP.eq(warps), maps), *self.find()]
         some, count = var("some"), self.any
-        consumer = Role("consumer", 0, warps, regs=int(register_limit(fields)))
-        producer = Role("producer", warps, 4, regs=int(producer_registers(fields)))
+        consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
+        producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
         roles = [
             role(consumer, loop(some, count, self.consume())),
             role(producer, loop(some, count, self.produce_keys(warps, self.load_queries()))),
         ]
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps + 4,
-            cluster=1,
-            params=self.params,
-            storage=(
-                self.q_full,
-                *([self.turn] if self.s.turns else []),
-                self.q_smem,
-                *self.ring_storage,
-                *self.kept.values(),
-            ),
-        )
-        return finish(info, *flatten(found), *roles)
-
-    def launch(self, smem_bytes: int) -> Launch:
-        """Grid, parameters and tensor maps as expressions over the axes."""
-        width = self.heads * self.dim
-        if self.share == 1:
-            dims, stride = (str(width), "total_q"), width
-        else:
-            dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
-        q = TensorMapParam(
-            "q", self.problem.dtype, dims, (str(stride * ELEMENT),), self.query_box, ROW
-        )
-        numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
-        return Launch(
-            entry=ENTRY,
-            grid=(f"{numbers} * {self.units}", "1", "1"),
-            block=128 * (self.consumers + 1),
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=(
-                q,
-                *self.key_launch,
-                *(PointerParam(name) for name in ("qo_indptr", "kv_indptr", "output", "lse")),
-                InputParam("sm_scale", "float32"),
-                ScalarParam("total_q", "total_q"),
-                ScalarParam("sequences", "len_indptr - 1"),
-            ),
-        )
-
-    # -- loading ------------------------------------------------------------------------------
-
-    def load_queries(self) -> UOp:
-        bar, box = slot(self.q_full), var("box")
-        bytes_ = self.query_box[1] * ROW
-        load = [
-            at.tma_load(
-                slot(self.q_smem, 0, box * bytes_ + self.q_tile.k_block_offset(column), bytes_),
-                param("q_map"),
-                *self.query_origin(box, column),
-                bar,
-                box=self.query_box,
-                element=ELEMENT,
-                apart=True,
-            )
-            for column in range(0, self.dim, WIDE)
-        ]
-        boxes = loop(box, self.rows // self.query_box[1], load, rolled=True)
-        expect = at.mbar_arrive_expect(bar, bytes=self.q_tile.bytes)
-        return elect(value(1), expect, boxes)
+        return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
 
     # -- multiplying --------------------------------------------------------------------------
 
@@ -178,7 +92,7 @@ class Kernel(Keys, Output):
             self.release("k", 0),
             self.weigh(const(0), "first"),
             at.pack(self.packed, self.weights, dtype=self.dtype),
-            self.clear(CLEARED),
+            self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)),
         ]
 
     def step(self, step: UOp, kind: str) -> list[Body]:

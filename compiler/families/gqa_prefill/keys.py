@@ -76,8 +76,13 @@ class Keys(Work):
 
     @cached_property
     def gathered(self) -> bool:
-        """Whether lanes copy rows."""
+        """Whether rows come one by one."""
         return not bool(boxes(self.problem, self.tile_kv))
+
+    @cached_property
+    def copied(self) -> bool:
+        """Whether lanes copy them; tcgen05 comes with a TMA that gathers."""
+        return self.gathered and not self.device.has_tmem
 
     def produce_keys(self, first: int, before: Body) -> Body:
         """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
@@ -98,6 +103,8 @@ class Keys(Work):
 
     @property
     def box(self) -> tuple[int, int]:
+        if self.gathered:
+            return WIDE, 1
         return WIDE, min(self.page, self.tile_kv) if self.page else self.tile_kv
 
     def _look_up(self, step: UOp) -> list[UOp]:
@@ -222,12 +229,12 @@ class Keys(Work):
 
     # -- what lies past the end of the sequence -----------------------------------------------
 
-    def clear(self, barrier: int) -> Body:
+    def clear(self, meet: Body) -> Body:
         """Before the first step's values are used: zeros in place of what is no key's value, as
         lanes that copy rows write already.
 
         A weight of 0 would not do: times what another sequence may hold, an infinity, it is NaN.
-        The first warpgroup clears, then all consumers meet.
+        The first warpgroup clears; then, by `meet`, whoever uses them hears of it.
         """
         if self.gathered:
             return None
@@ -239,15 +246,8 @@ class Keys(Work):
             at_byte = self.tile.k_block_offset(column) + WARP * (rows * ROW)
             place = slot(buffers, 0, at_byte, rows * ROW)
             clear.append(at.clear_rows(place, keep - WARP * rows))
-        threads = 128 * int(self.s.consumers)
-        return [
-            ring.wait_full(0),
-            when(
-                keep < self.tile_kv,
-                when(WARP < 4, clear, at.fence_proxy_async()),
-                at.named_sync(id=barrier, threads=threads),
-            ),
-        ]
+        cleared = when(WARP < 4, clear, at.fence_proxy_async())
+        return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
     # -- descriptors --------------------------------------------------------------------------
 
@@ -269,13 +269,13 @@ class Keys(Work):
         """Names and kinds of kernel parameters."""
         tiles = (("k_cache", "ptr"), ("v_cache", "ptr"))
         tables = (("kv_indices", "ptr"), ("kv_last_page_len", "ptr"))[: min(self.page, 2)]
-        return (*(tiles if self.gathered else (("k_map", "map"), ("v_map", "map"))), *tables)
+        return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
 
     @property
     def key_launch(self) -> tuple[TensorMapParam | PointerParam, ...]:
         """What is passed for them."""
         pointers = tuple(PointerParam(name) for name, kind in self.key_params if kind == "ptr")
-        return pointers if self.gathered else (*self._maps, *pointers)
+        return pointers if self.copied else (*self._maps, *pointers)
 
     @property
     def _maps(self) -> tuple[TensorMapParam, ...]:

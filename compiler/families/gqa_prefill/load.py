@@ -50,12 +50,12 @@ class Costs:
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
-def steps(f: Fields, problem: Problem) -> tuple[Any, Any, Any]:
+def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     """(tiles of queries in all heads, mean and largest number of steps of one)."""
     axes = dict(problem.axes)
     count = sequences(axes)
     queries, tokens = axes["total_q"] / count, keys(axes) / count
-    tile = tile_rows(f) / f.share
+    tile = tile_rows(f, device) / f.share
     each = np.ceil(queries / tile)
     ends = max(tokens - queries, 0) + np.minimum(tile * (each + 1) / 2, queries)
     mean = np.maximum(np.minimum(ends, tokens) / f.tile_kv + 0.5 * (each > 1), 1)
@@ -69,8 +69,9 @@ def steps(f: Fields, problem: Problem) -> tuple[Any, Any, Any]:
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy."""
     c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
-    blocks, mean, most = steps(f, problem)
-    rows, scores = tile_rows(f), tile_rows(f) * f.tile_kv
+    blocks, mean, most = steps(f, problem, device)
+    rows = tile_rows(f, device)
+    scores = rows * f.tile_kv
     tile_bytes = f.tile_kv * dim * ELEMENT
     softmax = scores * c.softmax / c.issue
     exposed = np.where(

@@ -19,18 +19,60 @@ if TYPE_CHECKING:
     from ptxflow.compiler.ir import Value
 
 MEETING = 2  # named barrier of the first warpgroup; others follow
-WARP_ROWS, CHUNK = 16, 16  # rows of a warp; bytes that the swizzle moves together
+CHUNK = 16  # bytes that the swizzle moves together
 WIDE = ROW // ELEMENT  # elements of a column block
 LINES = 4  # rows of a column block that a warp stores together
 
 
-class Output(Work):
-    """Stores what a warp holds: 16 rows."""
+class Lines(Work):
+    """Stores the rows of a warp, which lie in place of its queries."""
+
+    warp_rows = 16
+    q_tile: SmemTile
+    q_smem: UOp
+
+    def _chunk(self, row: Value, chunk: UOp) -> UOp:
+        """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
+        return row * ROW + ((chunk ^ (row & 7)) << 4)
+
+    def _place(self, row: int, rows: int, column: int) -> UOp:
+        """Some of the warp's rows of a column block."""
+        first = self.q_tile.k_block_offset(column) + WARP * (self.warp_rows * ROW) + row * ROW
+        return slot(self.q_smem, 0, first, rows * ROW)
+
+    def store_rows(self) -> list[Body]:
+        """All of them, a few at a time."""
+        return [
+            self._store_lines(column, row)
+            for row in range(0, self.warp_rows, LINES)
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    def _store_lines(self, column: int, row: int) -> list[UOp]:
+        """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
+        loaded = self.keep("line", 4)
+        line, chunk = LANE >> 3, LANE & 7
+        mine = WARP * self.warp_rows + row + line
+        at_chunk = (chunk ^ ((line + row) & 7)) << 4
+        index = self.index(mine) * self.dim + (column + (chunk << 3))
+        return [
+            at.ld_shared_v4(loaded, self._place(row, LINES, column), line * ROW + at_chunk),
+            at.st_global(
+                param("output"),
+                index,
+                self.row_inside(mine),
+                self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
+                loaded,
+                element=ELEMENT,
+            ),
+        ]
+
+
+class Output(Lines):
+    """Stores what a warp holds: 16 rows of an accumulator fragment."""
 
     softmax: Softmax
     output: UOp
-    q_tile: SmemTile
-    q_smem: UOp
     consumers: int
 
     def store(self) -> list[Body]:
@@ -48,29 +90,16 @@ class Output(Work):
             meet,
             [self._stage(column) for column in range(0, self.dim, 16)],
             at.warp_sync(),
-            [
-                self._store_lines(column, row)
-                for row in range(0, WARP_ROWS, LINES)
-                for column in range(0, self.dim, WIDE)
-            ],
+            self.store_rows(),
         ]
 
     def _store_lse(self, lse: UOp, half: int) -> UOp:
-        first = WARP * WARP_ROWS + 8 * half
+        first = WARP * self.warp_rows + 8 * half
         row = first + (LANE >> 2)
         inside = self.row_inside(row) & (LANE & 3).eq(0)
         place = self.rectangle("lse", first, 8, 0, 1)
         value = part(lse, half, 1)
         return at.st_global(param("lse"), self.index(row), inside, place, value, element=4)
-
-    def _chunk(self, row: Value, chunk: UOp) -> UOp:
-        """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
-        return row * ROW + ((chunk ^ (row & 7)) << 4)
-
-    def _place(self, row: int, rows: int, column: int) -> UOp:
-        """Some of the warp's rows of a column block."""
-        first = self.q_tile.k_block_offset(column) + WARP * (WARP_ROWS * ROW) + row * ROW
-        return slot(self.q_smem, 0, first, rows * ROW)
 
     def _stage(self, column: int) -> list[UOp]:
         """16 columns: two packed registers of both rows, twice."""
@@ -81,28 +110,9 @@ class Output(Work):
         return [
             at.pack(packed, part(self.output, column // 2, 8), dtype=self.dtype),
             at.stmatrix_x4(
-                self._place(0, WARP_ROWS, column),
+                self._place(0, self.warp_rows, column),
                 self._chunk(LANE & 15, chunk),
                 packed,
                 across=across,
-            ),
-        ]
-
-    def _store_lines(self, column: int, row: int) -> list[UOp]:
-        """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
-        loaded = self.keep("line", 4)
-        line, chunk = LANE >> 3, LANE & 7
-        mine = WARP * WARP_ROWS + row + line
-        at_chunk = (chunk ^ ((line + row) & 7)) << 4
-        index = self.index(mine) * self.dim + (column + (chunk << 3))
-        return [
-            at.ld_shared_v4(loaded, self._place(row, LINES, column), line * ROW + at_chunk),
-            at.st_global(
-                param("output"),
-                index,
-                self.row_inside(mine),
-                self.rectangle("output", WARP * WARP_ROWS + row, LINES, column, WIDE),
-                loaded,
-                element=ELEMENT,
             ),
         ]

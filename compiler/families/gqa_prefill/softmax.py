@@ -21,6 +21,17 @@ def part(held: UOp, first: int, count: int) -> UOp:
     return slot(held.src[0], 0, held.src[2] + first, count)
 
 
+def scales(keep: Keep) -> list[UOp]:
+    """Statements for the registers `scale`, which makes logits in base 2 of scores, and
+    `minus_scale`."""
+    given, base = keep("sm_scale", 1), math.log2(math.e)
+    return [
+        at.mov(given, param("sm_scale")),
+        at.fma_constants(keep("scale", 1), given, factor=float_bits(base), summand=0),
+        at.fma_constants(keep("minus_scale", 1), given, factor=float_bits(-base), summand=0),
+    ]
+
+
 class Softmax:
     """Statements of the softmax; `keep` gives registers by name, all of that name each time."""
 
@@ -30,14 +41,7 @@ class Softmax:
 
     def begin(self) -> list[UOp]:
         """Scores times `scale` are logits in base 2."""
-        given, nothing = self.keep("sm_scale", 1), 0
-        return [
-            at.mov(given, param("sm_scale")),
-            at.fma_constants(self.scale, given, factor=float_bits(math.log2(math.e)),
-                             summand=nothing),
-            at.fma_constants(self.keep("minus_scale", 1), given,
-                             factor=float_bits(-math.log2(math.e)), summand=nothing),
-        ]  # fmt: skip
+        return scales(self.keep)
 
     def weigh(self, when: str, scores: UOp, weights: UOp, masked: bool) -> list[UOp]:
         """Scores to weights, maximum and sums; `when` names the step's registers, "first" begins.

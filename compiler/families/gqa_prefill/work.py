@@ -53,7 +53,7 @@ class Work:
         )
         self.page = axes.get("page_size", 0)  # tokens of a page; 0: no pages
         self.dtype = PTX_TYPE[problem.dtype]
-        self.rows = int(tile_rows(strategy.fields()))
+        self.rows = int(tile_rows(strategy.fields(), device))
         self.share: int = strategy.share
         self.tokens: int = self.rows // self.share
         self.tile_kv: int = strategy.tile_kv
