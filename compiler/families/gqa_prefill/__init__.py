@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
@@ -9,6 +10,7 @@ from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.families.gqa_prefill.block import ENTRY
 from ptxflow.compiler.families.gqa_prefill.decisions import (
+    ALWAYS,
     DECISIONS,
     HEADS,
     LAZY,
@@ -20,7 +22,7 @@ from ptxflow.compiler.families.gqa_prefill.load import COSTS, features, load
 from ptxflow.compiler.families.gqa_prefill.problem import accepts, problem
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.strategy import Choice, Family, Problem, Strategy, Trial, Trip
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -110,6 +112,11 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
+    """Choices of before there was a `rescale`: outputs then followed every maximum."""
+    return {"rescale": ALWAYS, **choices}
+
+
 GQA_PREFILL = register(
     Family(
         name="gqa_prefill",
@@ -125,6 +132,7 @@ GQA_PREFILL = register(
         trips=trips,
         launch=launch,
         trial=trial,
+        revise=revise,
         accepts=accepts,
     )
 )

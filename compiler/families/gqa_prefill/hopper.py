@@ -26,6 +26,7 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
+    elect,
     loop,
     mbar,
     param,
