@@ -131,7 +131,7 @@ PREFILL = Row(
 GDN_PREFILL = Row(
     ("gdn_prefill_qk16_v32_d128_k_last",),
     trained={
-        "sequences": (1, 2, 3, 4, 8, 12, 16, 32, 64),
+        "sequences": (1, 2, 3, 4, 8, 12, 16, 32),
         "length": (16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384),
     },
     held_out={"sequences": (6, 20), "length": (200, 3000)},
