@@ -76,8 +76,7 @@ tmem_dealloc = define(
 )
 
 
-def _mma_text(use: UOp, text: dict[str, str]) -> str:
-    a = text["a"] if use.arg.attr("a_desc") is not None else f"[{text['a_reg']}]"
+def _mma_text(use: UOp, text: dict[str, str], a: str) -> str:
     return (
         f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::f16 "
         f"[{text['d_reg']}], {a}, {text['b']}, {use.arg.attr('idesc')}, "
@@ -91,7 +90,7 @@ tcgen05_mma = define(
         (("d", "tmem"), ("a", "desc"), ("b", "desc"), ("accumulate", "value")),
         Scope.THREAD,
         Lanes.ONE,
-        _mma_text,
+        lambda use, t: _mma_text(use, t, t["a"]),
         "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
         accesses=(
             Access("a", "r", TENSOR, "tcgen05"),
@@ -121,7 +120,7 @@ tcgen05_mma_held = define(
         (("d", "tmem"), ("a", "tmem"), ("b", "desc"), ("accumulate", "value")),
         Scope.THREAD,
         Lanes.ONE,
-        _mma_text,
+        lambda use, t: _mma_text(use, t, f"[{t['a_reg']}]"),
         "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
         accesses=(
             Access("a", "r", TENSOR, "tcgen05"),

@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.ptx import write
-from tests.gqa_prefill_cases import H200, PATHS, PREFILL, problem
+from tests.gqa_prefill_cases import B200, H200, PATHS, PREFILL, TMEM_PATHS, problem
 
 DIGESTS = Path(__file__).parent / "gqa_prefill.json"
 
 
 def emitted() -> dict[str, str]:
-    texts = {n: write(PREFILL.build(problem(p), s, H200), H200) for n, (p, s) in PATHS.items()}
+    texts = {
+        f"{dev.arch}: {name}": write(PREFILL.build(problem(page), s, dev), dev)
+        for dev, paths in ((H200, PATHS), (B200, TMEM_PATHS))
+        for name, (page, s) in paths.items()
+    }
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 

@@ -135,15 +135,17 @@ class Kernel(Block):
     # -- gathering ----------------------------------------------------------------------------
 
     def produce_keys(self, first: int, before: Body) -> Body:
-        """What the control warps do, from warp `first` on; one runs `before` first of all."""
+        """What the control warps do, from warp `first` on; one runs `before` first of all. The next
+        one multiplies, and the one behind it gathers values where the first gathers keys."""
         if not self.gathered:
             return super().produce_keys(first, before)
         step = var("load")
-        return when(WARP.eq(first), before, loop(step, self.tiles, self.gather(step)))
+        keys, values = (loop(step, self.tiles, self.gather(name, step)) for name in self.rings)
+        return [when(WARP.eq(first), before, keys), when(WARP.eq(first + 2), values)]
 
-    def gather(self, step: UOp) -> list[Body]:
-        """A stage of both rings, when it is free, four rows at a time. Each lane looks up four, and
-        one lane asks for what they tell it."""
+    def gather(self, name: str, step: UOp) -> list[Body]:
+        """A stage of a ring, when it is free, four rows at a time. Each lane looks up four, and one
+        lane asks for what they tell it."""
         out: list[Body] = []
         first = self.tile_at(step) * self.tile_kv + LANE * GATHERED
         for i in range(GATHERED):
@@ -154,13 +156,15 @@ class Kernel(Block):
                 self._page(f"page_{i}_", token // self.page),
                 at.mov(self.keep(f"page_row_{i}_", 1), row),
             ]
-        for name, (ring, _) in self.rings.items():
-            bar, group = slot(ring.full, ring.stage(step)), var(f"{name}_group")
-            four = self.gather_four(name, step, group)
-            rows = loop(group, self.tile_kv // GATHERED, four, rolled=True)
-            expect = single(at.mbar_arrive_expect(bar, bytes=self.tile.bytes))
-            out += [ring.wait_empty(step), expect, rows]
-        return out
+        ring, _ = self.rings[name]
+        bar, group = slot(ring.full, ring.stage(step)), var(f"{name}_group")
+        four = self.gather_four(name, step, group)
+        return [
+            *out,
+            ring.wait_empty(step),
+            single(at.mbar_arrive_expect(bar, bytes=self.tile.bytes)),
+            loop(group, self.tile_kv // GATHERED, four, rolled=True),
+        ]
 
     def gather_four(self, name: str, step: UOp, group: UOp) -> list[Body]:
         ring, buffers = self.rings[name]

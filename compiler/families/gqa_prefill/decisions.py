@@ -118,14 +118,12 @@ RULES = (
     rule(
         "scores, weights and outputs exceed tensor memory",
         "consumers tile_kv overlap",
-        lambda f, p, d: (not d.has_tmem) | (tmem_columns(f, p) <= max(d.tmem_columns, 1)),
+        lambda f, p, d: (not d.has_tmem) | (tmem_columns(f, p) <= d.tmem_columns),
     ),
     rule(
         "turns and pinning are for wgmma, lazy rescaling for tcgen05",
         "pin turns rescale",
-        lambda f, p, d: (
-            (f.pin + f.turns == 0) if d.has_tmem else (f.rescale == ALWAYS) & (f.pin >= 0)
-        ),
+        lambda f, p, d: f.pin + f.turns == 0 if d.has_tmem else f.rescale == ALWAYS,
     ),
     rule(
         "heads that share a tile share their keys",

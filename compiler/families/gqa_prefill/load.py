@@ -15,8 +15,8 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_prefill.decisions import (
+    ALWAYS,
     HEADS,
-    WARPGROUP_ROWS,
     boxes,
     group,
     resources,
@@ -38,6 +38,7 @@ class Costs:
     turns: float = 0.1  # and warpgroups take turns
     step: float = 120.0  # of a step: waits, reductions, rescaling
     row: float = 3.5  # of a row that lanes copy: its instructions, beside the consumers'
+    rescale: float = 4.0  # of a column of outputs in tensor memory, for each tile of rows
     setup: float = 2500.0  # of a block: its sequence, its queries and first keys
     store: float = 12.0  # of a row of the tile, to its end
     tail: float = 0.6  # of a block, by which SMs end apart
@@ -74,6 +75,8 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     scores = rows * f.tile_kv
     tile_bytes = f.tile_kv * dim * ELEMENT
     softmax = scores * c.softmax / c.issue
+    if device.has_tmem:
+        softmax = softmax + c.rescale * dim * f.consumers * (f.rescale == ALWAYS)
     exposed = np.where(
         f.turns == 1, c.turns, np.where(f.overlap == 1, c.overlapped, c.others)
     ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
@@ -90,7 +93,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         steps=mean,
         stages=f.stages,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
-        smem_bytes=f.consumers * (WARPGROUP_ROWS * dim * ELEMENT + 2 * tile_bytes) + 2 * tile_bytes,
+        smem_bytes=rows * dim * ELEMENT + 2 * tile_bytes * (f.consumers + 1),
         l2_bytes=2 * tile_bytes,
         issue_cycles=exposed * softmax + c.step + copied,
         epilogue_cycles=c.store * rows,
