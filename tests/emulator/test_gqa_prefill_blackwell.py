@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.ir import Op, edit, walk
+from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
@@ -138,6 +141,30 @@ def test_weights_are_not_overwritten_while_they_are_multiplied() -> None:
     ]
     told = complaints(p, s, write(edit(kernel, waits[0], ()), B200), [200])
     assert "overwrites A of the mma" in told
+
+
+def test_gathered_rows_are_those_of_the_tile() -> None:
+    p, s = sized([70], [70], page=1), strategy(consumers=1, tile_kv=32)
+    text, given = write(PREFILL.build(p, s, B200), B200), case(p, [70], queries=[70])
+    assert verdict(p, s, given, text) == (0, 0)
+    rows = "%v_page_row_0_0, %v_page_row_1_0"
+    assert rows in text
+    swapped = text.replace(rows, "%v_page_row_1_0, %v_page_row_0_0")
+    wrong, hazards = verdict(p, s, given, swapped)
+    assert wrong and not hazards
+
+
+def test_a_gather_takes_maps_of_single_rows() -> None:
+    p, s = sized([70], [70], page=1), strategy(consumers=1, tile_kv=32)
+    text, given = write(PREFILL.build(p, s, B200), B200), case(p, [70], queries=[70])
+    launch = PREFILL.launch(p, s, B200)
+    wide = [
+        replace(x, box=(64, 4)) if isinstance(x, TensorMapParam) and x.tensor == "v_cache" else x
+        for x in launch.params
+    ]
+    launch = replace(launch, params=tuple(wide))
+    with pytest.raises(Fault, match="a tensor map with a box of 4 rows"):
+        emulate(text, launch, given.tensors, dict(p.axes), arguments=given.arguments)
 
 
 def complaints(p: Problem, s: Strategy, text: str, lengths: list[int]) -> str:
