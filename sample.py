@@ -67,8 +67,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="trained policy (default: in checkpoints/ the device's for the family alone, if there "
-        "is one, else its policy for all families)",
+        help="trained policy (default: the device's in checkpoints/)",
     )
     add(
         "--sharpness",
@@ -124,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     find_family(definition)  # before the axes: an op without kernels has no right ones
     axes = choose_axes(definition, args.axes)
     space = find_space(*find_problem(definition, axes), device)
-    checkpoint = args.checkpoint or default_checkpoint(device.name, space.family.name)
+    checkpoint = args.checkpoint or default_checkpoint(device.name)
     policy = load_policy(checkpoint)
     scores = log_probs(policy, space)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
@@ -177,11 +176,9 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     return {name: bound[name] for name in needed}
 
 
-def default_checkpoint(device: str, family: str) -> Path:
-    """The policy of a device for one family alone, where there is one; else that for all."""
-    name = POLICY_OF.get(device, device)
-    own = CHECKPOINTS / f"{name}-{family}.safetensors"
-    return own if own.exists() else CHECKPOINTS / f"{name}.safetensors"
+def default_checkpoint(device: str) -> Path:
+    """The policy of a device, for all families."""
+    return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:

@@ -243,10 +243,8 @@ def test_truncated_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Any) -> 
 
 
 def test_every_device_has_a_default_checkpoint_by_name() -> None:
-    found = {sample.default_checkpoint(d, f) for d in DEVICES for f in ("gemm", "rmsnorm")}
-    assert {path.name for path in found} == {
-        "b200-gemm.safetensors", "h200-gemm.safetensors", "b200.safetensors", "h200.safetensors",
-    }  # fmt: skip
+    found = {sample.default_checkpoint(d) for d in DEVICES}
+    assert {path.name for path in found} == {"b200.safetensors", "h200.safetensors"}
     assert all(path.exists() for path in found)
 
 

@@ -75,7 +75,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
     assert len(rows) == 8
     where = space(definition, axis, int(size), name)
-    policy = load_policy(sample.default_checkpoint(name, where.family.name))
+    policy = load_policy(sample.default_checkpoint(name))
     scores = log_probs(policy, where)
     modelled = reward_of(policy.about, name).tflops(where, where.codes)
     drawn = {
