@@ -35,6 +35,9 @@ class SurrogateError(ValueError):
     """A surrogate that cannot be used; the message is one line."""
 
 
+AXIS = "problem.log2_"  # and an axis's name: problems of one family need not have the same axes
+
+
 def strategy_features(
     family: Family, f: Fields, problem: Problem, device: Device
 ) -> tuple[dict[str, Array], Array]:
@@ -70,7 +73,7 @@ def _problem_features(family: Family, problem: Problem, device: Device) -> dict[
     generic = describe_problem(problem, device, family)
     own = f"{family.name}."
     out = {f"problem.{k}": v for k, v in generic.items() if not k.startswith(own)}
-    return out | {f"problem.log2_{axis}": np.log2(size) for axis, size in problem.axes}
+    return out | {f"{AXIS}{axis}": np.log2(size) for axis, size in problem.axes}
 
 
 def _shares(load_: Load, device: Device, modelled: Array) -> dict[str, Array]:
@@ -180,7 +183,7 @@ class Surrogate:
     def predict(self, f: Fields, problem: Problem) -> tuple[Array, Array]:
         """log seconds [n] and their standard deviation [n]."""
         columns, modelled = strategy_features(self.family, f, problem, self.device)
-        mean, std = self.ensemble.correction(matrix(columns))
+        mean, std = self.ensemble.correction(matrix(columns, self.features))
         return np.log(modelled) + mean, std
 
     def tflops(self, f: Fields, problem: Problem) -> Array:
@@ -210,11 +213,17 @@ class SurrogateReward:
         return np.concatenate([np.zeros(0), *parts])
 
 
-def matrix(columns: Mapping[str, Array]) -> Matrix:
-    """[n, D] of features by name, a column each in memory."""
-    out = np.empty((len(columns), len(next(iter(columns.values())))), np.float32)
-    for row, column in zip(out, columns.values(), strict=True):
-        row[:] = column
+def matrix(columns: Mapping[str, Array], names: Sequence[str] = ()) -> Matrix:
+    """[n, D] of features by name, a column each in memory: those named, by default all.
+
+    Problems of one family may have other axes (pages, or none): a feature that a problem lacks is
+    0, and one without a name here is left out.
+    """
+    names = names or tuple(columns)
+    out = np.zeros((len(names), len(next(iter(columns.values())))), np.float32)
+    for row, name in zip(out, names, strict=True):
+        if name in columns:
+            row[:] = columns[name]
     return out.T
 
 

@@ -23,6 +23,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.observed import Observed
 from ptxflow.env.surrogate import (
+    AXIS,
     Ensemble,
     Probe,
     Surrogate,
@@ -124,12 +125,13 @@ def require_features(where: object, surrogate: Surrogate) -> None:
         columns, _ = strategy_features(
             surrogate.family, held.fields(), probe.problem, surrogate.device
         )
-        if differing := set(columns) ^ set(surrogate.features):
+        lacking = {n for n in set(surrogate.features) - set(columns) if not n.startswith(AXIS)}
+        if differing := set(columns) - set(surrogate.features) | lacking:
             raise SurrogateError(
                 f"{where}: the surrogate is of other decisions or features "
                 f"({_some(sorted(differing))}): fit it anew"
             )
-        moved = np.abs(matrix(columns) - probe.values).max(0) > TOLERANCE
+        moved = np.abs(matrix(columns, surrogate.features) - probe.values).max(0) > TOLERANCE
         if moved.any():
             names = [n for n, m in zip(surrogate.features, moved, strict=True) if m]
             raise SurrogateError(

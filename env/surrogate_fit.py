@@ -7,7 +7,7 @@ initial weights and by random weights of the workloads, so that they disagree wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -76,22 +76,23 @@ class Table:
 
 def table(observed: Sequence[Observed], config: FitConfig) -> Table:
     """Features and residuals of everything that succeeded; ValueError where nothing did."""
-    rows: list[tuple[Matrix, Any, Any, Any]] = []
-    names: tuple[str, ...] = ()
+    rows: list[tuple[Mapping[str, Any], Any, Any, Any]] = []
     for number, item in enumerate(observed):
         o = item.succeeded
         if not len(o):
             continue
         columns, modelled = strategy_features(o.family, o.fields(), o.problem, o.device)
-        names = tuple(columns)
         gap = o.seconds / o.seconds.min() - 1
         weight = config.floor + (1 - config.floor) * np.exp(-gap / config.near)
         weight *= len(o) ** config.balance / weight.sum()
         residual = np.log(o.seconds / modelled)
-        rows.append((matrix(columns), residual, weight, np.full(len(o), number)))
+        rows.append((columns, residual, weight, np.full(len(o), number)))
     if not rows:
         raise ValueError("no successful measurement to fit")
-    x, residual, weight, workload = (np.concatenate(part) for part in zip(*rows, strict=True))
+    found, *parts = zip(*rows, strict=True)
+    names = tuple(dict.fromkeys(name for columns in found for name in columns))
+    x = np.concatenate([matrix(columns, names) for columns in found])
+    residual, weight, workload = map(np.concatenate, parts)
     weight = weight / weight.mean()
     return Table(names, x, residual.astype(np.float32),
                  weight.astype(np.float32), workload)  # fmt: skip
@@ -122,12 +123,12 @@ def fit(
         features=rows.names,
         ensemble=solve(rows, config, tick),
         kappa=config.kappa,
-        probes=probes(observed, config.seed),
+        probes=probes(observed, rows.names, config.seed),
         about=about,
     )
 
 
-def probes(observed: Sequence[Observed], seed: int) -> tuple[Probe, ...]:
+def probes(observed: Sequence[Observed], names: Sequence[str], seed: int) -> tuple[Probe, ...]:
     """Features of a few strategies of a few workloads, drawn among those measured."""
     rng = np.random.default_rng(seed)
     out = []
@@ -135,7 +136,7 @@ def probes(observed: Sequence[Observed], seed: int) -> tuple[Probe, ...]:
         o = observed[i]
         o = o.pick(np.sort(rng.permutation(len(o))[:PROBED]))
         columns, _ = strategy_features(o.family, o.fields(), o.problem, o.device)
-        out.append(Probe(o.problem, o.codes, matrix(columns)))
+        out.append(Probe(o.problem, o.codes, matrix(columns, names)))
     return tuple(out)
 
 
