@@ -51,15 +51,15 @@ def surrogate_scores(
     bar = tqdm(total=len(tasks), desc="fit surrogates", unit="fit", disable=not tasks)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         fits = pool.map(solve, [rows for _, rows in tasks], [FitConfig()] * len(tasks))
-        for (judged, _), ensemble in zip(tasks, fits, strict=True):
+        for (judged, rows), ensemble in zip(tasks, fits, strict=True):
             for i in judged:
-                out[i] = _scores(spaces[i], ensemble)
+                out[i] = _scores(spaces[i], ensemble, rows.names)
             bar.update()
     return out
 
 
-def _scores(space: Space, ensemble: Ensemble) -> Array:
+def _scores(space: Space, ensemble: Ensemble, names: Sequence[str]) -> Array:
     """Pessimistic speed, as rewards use it."""
     columns, modelled = strategy_features(space.family, space.fields(), space.problem, space.device)
-    mean, std = ensemble.correction(matrix(columns))
+    mean, std = ensemble.correction(matrix(columns, names))
     return np.asarray(-(np.log(modelled) + mean + FitConfig().kappa * std), np.float64)

@@ -146,7 +146,14 @@ def test_a_loop_needs_tiles() -> None:
 
 def test_measurements_of_decisions_that_made_no_difference_are_kept() -> None:
     today = dict(strategy().choices)
-    hints = {"load_cache": "evict_first", "load_prefetch": 256, "store_cache": "default"}
-    before = {**today, **hints, "gates": "after", "heads": 1, "load_ahead": 0}
+    hints: dict[str, int | str] = {"load_cache": "evict_first", "load_prefetch": 256}
+    before: dict[str, int | str] = {
+        **hints,
+        "store_cache": "default",
+        **today,
+        "gates": "after",
+        "heads": 1,
+        "load_ahead": 0,
+    }
     assert GDN.revise(before) == today
     assert GDN.revise({**before, "heads": 2}) is None

@@ -148,8 +148,8 @@ def test_rules_refuse_by_their_sentence(
 
 def test_measurements_of_decisions_that_made_no_difference_are_kept() -> None:
     """As recorded when they were decisions; where a hint did make one, its choice stays."""
-    gone = {"parts": 4, "store_cache": "no_allocate"}
-    hints = {"load_cache": "evict_first", "load_prefetch": 256}
+    gone: dict[str, int | str] = {"parts": 4, "store_cache": "no_allocate"}
+    hints: dict[str, int | str] = {"load_cache": "evict_first", "load_prefetch": 256}
     kept, again = strategy(), strategy(residency="reread")
     assert RMSNORM.revise({**dict(kept.choices), **hints, **gone}) == dict(kept.choices)
     assert RMSNORM.revise({**dict(again.choices), **hints, **gone}) == {
