@@ -27,6 +27,9 @@ class PageError(ValueError):
     """A page asks for a table that there is not; one line."""
 
 
+NOT_PLAYED = "Not played in the run that made this page."
+
+
 def tables(results: Results) -> dict[str, str]:
     """Every table by name; groups of workloads name theirs `gap-GROUP` and `reach-GROUP`."""
     out = {
@@ -56,7 +59,7 @@ def tables(results: Results) -> dict[str, str]:
              for t in results.get("tuning", ())]  # fmt: skip
     out["tuning"] = "\n\n".join(tuned)
     out["ablation"] = "\n\n".join(map(taken_apart, results.get("ablation", ())))
-    return {name: text for name, text in out.items() if text}
+    return {name: text or NOT_PLAYED for name, text in out.items()}
 
 
 def renew(page: str, found: Mapping[str, str]) -> str:
