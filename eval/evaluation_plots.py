@@ -347,8 +347,9 @@ def transfer(results: Results) -> Figure | None:
             cmap="cividis_r", linewidths=0.5, cbar=False, annot_kws={"fontsize": 7},
         )  # fmt: skip
         axes.grid(visible=False)
-        axes.set_yticklabels(item["workloads"], rotation=0, fontsize=7)
-        axes.set_xticklabels(item["workloads"], rotation=40, ha="right", fontsize=7)
+        places = np.arange(len(loss)) + 0.5
+        axes.set_yticks(places, item["workloads"], rotation=0, fontsize=7)
+        axes.set_xticks(places, item["workloads"], rotation=40, ha="right", fontsize=7)
         axes.set_title(f"{name}: loss in %", fontsize="medium")
         axes.set(xlabel="taken to", ylabel="best known of")
     return figure
