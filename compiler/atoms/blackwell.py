@@ -16,6 +16,7 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import UOp
 
 _BLACKWELL = ("sm_100a",)
+_KINDS = {"f16": "tcgen05.mma f16/bf16/tf32", "f8f6f4": "tcgen05.mma f8f6f4/mxf8"}
 _COLUMNS = Rule(
     "TMEM is allocated in powers of two, 32..512 columns",
     lambda u: u.arg.attr("columns") in (32, 64, 128, 256, 512),
@@ -78,7 +79,7 @@ tmem_dealloc = define(
 
 def _mma_text(use: UOp, text: dict[str, str], a: str) -> str:
     return (
-        f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::f16 "
+        f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::{use.arg.attr('kind')} "
         f"[{text['d_reg']}], {a}, {text['b']}, {use.arg.attr('idesc')}, "
         f"{text['accumulate']};"
     )
@@ -98,8 +99,9 @@ tcgen05_mma = define(
             Access("d", "rw", TENSOR, "tcgen05"),
         ),
         effect="mma",
+        defaults=(("kind", "f16"),),
         sass=lambda u: (
-            ("tcgen05.mma f16/bf16/tf32",)
+            (_KINDS[u.arg.attr("kind")],)
             + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
         ),
         archs=_BLACKWELL,
@@ -110,6 +112,7 @@ tcgen05_mma = define(
                     16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0
                 ),
             ),
+            Rule("operands have 16 or 8 bits", lambda u: u.arg.attr("kind") in _KINDS),
         ),
     )
 )
@@ -128,6 +131,7 @@ tcgen05_mma_held = define(
             Access("d", "rw", TENSOR, "tcgen05"),
         ),
         effect="mma",
+        defaults=(("kind", "f16"),),
         sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
         archs=_BLACKWELL,
         rules=(

@@ -6,6 +6,7 @@ from ptxflow.compiler.atoms.table import ASYNC, GENERIC, Access, Atom, Lanes, Ru
 from ptxflow.compiler.ir import UOp
 
 _HOPPER = ("sm_90a",)
+_SASS = {"bf16": "wgmma bf16", "f16": "wgmma f16", "e4m3": "wgmma fp8"}
 _ACCUMULATORS = (
     Rule("N is 8..256 in steps of 8", lambda u: u.arg.attr("n") in range(8, 257, 8)),
     Rule("a thread holds N/2 accumulators", lambda u: u.src[0].arg == u.arg.attr("n") // 2),
@@ -14,9 +15,10 @@ _ACCUMULATORS = (
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
+    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", ", 0, 0")  # float8 is K-major always
     return (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
-        f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1, 0, 0;"
+        f"wgmma.mma_async.sync.aligned.m64n{n}{k}.f32.{dtype}.{dtype} "
+        f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
     )
 
 
@@ -27,16 +29,19 @@ wgmma = define(
         Scope.WARPGROUP,
         Lanes.ALL,
         _wgmma_text,
-        "9.7.15.5 wgmma.mma_async; both operands K-major in shared memory",
+        "9.7.15.5 wgmma.mma_async; both operands K-major in shared memory, 32 bytes of K",
         accesses=(
             Access("a", "r", ASYNC, "wgmma"),
             Access("b", "r", ASYNC, "wgmma"),
             Access("acc", "rw", ASYNC, "wgmma"),
         ),
         effect="mma",
-        sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
+        sass=lambda u: (_SASS[u.arg.attr("dtype")],),
         archs=_HOPPER,
-        rules=_ACCUMULATORS,
+        rules=(
+            *_ACCUMULATORS,
+            Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
+        ),
     )
 )
 
