@@ -170,6 +170,10 @@ class Bench:
         """Put the seed's inputs in place; returns pristine copies of them and the reference."""
         for name, value in self._pristine[seed].items():
             self.inputs[name].tensor.copy_(value)
+        return self.given(seed)
+
+    def given(self, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Pristine copies of the seed's inputs, and the reference."""
         return self._pristine[seed], self._expected[seed]
 
     def drawn(self, seed: int) -> dict[str, Tensor]:

@@ -278,7 +278,7 @@ class Session:
             "sm_clock_mhz": seen,
             "yardstick": self._beside.yardstick,
         }
-        return samples, about | ({"absent": self._beside.absent} if self._beside.absent else {})
+        return samples, about | self._beside.about()
 
     def _after_timing(self, bench: Bench, calls: Calls, before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""

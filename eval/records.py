@@ -32,6 +32,7 @@ from ptxflow.env.measurements import (
     write_tables,
     yardstick,
 )
+from ptxflow.eval.disagreement import Outputs
 
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
 SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process loses none
@@ -87,6 +88,11 @@ class Record:
     @property
     def identity(self) -> Identity:
         return identity(self.definition, self.axes, self.key, self.device, self.timing_pass)
+
+    @property
+    def disagree(self) -> dict[str, Outputs]:
+        """The peers whose outputs differ from the reference, and how; none in older records."""
+        return dict(self.timing.get("disagree", {}))
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -184,7 +190,7 @@ class RecordFile:
 # The packed form --------------------------------------------------------------------------------
 
 _SHARED_CHECK = ("seeds", "tolerance")
-_SHARED_TIMING = ("yardstick", "absent")
+_SHARED_TIMING = ("yardstick", "absent", "disagree")
 _ERRORS = ("max_abs_error", "max_error_ratio")
 
 

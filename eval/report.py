@@ -2,8 +2,9 @@
 
 One line per definition and axes: how many kernels are right, the best latency, that of the best
 library in the same rounds, and the ratios to it (above 1 is faster than any); where the best were
-refined, of those. A copy of the compulsory bytes is no library but a ceiling: of it, the share that
-the best kernel reaches. With --agree: whether two campaigns choose alike.
+refined, of those. A library whose outputs differ from the reference counts all the same, and its
+name says how they differ. A copy of the compulsory bytes is no library but a ceiling: of it, the
+share that the best kernel reaches. With --agree: whether two campaigns choose alike.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -27,6 +28,7 @@ from ptxflow.env.measurements import (
     by_workload,
     load_measurements,
 )
+from ptxflow.eval.disagreement import Outputs, named, together
 from ptxflow.eval.records import (
     Record,
     RecordError,
@@ -181,7 +183,7 @@ def matrix(best: Mapping[Place, float], form: str) -> str:
 
 def means(records: Iterable[Record]) -> list[str]:
     """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
-    are under SLOWER, shares of a copy, and which peers were missing, and why."""
+    are under SLOWER, shares of a copy, whose outputs differ, which peers were missing, and why."""
     best = best_records(records)
     ratios = list(best_ratios(r for group in best.values() for r in group).values())
     lines = []
@@ -202,12 +204,26 @@ def means(records: Iterable[Record]) -> list[str]:
             f"bytes/s as a share of a copy's: geometric mean {geometric_mean(shares):.0%}, "
             f"least {min(shares):.0%}"
         )
+    lines += _differing(best.values())
     absent = Counter(
         (name, why)
         for group in best.values()
         for name, why in group[0].timing.get("absent", {}).items()
     )
     return lines + [f"without {n} in {k} workloads: {why}" for (n, why), k in absent.items()]
+
+
+def _differing(groups: Collection[Sequence[Record]]) -> list[str]:
+    """A line for each peer that was timed though its outputs are not the reference's."""
+    found: dict[str, list[Outputs]] = {}
+    for group in groups:
+        for peer, outputs in group[0].disagree.items():
+            found.setdefault(peer, []).append(outputs)
+    return [
+        f"timed all the same: {named(peer, {peer: together(several)})} in {len(several)} of "
+        f"{len(list(_beside(groups, peer)))} workloads"
+        for peer, several in found.items()
+    ]
 
 
 def kinds(records: Iterable[Record]) -> str:

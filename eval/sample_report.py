@@ -20,6 +20,7 @@ from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.eval.disagreement import named
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import align, peer_name
 from ptxflow.eval.roofline import Floors
@@ -317,7 +318,10 @@ def _performance(run: Run, sample: Sample) -> str:
         f"{record.status}"
     )
     lines.append(f"- {run.floors.told(times['median'])}")
-    lines += [f"- {name} in the same run: {us:.2f} us" for name, us in record.peers.items()]
+    lines += [
+        f"- {named(name, record.disagree)} in the same run: {us:.2f} us"
+        for name, us in record.peers.items()
+    ]
     lines.append(f"- checked on {len(record.check['seeds'])} fresh inputs, largest error "
                  f"{record.check['max_error_ratio'] or 0:.2f} of the tolerance")  # fmt: skip
     return "\n".join(lines)

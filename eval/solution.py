@@ -30,6 +30,7 @@ from ptxflow.compiler.launch import (
     TensorMapParam,
 )
 from ptxflow.eval.definition import Definition, DefinitionError, load
+from ptxflow.eval.disagreement import named
 
 START, END = "# ---- copied from here ----\n", "# ---- copied to here ----\n"
 ENTRY_POINT = "main.py::run"
@@ -256,7 +257,11 @@ def check_file(args: argparse.Namespace) -> int:
             line = outcome["status"] + (f": {outcome['detail']}" if outcome.get("detail") else "")
             if outcome["status"] == "ok":
                 us = outcome["latency_us"]["median"]
-                beside = [f", {peer / us:.2f} of {name}" for name, peer in outcome["peers"].items()]
+                differ = outcome["timing"].get("disagree", {})
+                beside = [
+                    f", {peer / us:.2f} of {named(name, differ)}"
+                    for name, peer in outcome["peers"].items()
+                ]
                 line += f", {us:.1f} us" + "".join(beside)
             print(f"{data['name']} {' '.join(f'{n}={v}' for n, v in axes.items())}: {line}")
     finally:

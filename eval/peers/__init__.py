@@ -1,25 +1,31 @@
 """What a kernel is timed beside: a copy of as many bytes, and library calls on the same tensors.
 
-A peer is made once for a workload, with the inputs in place. What it computes is compared with our
-reference before its times count. A peer that is not there, or computes something else, is absent,
-with the reason. The first of an operator's peers is its yardstick: it is cheap and steady, and
-timed beside every kernel; the others are timed beside the best.
+A peer is made once for a workload, with the inputs in place, and what it computes is compared with
+our reference, each output apart. Who differs is timed all the same, and how it differs is kept;
+only who is not there, changes memory that is not its own, or is wrong in many elements of the first
+output is absent, with the reason. The first of an operator's peers is its yardstick: it is cheap
+and steady, and timed beside every kernel; the others are timed beside the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.eval.arguments import UsageError, find_problem
 from ptxflow.eval.checking import Bench, compare
 from ptxflow.eval.definition import Definition
+from ptxflow.eval.disagreement import Json, Outputs
 from ptxflow.eval.peers import attention, gdn, plain
 from ptxflow.eval.peers.ready import Call, Given, Maker, NotOffered, Ready
-from ptxflow.eval.tolerance import Tolerance
+from ptxflow.eval.tolerance import ELEMENTWISE, Tolerance
 
 SLACK = 4.0  # tolerances of a library: it may round once more on the way, as torch's addition does
-STRAYS = 1e-3  # of its elements may lie outside even these; a wrong call is wrong nearly everywhere
+WRONG = 0.05  # more of the first output than this outside them is another computation
 PREFILL = " prefill"  # of an op type, where its definitions pack queries
 
 #: by op type, with PREFILL where queries are packed; the first is the yardstick
@@ -75,21 +81,44 @@ def makers_of(definition: Definition) -> dict[str, Maker]:
     return PEERS.get(definition.op_type + packed, {COPY: plain.copy})
 
 
-def complaint(ready: Ready, definition: Definition, bench: Bench) -> str:
-    """What is wrong with the peer's outputs for the bench's first inputs; empty where all is right.
+def differences(ready: Ready, definition: Definition, bench: Bench) -> dict[str, Json | None]:
+    """The outputs that are not the reference's for the bench's first inputs, and by how much.
 
-    Tolerances are SLACK times ours, and a thousandth of the elements may be outside them.
+    Tolerances are SLACK times ours. What `ready` has no outputs for is not compared.
+    """
+    if ready.outputs is None:
+        return {}
+    _, expected = bench.fill(bench.seeds[0])
+    rows = ready.rows() if ready.rows is not None else slice(None)
+    made: Sequence[Tensor] = ready.outputs()
+    found: dict[str, Json | None] = dict.fromkeys([*definition.outputs][len(made) :])
+    for name, out in zip(definition.outputs, made, strict=False):
+        t = bench.case.tolerance[name]
+        wide = Tolerance(SLACK * t.rtol, SLACK * t.atol, t.kind, t.reason)
+        c = compare(out[rows], expected[name][rows], wide)
+        if c.wrong:
+            errors: dict[str, Any] = {"error": c.max_abs_error, "times": c.max_error_ratio}
+            if t.kind != ELEMENTWISE or not all(map(math.isfinite, errors.values())):
+                errors = dict.fromkeys(errors)
+            found[name] = {"beyond": c.wrong, "total": c.total, **errors}
+    return found
+
+
+def complaint(ready: Ready, found: Outputs, definition: Definition, bench: Bench) -> str:
+    """Why the peer whose outputs differ by `found` is not timed; empty where it is.
+
+    It has just run on the bench's first inputs.
     """
     if ready.outputs is None:
         return ""
-    inputs, expected = bench.fill(bench.seeds[0])
-    rows = ready.rows() if ready.rows is not None else slice(None)
-    for name, out in zip(definition.outputs, ready.outputs(), strict=False):
-        t = bench.case.tolerance[name]
-        wide = Tolerance(SLACK * t.rtol, SLACK * t.atol, t.kind, t.reason)
-        found = compare(out[rows], expected[name][rows], wide)
-        if found.wrong > STRAYS * found.total:
-            return f"{name}: {found.wrong} of {found.total} elements are wrong"
+    main = next(iter(definition.outputs))
+    first = found.get(main)
+    if first is not None and first["beyond"] > WRONG * first["total"]:
+        return (
+            f"{main}: {first['beyond']} of {first['total']} elements are wrong, "
+            f"more than {WRONG:.0%}"
+        )
+    inputs, _ = bench.given(bench.seeds[0])
     if any(bool(count) for count in bench.disturbances(inputs).values()):
         return "it changed its inputs, or memory beside them"
     return ""
@@ -101,6 +130,7 @@ class Beside:
     def __init__(self, definition: Definition, axes: Mapping[str, int], bench: Bench):
         self.definition, self.bench = definition, bench
         self.absent: dict[str, str] = {}  # the reasons, of those that were asked for
+        self.disagree: dict[str, Outputs] = {}  # those that are timed though outputs differ
         self._makers = makers_of(definition)
         self._ready: dict[str, Call] = {}
         tensors, scalars = bench.tensors, bench.scalars
@@ -118,6 +148,12 @@ class Beside:
         """The name of the peer that is timed beside every kernel."""
         return next(iter(self._makers))
 
+    def about(self) -> Json:
+        """What a record says of peers beside their times, without what there is nothing to say of:
+        who is absent and why, and whose outputs differ."""
+        said: Json = {"absent": self.absent, "disagree": self.disagree}
+        return {name: dict(held) for name, held in said.items() if held}
+
     def calls(self, every: bool) -> dict[str, Call]:
         """Every peer, or the yardstick alone, without those that are absent."""
         names = list(self._makers) if every else [self.yardstick]
@@ -130,7 +166,8 @@ class Beside:
         self.bench.fill(self.bench.seeds[0])
         try:
             ready = self._makers[name](self._given)
-            wrong = complaint(ready, self.definition, self.bench)
+            found = differences(ready, self.definition, self.bench)
+            wrong = complaint(ready, found, self.definition, self.bench)
         except NotOffered as error:
             self.absent[name] = str(error)
             return
@@ -142,5 +179,7 @@ class Beside:
             return
         if wrong:
             self.absent[name] = f"wrong: {wrong}"
-        else:
-            self._ready[name] = ready.call
+            return
+        self._ready[name] = ready.call
+        if found:
+            self.disagree[name] = found

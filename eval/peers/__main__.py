@@ -1,7 +1,7 @@
 """Time libraries without a kernel of ours: `python -m ptxflow.eval.peers --help`.
 
 Each is compared with the reference on one seed, then timed in the same rounds, L2 flushed, as
-campaigns time them. One line a workload, and why a library is absent.
+campaigns time them. One line a workload, how outputs differ, and why a library is absent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tqdm import tqdm
 from ptxflow.eval.arguments import UsageError, parse_axes, product
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import Definition, DefinitionError, load
+from ptxflow.eval.disagreement import Outputs, named
 from ptxflow.eval.measure import WARM_ROUNDS, case_of, shares
 from ptxflow.eval.peers import Beside
 from ptxflow.eval.sequences import spread
@@ -35,17 +36,20 @@ Timer = Callable[[Mapping[str, Call]], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Row:
-    """Median microseconds of the libraries that are there, and why others are not."""
+    """Median microseconds of the libraries that are there, how their outputs differ from the
+    reference's where they do, and why others are not there."""
 
     definition: str
     axes: Mapping[str, int]
     us: Mapping[str, float]
     absent: Mapping[str, str]
+    disagree: Mapping[str, Outputs]
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.axes.items())
         times = ", ".join(f"{name} {us:.1f}" for name, us in self.us.items())
         lines = [f"{self.definition} {axes} {spread(self.axes)}".rstrip() + f": {times}"]
+        lines += [named(name, self.disagree) for name in self.disagree]
         return "\n  ".join([*lines, *(f"{name}: {why}" for name, why in self.absent.items())])
 
 
@@ -54,7 +58,8 @@ def row(definition: Definition, axes: Mapping[str, int], device: torch.device, t
     bench = Bench(case_of(definition, axes, device), device, (SEED,))
     beside = Beside(definition, axes, bench)
     calls = beside.calls(every=True)
-    return Row(definition.name, dict(axes), timer(calls), dict(beside.absent))
+    us = timer(calls)
+    return Row(definition.name, dict(axes), us, dict(beside.absent), dict(beside.disagree))
 
 
 def gpu_timer(rounds: int) -> Timer:

@@ -1,4 +1,4 @@
-"""Peers compute what we compute before their times count; who cannot is absent, with the reason."""
+"""Peers are compared before they are timed: who differs says how, who is wrong is absent."""
 
 from __future__ import annotations
 
@@ -85,6 +85,38 @@ def test_a_library_that_computes_something_else_is_absent(
     found = beside(name, batch_size=5)
     assert "flashinfer" not in found.calls(every=True)
     assert found.absent["flashinfer"].startswith("wrong: output: ")
+
+
+def test_a_twentieth_of_an_output_may_differ_and_is_counted(flashinfer: FlashInfer) -> None:
+    for wrong, timed in ((32, True), (33, False)):  # of 640
+
+        def careless(x: Tensor, weight: Tensor, eps: float, count: int = wrong) -> Tensor:
+            out = norm(x, weight, eps)
+            out.view(-1)[:count] += 1.0
+            return out
+
+        flashinfer.rmsnorm = careless  # type: ignore[method-assign]
+        found = beside("rmsnorm_h128", batch_size=5)
+        assert ("flashinfer" in found.calls(every=True)) == timed
+        if timed:
+            off = found.disagree["flashinfer"]["output"]
+            assert off is not None and (off["beyond"], off["total"]) == (32, 640)
+            assert off["error"] == pytest.approx(1.0, abs=0.02)
+        else:
+            why = "wrong: output: 33 of 640 elements are wrong, more than 5%"
+            assert found.about() == {"absent": {"flashinfer": why}}
+
+
+def test_who_writes_beside_its_outputs_is_absent(flashinfer: FlashInfer) -> None:
+    def rude(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = norm(x, weight, eps)
+        x[0, 0] = 7.0
+        return out
+
+    flashinfer.rmsnorm = rude  # type: ignore[method-assign]
+    found = beside("rmsnorm_h128", batch_size=5)
+    assert "flashinfer" not in found.calls(every=True)
+    assert found.absent["flashinfer"] == "wrong: it changed its inputs, or memory beside them"
 
 
 def test_what_is_not_installed_or_breaks_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from ptxflow.env.measurements import COPY
 from ptxflow.eval import peers
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import load, names
+from ptxflow.eval.disagreement import named
 from ptxflow.eval.measure import case_of
 from ptxflow.eval.peers import Beside
 from ptxflow.eval.peers import __main__ as command
@@ -39,7 +40,7 @@ class Wrapper:
 
     made: ClassVar[list[Wrapper]] = []
     indices: Tensor
-    factor = 1.0
+    factor, shift, strays = 1.0, 0.0, 0  # what makes out wrong, and all lse, and lse here and there
 
     def __init__(self, workspace: Tensor, layout: str = "NHD", **options: Any):
         self.options, self.plans = options, 0
@@ -55,7 +56,8 @@ class Wrapper:
 
     def finish(self, results: tuple[Tensor, Tensor], out: Tensor, lse: Tensor) -> Any:
         out.copy_(results[0] * Wrapper.factor)
-        lse.copy_(results[1].clamp(min=-5e4))
+        lse.copy_(results[1].clamp(min=-5e4) + Wrapper.shift)
+        lse.view(-1)[-Wrapper.strays or lse.numel() :] += 0.01
         return out, lse
 
 
@@ -223,6 +225,31 @@ def test_a_wrong_library_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) -
     for peer in expected_peers(name):
         assert peer not in calls
         assert found.absent[peer].startswith("wrong: output: ")
+        assert peer not in found.disagree  # it is not timed: there is nothing to say of its ratio
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_who_is_wrong_in_lse_alone_is_timed_and_says_so(
+    shift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wrapper, "strays", 3)
+    monkeypatch.setattr(Wrapper, "shift", shift)
+    name = "mla_paged_decode_h16_ckv512_kpe64_ps1"
+    found = beside(name)
+    assert set(expected_peers(name)) <= set(found.calls(every=True))
+    lse = found.bench.fill(1)[1]["lse"]
+    live = int(lse.isfinite().sum())
+    held = found.about()["disagree"]
+    assert list(held) == expected_peers(name) and set(held["flashinfer-fa2"]) == {"lse"}
+    off = held["flashinfer-fa2"]["lse"]
+    assert off["total"] == live and off["beyond"] == (live if shift else 3)
+    assert off["error"] == pytest.approx(shift + 0.01, rel=1e-2)
+    allowed = 4 * (2**-14 + 2**-20 * float(lse[lse.isfinite()].abs().max()))
+    assert off["times"] >= 0.99 * off["error"] / allowed
+    assert json.loads(json.dumps(held)) == held
+    text = f"flashinfer-fa2 (lse: {off['beyond']} of {live} elements beyond tolerance, off by "
+    assert named("flashinfer-fa2", held).startswith(text)
+    assert named("copy", held) == "copy" and "absent" not in found.about()
 
 
 def test_rows_that_see_nothing_are_not_compared() -> None:
@@ -242,7 +269,9 @@ def test_decoding_without_the_library_keeps_the_reference(monkeypatch: pytest.Mo
 
 def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
     name = "gqa_ragged_prefill_causal_h32_kv8_d128"
-    assert "torch.sdpa" in beside(name, len_indptr=5, total_q=40, total_kv=40).calls(every=True)
+    whole = beside(name, len_indptr=5, total_q=40, total_kv=40)
+    assert "torch.sdpa" in whole.calls(every=True)
+    assert named("torch.sdpa", whole.disagree) == "torch.sdpa (lse: not computed)"
     for axes in ({"total_q": 41, "total_kv": 41}, {"total_q": 40, "total_kv": 80}):
         found = beside(name, len_indptr=5, **axes)
         assert "torch.sdpa" not in found.calls(every=True)
@@ -263,8 +292,12 @@ def test_libraries_are_timed_without_a_kernel(
     name = "gemm_n128_k2048"
     found = command.row(load(name), {"M": 3}, CPU, lambda calls: dict.fromkeys(calls, 2.5))
     assert str(found) == f"{name} M=3: torch.mm 2.5, copy 2.5"
-    decode = command.Row("d", {"len_indptr": 9, "num_kv_indices": 65}, {COPY: 1}, {"x": "not here"})
-    assert str(decode) == "d len_indptr=9 num_kv_indices=65 exponential: copy 1.0\n  x: not here"
+    axes = {"len_indptr": 9, "num_kv_indices": 65}
+    decode = command.Row("d", axes, {COPY: 1}, {"x": "not here"}, {"y": {"lse": None}})
+    assert str(decode) == (
+        "d len_indptr=9 num_kv_indices=65 exponential: copy 1.0\n"
+        "  y (lse: not computed)\n  x: not here"
+    )
     ours = command.arguments(["--definition", NAMES[0]])
     public = command.arguments(["--definition", NAMES[0], "--rows", "public"])
     both = command.arguments(["--definition", NAMES[0], "--rows", "all"])

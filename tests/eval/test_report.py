@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
-from ptxflow.eval.records import Record, RecordError, read_records
+from ptxflow.eval.disagreement import together, told
+from ptxflow.eval.records import Record, RecordError, pack, read_records, unpack
 from ptxflow.eval.report import agreement, agreement_table, best_ratios, main, settled, summary
 
 MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
@@ -91,6 +94,42 @@ def test_libraries_copies_and_several_families():
     row = next(line for line in summary(records).splitlines() if "batch_size=1 " in line)
     # of three kernels the median takes 12 us; the best library 10.5 in the refined rounds
     assert row.split()[2:] == ["3/3", "10.0", "10.5", "1.05", "0.88", "80%", "1.05", "0.88"]
+
+
+def differing(batch: int, found: dict[str, Any]) -> Record:
+    one = norm(batch, 10.0, fa2=9.0, fa3=12.0)
+    return replace(one, timing={"yardstick": "copy", "disagree": {"fa2": found}})
+
+
+def test_libraries_that_differ_count_and_are_named():
+    """Also packed, and beside records from before such libraries were timed."""
+    few = {"beyond": 3, "total": 2048, "error": 0.0012, "times": 5.0}
+    many = {"beyond": 1800, "total": 2048, "error": 0.5, "times": 2000.0}
+    old = [norm(9, 10.0, fa3=12.0)]
+    records = [differing(1, {"lse": few}), differing(7, {"lse": many}), *old]
+    for held in (records, [r for table in pack(records) for r in unpack(table)]):
+        text = summary(held)
+        assert "fa2 0.90 (2), fa3 1.20 (3)" in text and "least 0.90, 2 under" in text
+        assert (
+            "timed all the same: fa2 (lse: 1,803 of 4,096 elements beyond tolerance, off by 0.5 at "
+            "most, 2e+03 times what it allows) in 2 of 2 workloads" in text
+        )
+    assert "timed all the same" not in summary(old)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ([{"lse": None}, {"lse": None}], "lse: not computed"),
+        (
+            [{"s": {"beyond": 1, "total": 9, "error": None, "times": None}}] * 2
+            + [{"s": {"beyond": 1, "total": 9, "error": 0.5, "times": 2.0}, "t": None}],
+            "s: 3 of 27 elements beyond tolerance; t: not computed",
+        ),
+    ],
+)
+def test_differences_of_several_workloads(found: list[dict[str, Any]], text: str):
+    assert told(together(found)) == text
 
 
 def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
