@@ -13,7 +13,8 @@ from ptxflow.compiler.ir import Op, UOp, Use
 
 #: values of the attributes on which rows make the machine code depend
 ATTRIBUTES: dict[str, tuple[object, ...]] = {
-    "dtype": ("f16", "bf16"),
+    "dtype": ("f16", "bf16", "e4m3"),
+    "kind": ("f16", "f8f6f4"),
     "cta_group": (1, 2),
     "direction": ("inc", "dec"),
 }
