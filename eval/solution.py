@@ -71,7 +71,7 @@ def solution(
 
 def main_source(definition: Definition, device: Device, launch: Launch, key: str) -> str:
     """The text of main.py: this kernel's launch, and the launcher that every Solution shares."""
-    _check_names(definition)
+    _check_names(definition, launch)
     text = (Path(__file__).parent / "standalone.py").read_text()
     launcher = text.partition(START)[2].partition(END)[0].strip()
     tensors = ", ".join([*definition.inputs, *definition.outputs])
@@ -83,12 +83,9 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
         f"device={next(iter(definition.inputs))}.device)"
         for n, t in definition.outputs.items()
     )
-    places = "\n".join(_place(step) for step in launch.steps)
-    space = "".join(
-        f"    {w.name} = torch.empty({w.bytes}, dtype=torch.uint8, "
-        f"device={next(iter(definition.inputs))}.device)\n"
-        for w in launch.workspace
-    )
+    spaces = [w.name for w in launch.workspace]
+    places = "\n".join(_place(step, spaces) for step in launch.steps)
+    space = "".join(f"    {w.name} = Workspace({w.bytes})\n" for w in launch.workspace)
     steps = "\n".join(
         f"    {(s.entry, s.block, tuple(s.cluster), s.smem_bytes, s.dependent)!r},"
         for s in launch.steps
@@ -109,9 +106,9 @@ RANDOM_STEP = {RANDOM_STEP if draws else 0}
 
 
 def geometry({tensors}):
-    """Grid and parameters of each launch for these tensors."""
+    """Workspaces, and grid and parameters of each launch, for these tensors."""
 {_axis_lines(definition, f"{space} {places}")}
-{space}    return [
+{space}    return [{", ".join(spaces)}], [
 {places}
     ]
 
@@ -126,9 +123,9 @@ def run({inputs}):
 '''
 
 
-def _place(step: Launch) -> str:
+def _place(step: Launch, spaces: Sequence[str]) -> str:
     """Grid and parameters of a launch, as a pair."""
-    parameters = "\n".join(f"            {_parameter(p)}," for p in step.params)
+    parameters = "\n".join(f"            {_parameter(p, spaces)}," for p in step.params)
     return f"        (({', '.join(step.grid)}), [\n{parameters}\n        ]),"
 
 
@@ -167,7 +164,7 @@ def _axis_lines(definition: Definition, used_in: str) -> str:
     return "\n".join(lines)
 
 
-def _parameter(param: Param) -> str:
+def _parameter(param: Param, spaces: Sequence[str]) -> str:
     match param:
         case TensorMapParam():
             return (
@@ -176,7 +173,7 @@ def _parameter(param: Param) -> str:
                 f"swizzle={param.swizzle}, l2_promotion={param.l2_promotion})"
             )
         case PointerParam():
-            return f"pointer({param.tensor})"
+            return f"{param.tensor}.place" if param.tensor in spaces else f"pointer({param.tensor})"
         case ScalarParam():
             return f"scalar({param.value})"
         case PresentParam():
@@ -187,16 +184,19 @@ def _parameter(param: Param) -> str:
             return f"random({param.word})"
 
 
-def _check_names(definition: Definition) -> None:
-    """Axes and tensors become Python names in main.py: they must be names, and all different."""
-    names = [*definition.axes, *definition.inputs, *definition.outputs]
+def _check_names(definition: Definition, launch: Launch) -> None:
+    """Axes, tensors and workspaces become Python names in main.py: they must be names, and all
+    different."""
+    spaces = [w.name for w in launch.workspace]
+    names = [*definition.axes, *definition.inputs, *definition.outputs, *spaces]
     reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
     reserved |= {"STEPS", "tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
+    reserved |= {"Workspace"}
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
             raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")
         if names.count(name) > 1:
-            raise SolutionError(f"{definition.name}: {name!r} names both an axis and a tensor")
+            raise SolutionError(f"{definition.name}: {name!r} names more than one thing")
 
 
 # Reading and running one -------------------------------------------------------------------------

@@ -135,6 +135,27 @@ def draw(device: torch.device) -> None:
     words[:] = [n & 0xFFFFFFFF for n in (seed, seed >> 32, offset, offset >> 32)]
 
 
+class Workspace:
+    """Memory that the kernels of one launch hand on; it comes anew with each launch.
+
+    Torch gives a freed block again only to work behind that of the stream it was taken on, so the
+    tensor may go as soon as the kernels are launched.
+    """
+
+    def __init__(self, size: int):
+        self.size, self.address = size, ctypes.c_uint64()
+
+    def take(self, device: torch.device) -> torch.Tensor:
+        """The bytes of a launch, which the kernels' parameters point to from now on."""
+        tensor = torch.empty(self.size, dtype=torch.uint8, device=device)
+        self.address.value = tensor.data_ptr()
+        return tensor
+
+    @property
+    def place(self) -> Place:
+        return ctypes.addressof(self.address), self
+
+
 def prepare(step: Any, grid: tuple[int, ...], parameters: list[Place]) -> tuple[Any, Any, Any]:
     """A launch that can be repeated: its configuration, and the parameters it points to."""
     _, block, across, smem_bytes, dependent = step
@@ -155,8 +176,8 @@ def prepare(step: Any, grid: tuple[int, ...], parameters: list[Place]) -> tuple[
 
 
 def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
-    """Run the kernels on the current stream; `geometry(*arguments)` gives grid and parameters of
-    each.
+    """Run the kernels on the current stream; `geometry(*arguments)` gives their workspaces, and
+    grid and parameters of each.
 
     Arguments are tensors, the first of them given, and numbers; either may be None.
     """
@@ -168,12 +189,15 @@ def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
         if key not in launches:
             if len(launches) >= MAX_LAUNCHES:
                 launches.clear()
-            places = zip(STEPS, geometry(*arguments), strict=True)
-            launches[key] = [prepare(step, *place) for step, place in places]
+            spaces, places = geometry(*arguments)
+            steps = zip(STEPS, places, strict=True)
+            launches[key] = spaces, [prepare(step, *place) for step, place in steps]
         if RANDOM_STEP:
             draw(device)
+        spaces, prepared = launches[key]
+        _taken = [space.take(device) for space in spaces]  # kept until all is launched
         stream = torch.cuda.current_stream().cuda_stream
-        for function, ready in zip(functions[device.index], launches[key], strict=True):
+        for function, ready in zip(functions[device.index], prepared, strict=True):
             config, addresses, _ = ready
             config.stream = stream
             driver("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)

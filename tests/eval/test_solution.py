@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import importlib.util
 import json
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -109,7 +114,7 @@ def test_it_asks_the_driver_for_what_the_runtime_does(data: dict[str, Any], tmp_
     a, b, c = (torch.empty(s, dtype=torch.float16) for s in ((m, k), (n, k), (m, n)))
     module = imported(tmp_path, data)
     module.cuda = theirs = Recorder()
-    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(a, b, c)[0])
+    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(a, b, c)[1][0])
     module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
 
     ours = Recorder()
@@ -189,7 +194,7 @@ def test_numbers_optional_tensors_and_randomness(
     module.functions[0] = None
     generator = Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", [generator])
-    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(*arguments)[0])
+    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(*arguments)[1][0])
     for _ in range(2):
         module.draw(torch.device("cuda", 0))
         module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
@@ -248,7 +253,40 @@ class Steps:
         return lambda *args: 0
 
 
-def test_a_program_is_one_call_over_its_workspace(tmp_path: Path) -> None:
+def launched(
+    module: Any, arguments: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """What a Solution's launcher asks of the driver, and what it takes as workspace.
+
+    Every workspace is alive at each launch, and none is behind the last.
+    """
+    taken, alive = list[Any](), list[int]()
+    empty = torch.empty
+
+    def take(*shape: Any, **given: Any) -> torch.Tensor:
+        tensor = empty(*shape, **given)
+        taken.append((weakref.ref(tensor), tensor.data_ptr(), tensor.numel()))
+        return tensor
+
+    class Watching(Steps):
+        def cuLaunchKernelEx(self, *args: Any) -> int:
+            alive.append(sum(there() is not None for there, *_ in taken))
+            return super().cuLaunchKernelEx(*args)
+
+    module.cuda, module.functions[None] = Watching(), [None] * len(module.STEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", take)
+        patch.setattr(torch.cuda, "device", contextlib.nullcontext)
+        patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=None))
+        module.launch(module.geometry, tuple(arguments))
+    assert alive == [len(taken)] * len(module.STEPS)
+    assert all(there() is None for there, *_ in taken)
+    return module.cuda.asked, [rest for _, *rest in taken]
+
+
+def test_a_program_is_one_call_over_its_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launches that the runtime makes, but for where the workspace is."""
     definition = load("gqa_paged_decode_h32_kv8_d128_ps1")
     module = imported(tmp_path, solution(definition, H200, DECODE, "//", "k1", "a test"))
@@ -261,21 +299,28 @@ def test_a_program_is_one_call_over_its_workspace(tmp_path: Path) -> None:
         if t.shape is not None
     }
     arguments = [tensors.get(n, 0.5) for n in (*definition.inputs, *definition.outputs)]
-    module.cuda = theirs = Steps()
-    for step, place in zip(module.STEPS, module.geometry(*arguments), strict=True):
-        config, addresses, _ = module.prepare(step, *place)
-        module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
+    asked, taken = launched(module, arguments, monkeypatch)
 
     ours = Steps()
     places = {name: t.data_ptr() for name, t in tensors.items()}
     LoadedKernel(DECODE, b"cubin", Driver(ours)).bind(places, axes)()
-    assert len(ours.asked) == len(theirs.asked) == 2
-    for mine, their in zip(ours.asked, theirs.asked, strict=True):
+    assert len(ours.asked) == len(asked) == 2
+    for mine, their in zip(ours.asked, asked, strict=True):
         assert mine[:2] == their[:2]
     assert ours.asked[1][1] == bytes([6, 0, 0, 0] + [0] * 4 + [1, 0, 0, 0])
-    (_, sums), (sums_again, output) = (asked[2] for asked in theirs.asked)
-    assert sums == sums_again and output == tensors["output"].data_ptr()
-    assert theirs.asked[0][2][0] == tensors["q"].data_ptr()
+    (q, sums), (sums_again, output) = (pointers for *_, pointers in asked)
+    assert q == tensors["q"].data_ptr() and output == tensors["output"].data_ptr()
+    assert [[sums, 3 * 512], [ANY, 3 * 32]] == taken and sums_again == sums
+    # a second call takes its own
+    asked, taken = launched(module, arguments, monkeypatch)
+    assert [pointers[1 - i] for i, (*_, pointers) in enumerate(asked)] == [taken[0][0]] * 2
+
+
+def test_a_workspace_that_is_named_like_a_tensor_is_refused() -> None:
+    definition = load("gqa_paged_decode_h32_kv8_d128_ps1")
+    launch = replace(DECODE, workspace=(Workspace("output", "4"),))
+    with pytest.raises(SolutionError, match="'output' names more than one"):
+        main_source(definition, H200, launch, "k1")
 
 
 @pytest.mark.parametrize(
