@@ -29,6 +29,8 @@ from ptxflow.gfn.checkpoint import Checkpoint, write
 from ptxflow.gfn.forest import family_shape, feature_names
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 
+UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
+
 NAME = "gemm_n128_k2048"
 Outcomes = list[CompiledKernel | Exception]
 LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
@@ -156,7 +158,7 @@ def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
         (["--axes", "N=64", "M=1"], "axis 'N' is the constant 128, not 64"),
         (["--axes", "N=128"], "axis 'M' needs a value, such as M=1024"),
         (["--device", "a100"], "unknown device 'a100'; known: b200, h200, h100"),
-        (["--definition", "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"], "no kernel family builds"),
+        (["--definition", str(UNBUILT)], "no kernel family builds"),
         (["--checkpoint", "/nowhere/p.safetensors"], "No such file"),
         (["--measure", "yes"], "--measure yes: "),
         (["--out", "/proc/x"], "--out /proc/x cannot be written"),
