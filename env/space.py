@@ -219,7 +219,8 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
     """All valid strategies; ValueError naming the last rule to refuse when there are none.
 
     Prefixes grow decision by decision, and a rule filters them once the decisions it reads are
-    bound. Rules are evaluated on the product of what they read, which is small, and looked up.
+    bound. It is evaluated on the product of what it reads and looked up, or on the prefixes
+    themselves where those are fewer.
     """
     names = [d.name for d in family.decisions]
     sizes = tuple(len(d.choices) for d in family.decisions)
@@ -230,9 +231,16 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
         for rule in family.rules:
             if _bound_at(rule, names) != depth:
                 continue
-            table = _legal_table(rule, family.decisions, problem, device)
             read = [names.index(name) for name in rule.reads]
-            prefixes = prefixes[table[tuple(prefixes[:, i] for i in read)]]
+            taken = tuple(prefixes[:, i] for i in read)
+            shape = tuple(sizes[i] for i in read)
+            if len(prefixes) < np.prod(shape, dtype=float):
+                legal = _verdict(rule, taken, family.decisions, problem, device)
+            else:
+                every = np.indices(shape).reshape(len(shape), int(np.prod(shape)))
+                table = _verdict(rule, tuple(every), family.decisions, problem, device)
+                legal = table[np.ravel_multi_index(taken, shape)] if read else table
+            prefixes = prefixes[legal]
             if not len(prefixes):
                 raise EmptySpace(
                     f"{family.name} {problem.definition} on {device.name}: no strategy is valid "
@@ -249,21 +257,23 @@ def _bound_at(rule: Rule, names: list[str]) -> int:
     return max((names.index(name) for name in rule.reads), default=0)
 
 
-def _legal_table(
-    rule: Rule, decisions: tuple[Decision, ...], problem: Problem, device: Device
+def _verdict(
+    rule: Rule,
+    taken: tuple[NDArray[Any], ...],
+    decisions: tuple[Decision, ...],
+    problem: Problem,
+    device: Device,
 ) -> NDArray[np.bool_]:
-    """The rule's verdict on every combination of what it reads, one axis a decision."""
+    """What the rule says of choices: `taken` has a column of their indices for each it reads."""
     choices = {d.name: d.choices for d in decisions}
-    shape = tuple(len(choices[name]) for name in rule.reads)
-    grid = np.indices(shape).reshape(len(shape), int(np.prod(shape)))
-    fields = {n: np.array(choices[n])[index] for n, index in zip(rule.reads, grid, strict=True)}
+    fields = {n: np.array(choices[n])[i] for n, i in zip(rule.reads, taken, strict=True)}
     try:
         legal = rule.legal(Fields(fields), problem, device)
     except AttributeError as error:
         raise ValueError(
             f"rule {rule.sentence!r} reads what it does not declare: {error}"
         ) from None
-    return np.broadcast_to(np.asarray(legal, bool), grid.shape[1:]).reshape(shape)
+    return np.broadcast_to(np.asarray(legal, bool), taken[0].shape if taken else (1,))
 
 
 def _strides(sizes: tuple[int, ...]) -> Codes:
