@@ -278,6 +278,12 @@ def slot(storage: UOp, stage: Value = 0, offset: Value = 0, extent: int | None =
     return UOp(Op.SLOT, (storage, value(stage), value(offset)), size)
 
 
+def part(whole: UOp, first: Value, count: int) -> UOp:
+    """`count` units of a slot, from its `first`: some of the registers that it names."""
+    storage, stage, offset = whole.src
+    return slot(storage, stage, offset + first, count)
+
+
 def rectangle(tensor: UOp, row: Value, column: Value, rows: int, columns: int) -> UOp:
     """A rectangle of a tensor in global memory, in elements: what the lanes of a warp access."""
     return UOp(Op.SLOT, (tensor, value(row), value(column)), (rows, columns))

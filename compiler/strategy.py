@@ -116,6 +116,8 @@ def bind_axis(
     """
     spec = declared.get(axis, {})
     value = given.get(axis, spec.get("value"))
+    if value is None:
+        raise ValueError(f"{name}: axis {axis} is not given")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"{name}: axis {axis} must be a positive integer, not {value!r}")
     if spec.get("type") == "const" and value != spec.get("value"):

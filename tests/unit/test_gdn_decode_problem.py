@@ -39,7 +39,7 @@ def test_work_is_counted() -> None:
 @pytest.mark.parametrize(
     ("given", "axes", "message"),
     [
-        (definition(), {}, "batch_size must be a positive integer, not None"),
+        (definition(), {}, "axis batch_size is not given"),
         (definition(), {"batch_size": 0}, "positive integer, not 0"),
         (definition(), {"batch_size": 1, "head_size": 64}, "head_size is 128 by definition"),
         (definition(), {"batch_size": 2**15}, "have 17179869184 elements, of at most 2\\^34 - 4"),

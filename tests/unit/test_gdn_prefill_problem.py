@@ -58,7 +58,7 @@ def test_families_are_told_apart_by_their_inputs() -> None:
 @pytest.mark.parametrize(
     ("given", "axes", "message"),
     [
-        (definition(), {}, "total_seq_len must be a positive integer, not None"),
+        (definition(), {}, "axis total_seq_len is not given"),
         (definition(), AXES | {"num_seqs": 0}, "positive integer, not 0"),
         (definition(), AXES | {"head_size": 128}, "head_size is 64 by definition"),
         (definition(), AXES | {"num_seqs": 3}, "len_cu_seqlens must be num_seqs \\+ 1"),

@@ -52,7 +52,7 @@ def test_work_is_counted() -> None:
         (DEFINITION, {"M": -4}, "positive integer"),
         (DEFINITION, {"M": True}, "positive integer"),
         (DEFINITION, {"M": 2.0}, "positive integer"),
-        (DEFINITION, {"M": 2**31}, "positive integer"),
+        (DEFINITION, {"M": 2**31}, "M, N and K are at most 2147483647"),
         (DEFINITION, {"M": 1, "L": 2}, "no axis L; there are M, N, K"),
         (DEFINITION, {"M": 1, "K": 8}, "axis K is 1024 by definition, not 8"),
         (changed("axes.K.value", 1020), {"M": 1}, "K = 1020 is not a multiple of 8"),

@@ -61,7 +61,7 @@ def test_a_prefill_is_of_another_family() -> None:
 @pytest.mark.parametrize(
     ("given", "bound", "message"),
     [
-        (definition(), {}, "batch_size must be a positive integer, not None"),
+        (definition(), {}, "axis batch_size is not given"),
         (definition(), AXES | {"num_kv_indices": 0}, "positive integer, not 0"),
         (definition(), AXES | {"head_dim": 64}, "head_dim is 128 by definition"),
         (definition(), AXES | {"len_indptr": 4}, "len_indptr must be batch_size \\+ 1"),

@@ -51,7 +51,7 @@ def test_eps_is_the_one_of_the_definition(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "axes", "message"),
     [
-        (definition(4096), {}, "batch_size must be a positive integer, not None"),
+        (definition(4096), {}, "axis batch_size is not given"),
         (definition(4096), {"batch_size": 0}, "positive integer, not 0"),
         (definition(4096), {"batch_size": True}, "positive integer"),
         (definition(4096), {"batch_size": 1, "hidden_size": 8}, "is 4096 by definition, not 8"),

@@ -58,7 +58,7 @@ def test_the_nine_definitions_are_problems() -> None:
 @pytest.mark.parametrize(
     ("given", "axes", "message"),
     [
-        (definition(100), {}, "batch_size must be a positive integer, not None"),
+        (definition(100), {}, "axis batch_size is not given"),
         (definition(100), {"batch_size": 0}, "positive integer, not 0"),
         (definition(100), {"batch_size": 1, "vocab_size": 8}, "is 100 by definition, not 8"),
         (definition(2**20), {"batch_size": 2**12}, "at most 4294967295 are counted"),

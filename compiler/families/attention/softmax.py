@@ -36,11 +36,6 @@ class Registers:
         return tuple(self.held.values())
 
 
-def part(registers: UOp, first: int, count: int) -> UOp:
-    """Some registers of a slot."""
-    return slot(registers.src[0], 0, registers.src[2] + first, count)
-
-
 def across(
     r: Registers, name: str, own: UOp, combine: Callable[..., UOp], lanes: tuple[int, ...] = ACROSS
 ) -> tuple[list[UOp], UOp]:

@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.families.gdn_decode.decisions import BULK, TOGETHER
 from ptxflow.compiler.families.gdn_decode.gates import decay, sigmoid, times
-from ptxflow.compiler.families.gdn_decode.places import PRESENT, part
+from ptxflow.compiler.families.gdn_decode.places import PRESENT
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.families.gdn_decode.ring import Ring
 from ptxflow.compiler.ir import (
@@ -28,6 +28,7 @@ from ptxflow.compiler.ir import (
     global_tensor,
     loop,
     param,
+    part,
     rectangle,
     var,
     when,

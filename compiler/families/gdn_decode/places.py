@@ -22,6 +22,7 @@ from ptxflow.compiler.families.gdn_decode.decisions import (
     warp_rows,
 )
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
+from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -39,13 +40,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.strategy import Problem, Strategy
 
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 PRESENT = "state_present"
-
-
-def part(registers: UOp, first: int, count: int) -> UOp:
-    """Some of the registers of a slot."""
-    return slot(registers.src[0], 0, registers.src[2] + first, count)
 
 
 class Places:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem, bind_axis
+from ptxflow.compiler.families.tensors import Tensors
+from ptxflow.compiler.strategy import Problem
 
 _HEADS = ("batch_size", "seq_len")
 KEYS = [*_HEADS, "num_q_heads", "head_size"]
@@ -29,8 +30,8 @@ INPUTS: dict[str, list[str] | None] = {
     "scale": None,
 }
 OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
-WIDE = ("state", "A_log", "dt_bias", "scale", "new_state")  # float32; the others have 16 bits
-DTYPES = ("float16", "bfloat16")
+OTHERS = dict.fromkeys(("state", "A_log", "dt_bias", "scale", "new_state"), "float32")
+TENSORS = Tensors("a gdn decode", INPUTS, OUTPUTS, "q, k, v, a, b and output", OTHERS)
 UNIT, MAX_SIZE = 8, 512  # of a head: what its size is a multiple of, and the largest
 MAX_HELD = 40  # elements of a row that a lane can hold beside those of q and k
 STATE_BYTES = 4  # of an element
@@ -47,8 +48,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     name = str(definition.get("name", "gdn_decode"))
     if "cu_seqlens" in (definition.get("inputs") or {}):
         raise ValueError(f"{name}: kernels exist for decoding, one token each, not for prefill")
-    dtype = _dtype(name, definition)
-    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in _axes()}
+    dtype, bound = TENSORS.dtype(name, definition), TENSORS.axes(name, definition, axes)
     batch, heads, size = (bound[axis] for axis in ("batch_size", "num_v_heads", "head_size"))
     _refuse(name, bound)
     elements = batch * heads * size * size
@@ -62,10 +62,6 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
         flops=float(7 * elements),
         bytes=float(2 * STATE_BYTES * elements + tokens + 8 * heads),
     )
-
-
-def _axes() -> list[str]:
-    return list(dict.fromkeys(axis for shape in INPUTS.values() for axis in shape or ()))
 
 
 def _refuse(name: str, bound: Mapping[str, int]) -> None:
@@ -87,24 +83,3 @@ def _refuse(name: str, bound: Mapping[str, int]) -> None:
         )
     if elements > 4 * MAX_VECTORS:
         raise ValueError(f"{name}: the states have {elements} elements, of at most 2^34 - 4")
-
-
-def _dtype(name: str, definition: Mapping[str, Any]) -> str:
-    """The one 16-bit dtype of what is not float32."""
-    narrow = set()
-    for part, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
-        tensors: Mapping[str, Any] = definition.get(part) or {}
-        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
-        if shapes != expected:
-            raise ValueError(f"{name}: a gdn decode has the {part} {expected}, not {shapes}")
-        for tensor, spec in tensors.items():
-            if tensor not in WIDE:
-                narrow.add(str(spec["dtype"]))
-            elif spec["dtype"] != "float32":
-                raise ValueError(f"{name}: {tensor} must be float32, not {spec['dtype']}")
-    if len(narrow) != 1 or not narrow <= set(DTYPES):
-        raise ValueError(
-            f"{name}: q, k, v, a, b and output must share one dtype of {', '.join(DTYPES)}, not "
-            f"{', '.join(sorted(narrow))}"
-        )
-    return narrow.pop()

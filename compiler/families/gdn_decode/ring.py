@@ -8,9 +8,22 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.gdn_decode.decisions import BULK
-from ptxflow.compiler.families.gdn_decode.places import PRESENT, Places, part
+from ptxflow.compiler.families.gdn_decode.places import PRESENT, Places
 from ptxflow.compiler.families.gdn_decode.problem import STATE_BYTES
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, const, elect, param, slot, value, when
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    UOp,
+    Value,
+    const,
+    elect,
+    param,
+    part,
+    slot,
+    value,
+    when,
+)
 from ptxflow.compiler.lower import single
 
 

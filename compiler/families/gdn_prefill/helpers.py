@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.families.attention.softmax import part
 from ptxflow.compiler.families.gdn_decode.gates import exponential, sigmoid, softplus, times
 from ptxflow.compiler.families.gdn_prefill.decisions import (
     BLOCK_BYTES,
@@ -40,6 +39,7 @@ from ptxflow.compiler.ir import (
     const,
     global_tensor,
     param,
+    part,
     rectangle,
     slot,
     special,

@@ -7,7 +7,6 @@ an operand of the next: S K^T and S Q^T, the solved updates X^T, then the output
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.families.attention.softmax import part
 from ptxflow.compiler.families.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.families.gdn_prefill.helpers import Helpers
 from ptxflow.compiler.families.gdn_prefill.problem import ELEMENT, STATE_BYTES
@@ -21,15 +20,7 @@ from ptxflow.compiler.families.gdn_prefill.shape import (
     Gate,
     lane_place,
 )
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    global_tensor,
-    param,
-    rectangle,
-)
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle
 
 N_BLOCK = lane_place(N_ROW, N_COLUMN, BLOCK_PITCH)
 K_BLOCK = lane_place(K_ROW, K_COLUMN, BLOCK_PITCH)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem, bind_axis
+from ptxflow.compiler.families.tensors import Tensors
+from ptxflow.compiler.strategy import Problem
 
 VALUES = ["total_seq_len", "num_v_heads", "head_size"]
 STATE = ["num_seqs", "num_v_heads", "head_size", "head_size"]
@@ -28,8 +29,11 @@ INPUTS: dict[str, list[str] | None] = {
     "scale": None,
 }
 OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
-WIDE = ("state", "A_log", "dt_bias", "scale", "new_state")  # float32; the others have 16 bits
-DTYPES = ("float16", "bfloat16")
+OTHERS = {
+    **dict.fromkeys(("state", "A_log", "dt_bias", "scale", "new_state"), "float32"),
+    "cu_seqlens": "int64",
+}
+TENSORS = Tensors("a gdn prefill", INPUTS, OUTPUTS, "q, k, v, a, b and output", OTHERS)
 ELEMENT, STATE_BYTES, BOUND_BYTES = 2, 4, 8  # of an element; of a bound in cu_seqlens
 SIZES = (64, 128, 256)  # of a head
 PRODUCTS = 3  # with a state for each token: S k, the update's outer product, S q
@@ -44,9 +48,7 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     of the recurrence itself, without what chunks add.
     """
     name = str(definition.get("name", "gdn_prefill"))
-    dtype = _dtype(name, definition)
-    names = dict.fromkeys(axis for shape in INPUTS.values() for axis in shape or ())
-    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    dtype, bound = TENSORS.dtype(name, definition), TENSORS.axes(name, definition, axes)
     _refuse(name, bound)
     tokens, sequences = bound["total_seq_len"], bound["num_seqs"]
     heads, size = bound["num_v_heads"], bound["head_size"]
@@ -80,25 +82,3 @@ def _refuse(name: str, bound: Mapping[str, int]) -> None:
         elements = count * v * size
         if elements > MAX_ELEMENTS:
             raise ValueError(f"{name}: {what} have {elements} elements, of at most 2^32 - 1")
-
-
-def _dtype(name: str, definition: Mapping[str, Any]) -> str:
-    """The one 16-bit dtype of what is not float32."""
-    narrow = set()
-    for part, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
-        tensors: Mapping[str, Any] = definition.get(part) or {}
-        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
-        if shapes != expected:
-            raise ValueError(f"{name}: a gdn prefill has the {part} {expected}, not {shapes}")
-        for tensor, spec in tensors.items():
-            wanted = "int64" if tensor == "cu_seqlens" else "float32"
-            if tensor != "cu_seqlens" and tensor not in WIDE:
-                narrow.add(str(spec["dtype"]))
-            elif spec["dtype"] != wanted:
-                raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
-    if len(narrow) != 1 or not narrow <= set(DTYPES):
-        raise ValueError(
-            f"{name}: q, k, v, a, b and output must share one dtype of {', '.join(DTYPES)}, not "
-            f"{', '.join(sorted(narrow))}"
-        )
-    return narrow.pop()

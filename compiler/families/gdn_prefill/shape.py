@@ -33,10 +33,10 @@ from ptxflow.compiler.families.gdn_prefill.decisions import (
     value_pitch,
     warps,
 )
+from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, held, param, slot, smem
 from ptxflow.compiler.strategy import Problem, Strategy
 
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 PRESENT = "state_present"
 QUAD = 4  # registers of an MMA's result, and of A
 

@@ -26,6 +26,7 @@ from ptxflow.compiler.ir import (
     elect,
     frag,
     loop,
+    part,
     role,
     slot,
     tmem,
@@ -297,7 +298,7 @@ class _Kernel:
                 self.store.narrow(
                     n + (first + i),
                     m + LANE,
-                    slot(values.src[0], 0, values.src[2] + i, 1),
+                    part(values, i, 1),
                     region(n + (first + i), m, 1, 32),
                 )
                 for i in range(8)

@@ -25,6 +25,7 @@ from ptxflow.compiler.families.gemm.decisions import (
     swizzle,
 )
 from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import (
     CTA_RANK,
     CTAID,
@@ -46,7 +47,6 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "gemm"
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 C = global_tensor("C")
 
 

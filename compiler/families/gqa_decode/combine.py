@@ -9,7 +9,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import Sequences
-from ptxflow.compiler.families.attention.softmax import MINUS_INFINITY, Registers, part
+from ptxflow.compiler.families.attention.softmax import MINUS_INFINITY, Registers
 from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
 from ptxflow.compiler.ir import (
     CTAID,
@@ -21,6 +21,7 @@ from ptxflow.compiler.ir import (
     Value,
     loop,
     param,
+    part,
     slot,
     smem,
     var,

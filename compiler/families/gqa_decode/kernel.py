@@ -16,7 +16,6 @@ from ptxflow.compiler.families.attention.softmax import (
     Registers,
     Running,
     constants,
-    part,
 )
 from ptxflow.compiler.families.gqa_decode.decisions import (
     APART,
@@ -44,6 +43,7 @@ from ptxflow.compiler.ir import (
     held,
     loop,
     param,
+    part,
     rectangle,
     slot,
     smem,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem, bind_axis
+from ptxflow.compiler.families.tensors import Tensors
+from ptxflow.compiler.strategy import Problem
 
 INPUTS = {
     "q": ["batch_size", "num_qo_heads", "head_dim"],
@@ -20,7 +21,13 @@ OUTPUTS = {
     "output": ["batch_size", "num_qo_heads", "head_dim"],
     "lse": ["batch_size", "num_qo_heads"],
 }
-DTYPES = ("float16", "bfloat16")
+OTHERS = {
+    "kv_indptr": "int32",
+    "kv_indices": "int32",
+    "kv_last_page_len": "int32",
+    "sm_scale": "float32",
+    "lse": "float32",
+}
 ELEMENT = 2  # bytes
 HEAD_DIMS = (64, 128, 256)
 MAX_GROUP = 16  # query heads of a key head
@@ -35,12 +42,10 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     hold, of queries, outputs and tables.
     """
     name = str(definition.get("name", "gqa_decode"))
-    declared = definition["axes"]
     paged = "kv_last_page_len" in (definition.get("inputs") or {})
     inputs = {**INPUTS, **(LAST if paged else {}), **SCALE}
-    dtype = _dtype(name, definition, inputs)
-    names = dict.fromkeys(axis for shape in inputs.values() for axis in shape or ())
-    bound = {axis: bind_axis(name, axis, declared, axes) for axis in names}
+    tensors = Tensors("a gqa decode", inputs, OUTPUTS, "q, caches and output", OTHERS)
+    dtype, bound = tensors.dtype(name, definition), tensors.axes(name, definition, axes)
     _refuse(name, bound, paged)
     heads, groups, size = (bound[a] for a in ("num_qo_heads", "num_kv_heads", "head_dim"))
     batch, tokens = bound["batch_size"], bound["num_kv_indices"] * bound["page_size"]
@@ -73,24 +78,3 @@ def _refuse(name: str, bound: Mapping[str, int], paged: bool) -> None:
         raise ValueError(f"{name}: pages of {bound['page_size']} tokens need kv_last_page_len")
     if bound["num_pages"] * bound["page_size"] * groups > MAX_ROWS:
         raise ValueError(f"{name}: the cache has more than {MAX_ROWS} rows of a head")
-
-
-def _dtype(name: str, definition: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    found = set()
-    for section, expected in (("inputs", inputs), ("outputs", OUTPUTS)):
-        tensors: Mapping[str, Any] = definition.get(section) or {}
-        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
-        if shapes != expected:
-            raise ValueError(f"{name}: a gqa decode has the {section} {expected}, not {shapes}")
-        for tensor, spec in tensors.items():
-            wanted = "int32" if tensor.startswith("kv_") else "float32"
-            if tensor in ("q", "k_cache", "v_cache", "output"):
-                found.add(str(spec["dtype"]))
-            elif spec["dtype"] != wanted:
-                raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
-    if len(found) != 1 or not found <= set(DTYPES):
-        raise ValueError(
-            f"{name}: q, caches and output must share one dtype of {', '.join(DTYPES)}, not "
-            f"{', '.join(sorted(found))}"
-        )
-    return found.pop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.softmax import Registers, part
+from ptxflow.compiler.families.attention.softmax import Registers
 from ptxflow.compiler.families.gqa_decode.decisions import (
     COLUMNS,
     MMA_DIMS,
@@ -18,19 +18,10 @@ from ptxflow.compiler.families.gqa_decode.decisions import (
     group,
 )
 from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
-from ptxflow.compiler.ir import (
-    LANE,
-    Body,
-    UOp,
-    Value,
-    global_tensor,
-    param,
-    rectangle,
-    value,
-)
+from ptxflow.compiler.families.tensors import PTX_TYPE
+from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, param, part, rectangle, value
 from ptxflow.compiler.strategy import Problem, Strategy
 
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * WARP
 STATS = 4 * QUAD  # of a row of `stats`: two maxima and sums of four lanes

@@ -26,7 +26,6 @@ from ptxflow.compiler.families.gqa_prefill.keys import WIDE
 from ptxflow.compiler.families.gqa_prefill.output import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.families.gqa_prefill.rows import RowSoftmax
-from ptxflow.compiler.families.gqa_prefill.softmax import part
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     LANE,
@@ -40,6 +39,7 @@ from ptxflow.compiler.ir import (
     loop,
     mbar,
     param,
+    part,
     role,
     slot,
     smem,

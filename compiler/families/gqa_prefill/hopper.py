@@ -17,7 +17,7 @@ from ptxflow.compiler.families.gqa_prefill.decisions import (
     register_limit,
 )
 from ptxflow.compiler.families.gqa_prefill.output import Output
-from ptxflow.compiler.families.gqa_prefill.softmax import Softmax, part
+from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.ir import (
     LANE,
     WARP,
@@ -30,6 +30,7 @@ from ptxflow.compiler.ir import (
     loop,
     mbar,
     param,
+    part,
     role,
     slot,
     var,

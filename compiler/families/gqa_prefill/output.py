@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.families.gqa_prefill.softmax import Softmax, part
+from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.families.gqa_prefill.work import Work
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, slot, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
 from ptxflow.compiler.layout import SmemTile
 
 if TYPE_CHECKING:

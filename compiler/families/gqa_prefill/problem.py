@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem, bind_axis
+from ptxflow.compiler.families.tensors import Tensors
+from ptxflow.compiler.strategy import Problem
 
 QUERIES = ["total_q", "num_qo_heads", "head_dim"]
 CACHE = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
@@ -35,8 +36,7 @@ PAGED: dict[str, list[str] | None] = {
 }
 OUTPUTS: dict[str, list[str] | None] = {"output": QUERIES, "lse": ["total_q", "num_qo_heads"]}
 INTEGERS = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
-FLOATS = ("sm_scale", "lse")
-DTYPES = ("float16", "bfloat16")
+OTHERS = {**dict.fromkeys(INTEGERS, "int32"), "sm_scale": "float32", "lse": "float32"}
 HEAD_DIMS = (64, 128, 256)
 ELEMENT = 2  # bytes
 MAX_INDEX = 2**32 - 1  # of elements and rows, which kernels count in 32 bits
@@ -59,10 +59,9 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     expected = RAGGED if "k" in inputs else PAGED
     if "page_size" in definition["axes"] and "kv_last_page_len" not in inputs:  # pages of one token
         expected = {tensor: s for tensor, s in PAGED.items() if tensor != "kv_last_page_len"}
-    dtype = _dtype(name, definition, expected)
-    shapes = [*expected.values(), *OUTPUTS.values()]
-    names = dict.fromkeys(axis for shape in shapes for axis in shape or ())
-    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    shared = "q, keys, values and output"
+    tensors = Tensors("a gqa prefill", expected, OUTPUTS, shared, OTHERS)
+    dtype, bound = tensors.dtype(name, definition), tensors.axes(name, definition, axes)
     _refuse(name, bound, "kv_last_page_len" in inputs)
     flops, bytes_ = _work(bound)
     return Problem("gqa_prefill", name, tuple(bound.items()), dtype, flops, bytes_)
@@ -107,27 +106,3 @@ def _refuse(name: str, bound: Mapping[str, int], last_pages: bool) -> None:
     rows = bound.get("num_pages", 0) * bound.get("page_size", 0)
     if bound["total_q"] * heads * dim > MAX_INDEX or max(rows, keys(bound)) > MAX_INDEX // 2:
         raise ValueError(f"{name}: more than {MAX_INDEX} elements of q, or half as many tokens")
-
-
-def _dtype(
-    name: str, definition: Mapping[str, Any], expected: Mapping[str, list[str] | None]
-) -> str:
-    """The one 16-bit dtype of what is neither an integer nor float32."""
-    narrow = set()
-    for part, shapes in (("inputs", expected), ("outputs", OUTPUTS)):
-        tensors: Mapping[str, Any] = definition.get(part) or {}
-        found = {tensor: spec["shape"] for tensor, spec in tensors.items()}
-        if found != shapes:
-            raise ValueError(f"{name}: a gqa prefill has the {part} {shapes}, not {found}")
-        for tensor, spec in tensors.items():
-            wide = {**dict.fromkeys(INTEGERS, "int32"), **dict.fromkeys(FLOATS, "float32")}
-            if tensor not in wide:
-                narrow.add(str(spec["dtype"]))
-            elif spec["dtype"] != wide[tensor]:
-                raise ValueError(f"{name}: {tensor} must be {wide[tensor]}, not {spec['dtype']}")
-    if len(narrow) != 1 or not narrow <= set(DTYPES):
-        raise ValueError(
-            f"{name}: q, keys, values and output must share one dtype of {', '.join(DTYPES)}, not "
-            f"{', '.join(sorted(narrow))}"
-        )
-    return narrow.pop()

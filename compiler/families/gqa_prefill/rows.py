@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.families.gqa_prefill.softmax import Keep, part, scales
-from ptxflow.compiler.ir import Body, UOp, const, held, when
+from ptxflow.compiler.families.gqa_prefill.softmax import Keep, scales
+from ptxflow.compiler.ir import Body, UOp, const, held, part, when
 
 RISE = 8.0  # in base 2: float16 holds weights up to 2^15
 CHUNK = 32  # scores that become weights together

@@ -11,14 +11,9 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import Body, UOp, param, slot
+from ptxflow.compiler.ir import Body, UOp, param, part
 
 Keep = Callable[[str, int], UOp]  # registers by name
-
-
-def part(held: UOp, first: int, count: int) -> UOp:
-    """Some registers of a slot."""
-    return slot(held.src[0], 0, held.src[2] + first, count)
 
 
 def scales(keep: Keep) -> list[UOp]:

@@ -14,6 +14,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -35,7 +36,6 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.strategy import Problem, Strategy
 
 WARP_LANES = 32
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 TABLES = ("qo_indptr", "kv_indptr")
 
 

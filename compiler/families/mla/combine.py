@@ -9,7 +9,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import Sequences
-from ptxflow.compiler.families.attention.softmax import Registers, constants, part
+from ptxflow.compiler.families.attention.softmax import Registers, constants
 from ptxflow.compiler.families.mla.decisions import SUM_WARPS
 from ptxflow.compiler.families.mla.kernel import FLOOR
 from ptxflow.compiler.families.mla.shape import QUAD, Shape
@@ -23,6 +23,7 @@ from ptxflow.compiler.ir import (
     const,
     loop,
     param,
+    part,
     var,
     when,
 )

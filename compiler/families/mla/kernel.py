@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.softmax import (
-    LOG2E,
-    MINUS_ONE,
-    ONE,
-    Registers,
-    across,
-    part,
-)
+from ptxflow.compiler.families.attention.softmax import LOG2E, MINUS_ONE, ONE, Registers, across
 from ptxflow.compiler.families.mla.decisions import (
     DIMS,
     MMA_COLUMNS,
@@ -38,6 +31,7 @@ from ptxflow.compiler.ir import (
     Value,
     loop,
     param,
+    part,
     slot,
     smem,
     var,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.strategy import Problem, bind_axis
+from ptxflow.compiler.families.tensors import Tensors
+from ptxflow.compiler.strategy import Problem
 
 DECODE, PREFILL = "mla_decode", "mla_prefill"
 CACHES = {
@@ -20,7 +21,11 @@ QUERIES = {"qo_indptr": ["len_indptr"]}  # of a prefill
 TABLE = {"kv_indptr": ["len_indptr"], "kv_indices": ["num_kv_indices"]}
 LAST = {"kv_last_page_len": ["batch_size"]}  # where a page holds more than one token
 SCALE = {"sm_scale": None}
-DTYPES = ("float16", "bfloat16")
+OTHERS = {
+    "sm_scale": "float32",
+    "lse": "float32",
+    **dict.fromkeys((*QUERIES, *TABLE, *LAST), "int32"),
+}
 ELEMENT = 2  # bytes
 HEADS, MAX_HEADS = 8, 64  # of an MMA's columns: what heads are a multiple of, and the most
 LATENTS, ROPES = (64, 128, 256, 512), (32, 64, 128)  # dims of a head
@@ -39,9 +44,9 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     name = str(definition.get("name", family))
     rows = "total_q" if family == PREFILL else "batch_size"
     inputs = _inputs(family, rows, "kv_last_page_len" in given)
-    dtype = _dtype(name, definition, inputs, _outputs(rows))
-    names = dict.fromkeys(axis for shape in inputs.values() for axis in shape or ())
-    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    shared = "queries, caches and output"
+    tensors = Tensors("latent attention", inputs, _outputs(rows), shared, OTHERS)
+    dtype, bound = tensors.dtype(name, definition), tensors.axes(name, definition, axes)
     _refuse(name, bound, rows, "kv_last_page_len" in given)
     heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     tokens, sequences = bound["num_kv_indices"] * bound["page_size"], bound["len_indptr"] - 1
@@ -105,27 +110,3 @@ def _refuse(name: str, bound: Mapping[str, int], rows: str, paged: bool) -> None
         raise ValueError(f"{name}: the cache has more than {MAX_ROWS} tokens")
     if bound[rows] * heads > MAX_ROWS:
         raise ValueError(f"{name}: there are more than {MAX_ROWS} rows of queries")
-
-
-def _dtype(
-    name: str, definition: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Mapping[str, Any]
-) -> str:
-    """The one 16-bit dtype of queries, caches and output."""
-    found = set()
-    for section, expected in (("inputs", inputs), ("outputs", outputs)):
-        tensors: Mapping[str, Any] = definition.get(section) or {}
-        shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
-        if shapes != expected:
-            raise ValueError(f"{name}: latent attention has the {section} {expected}, not {shapes}")
-        for tensor, spec in tensors.items():
-            wanted = "float32" if tensor in ("sm_scale", "lse") else "int32"
-            if tensor in ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "output"):
-                found.add(str(spec["dtype"]))
-            elif spec["dtype"] != wanted:
-                raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
-    if len(found) != 1 or not found <= set(DTYPES):
-        raise ValueError(
-            f"{name}: queries, caches and output must share one dtype of {', '.join(DTYPES)}, not "
-            f"{', '.join(sorted(found))}"
-        )
-    return found.pop()

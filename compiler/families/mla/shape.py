@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.softmax import Registers, part
+from ptxflow.compiler.families.attention.softmax import Registers
 from ptxflow.compiler.families.mla.decisions import (
     MMA_COLUMNS,
     MMA_DIMS,
@@ -15,10 +15,10 @@ from ptxflow.compiler.families.mla.decisions import (
     latent_pitch,
     rope_pitch,
 )
-from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, param, rectangle
+from ptxflow.compiler.families.tensors import PTX_TYPE
+from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, param, part, rectangle
 from ptxflow.compiler.strategy import Problem, Strategy
 
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns

@@ -34,6 +34,7 @@ from ptxflow.compiler.families.rmsnorm.decisions import (
     WARP as WARP_SIZE,
 )
 from ptxflow.compiler.families.rmsnorm.problem import ELEMENT
+from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import (
     CTA_RANK,
     CTAID,
@@ -50,6 +51,7 @@ from ptxflow.compiler.ir import (
     kernel,
     loop,
     param,
+    part,
     rectangle,
     slot,
     smem,
@@ -62,7 +64,6 @@ from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "rmsnorm"
-PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 CHAINS = 4  # sums of a thread for a row, so that additions need not wait for each other
 WEIGHT_CACHE = "L1::evict_last"  # every row reads it
 
@@ -364,12 +365,12 @@ class Kernel:
             for name, width in (("half", 2), ("own", 1))
         )
         for k in range(self.flight):
-            pair, half = slot(halves.src[0], 0, 2 * k, 2), slot(halves.src[0], 0, 2 * k + 1, 1)
+            pair, half = part(halves, 2 * k, 2), part(halves, 2 * k + 1, 1)
             sums = self._sums(k, self.vectors - 1)
-            first, second = (slot(sums.src[0], 0, sums.src[2] + i, 2) for i in (0, 2))
+            first, second = (part(sums, i, 2) for i in (0, 2))
             out.append(at.sum_f32(pair, first, second))
-            one = slot(total.src[0], 0, k, 1)
-            out.append(at.sum_f32(one, slot(halves.src[0], 0, 2 * k, 1), half))
+            one = part(total, k, 1)
+            out.append(at.sum_f32(one, part(halves, 2 * k, 1), half))
         return out, total
 
     def reduce(self, turn: UOp) -> Body:
@@ -415,7 +416,7 @@ class Kernel:
             first = (row + k * self.s.rows) * (4 * self.row_warps)
             mine = slot(self.parts, stage, first + WARP % self.row_warps * 4, 4)
             every = slot(self.parts, stage, first, 4 * self.row_warps)
-            stores.append(at.st_shared(mine, slot(total.src[0], 0, total.src[2] + k, 1)))
+            stores.append(at.st_shared(mine, part(total, k, 1)))
             loads += self._take(k, every)
         leave = [at.cluster_arrive()] if self.ctas > 1 else []
         return [single(*stores), *self._meet(row), *loads, *leave]
@@ -450,7 +451,7 @@ class Kernel:
                     pair = [held, rest.pop(0)]
                 else:
                     size //= 2
-                    pair = [slot(held.src[0], 0, held.src[2] + i * size, size) for i in (0, 1)]
+                    pair = [part(held, i * size, size) for i in (0, 1)]
                 held = self._value(name, k, self.flight, size)
                 out.append(at.sum_f32(held, *pair))
         return out, self._value(names[-1], 0, 1, self.flight)

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ptxflow.compiler.families.tensors import Tensors
 from ptxflow.compiler.strategy import Problem, bind_axis
 
 ROWS = ["batch_size", "hidden_size"]
 INPUTS = {"hidden_states": ROWS, "weight": ["hidden_size"]}
 FUSED_INPUTS = {"hidden_states": ROWS, "residual": ROWS, "weight": ["hidden_size"]}
 OUTPUTS = {"output": ROWS}
-DTYPES = ("float16", "bfloat16")
 ELEMENT = 2  # bytes
 UNIT = 4  # elements: the narrowest vector
 THREADS, PER_THREAD = 1024, 256  # of a row, at most: threads, and elements of one of them
@@ -30,7 +30,8 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     """
     name = str(definition.get("name", "rmsnorm"))
     fused = "residual" in (definition.get("inputs") or {})
-    dtype = _dtype(name, definition, FUSED_INPUTS if fused else INPUTS)
+    tensors = Tensors("an rmsnorm", FUSED_INPUTS if fused else INPUTS, OUTPUTS)
+    dtype = tensors.dtype(name, definition)
     batch, hidden = (bind_axis(name, axis, definition["axes"], axes) for axis in ROWS)
     if hidden % UNIT or hidden > MAX_HIDDEN:
         raise ValueError(
@@ -38,14 +39,14 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
         )
     if batch * hidden > MAX_ELEMENTS:
         raise ValueError(f"{name}: {batch} x {hidden} elements; at most {MAX_ELEMENTS} are counted")
-    operations, tensors = (5, 3) if fused else (4, 2)
+    operations, moved = (5, 3) if fused else (4, 2)
     return Problem(
         family="rmsnorm",
         definition=name,
         axes=(("batch_size", batch), ("hidden_size", hidden)),
         dtype=dtype,
         flops=float(operations * batch * hidden),
-        bytes=float(ELEMENT * (tensors * batch + 1) * hidden),
+        bytes=float(ELEMENT * (moved * batch + 1) * hidden),
         constants=(("eps", _eps(name, str(definition.get("reference", "")))), ("residual", fused)),
     )
 
@@ -63,20 +64,3 @@ def _eps(name: str, reference: str) -> float:
                     raise ValueError(f"{name}: EPS = {eps} is not a positive float32")
                 return eps
     raise ValueError(f"{name}: its reference does not say what EPS is")
-
-
-def _dtype(name: str, definition: Mapping[str, Any], inputs: Mapping[str, list[str]]) -> str:
-    """The one dtype of all tensors."""
-    dtypes = set()
-    for part, expected in (("inputs", inputs), ("outputs", OUTPUTS)):
-        tensors: Mapping[str, Any] = definition.get(part) or {}
-        shapes = {tensor: list(spec["shape"] or []) for tensor, spec in tensors.items()}
-        if shapes != expected:
-            raise ValueError(f"{name}: an rmsnorm has the {part} {expected}, not {shapes}")
-        dtypes |= {str(spec["dtype"]) for spec in tensors.values()}
-    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
-        raise ValueError(
-            f"{name}: its tensors must share one dtype of {', '.join(DTYPES)}, "
-            f"not {', '.join(sorted(dtypes))}"
-        )
-    return dtypes.pop()

@@ -46,6 +46,7 @@ from ptxflow.compiler.ir import (
     global_tensor,
     loop,
     param,
+    part,
     rectangle,
     slot,
     smem,
@@ -110,11 +111,6 @@ class Kernel:
         """Registers of that name, which must not end in a digit: PTX numbers them."""
         name += "_" * name[-1].isdigit()
         return slot(self.values.setdefault(name, frag(name, width, "b32")))
-
-    @staticmethod
-    def part(held: UOp, index: int) -> UOp:
-        """One of several registers."""
-        return slot(held.src[0], 0, index, 1)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -189,7 +185,7 @@ class Kernel:
         first = segment * self.size + LANE * self.width + j * self.step
         whole = self.vocab >= self.segments * self.size
         return at.ld_global(
-            slot(self._raw().src[0], 0, j * self.width, self.width),
+            part(self._raw(), j * self.width, self.width),
             param("probs"),
             self.row * self.vocab + first,
             1 if whole else first < self.vocab,
@@ -204,7 +200,7 @@ class Kernel:
         size = self.step * ELEMENT
         start = (WARP * self.vectors + chunk * self.at_once + j) * size
         place, lane = slot(self.tile, 0, start, size), LANE * (self.width * ELEMENT)
-        held = slot(self._elements().src[0], 0, j * self.width, self.width)
+        held = part(self._elements(), j * self.width, self.width)
         if store:
             return at.st_shared_vector(place, lane, held)
         return at.ld_shared_vector(held, place, lane)
@@ -234,7 +230,7 @@ class Kernel:
         """Bins of the first digit: of p alone weights, where k filters counts."""
         self.first = {"bits": self.bits, "copies": int(self.s.copies)}
         self.bins = self._bins("bins", self.warps, **self.first)
-        bins = slot(self.bins.src[0], 0, 0, 4 * int(self.s.copies) << self.bits)
+        bins = part(self.bins, 0, 4 * int(self.s.copies) << self.bits)
         start: Body = None
 
         def visit(x: UOp, _: UOp) -> Body:
@@ -286,7 +282,7 @@ class Kernel:
 
     def _sum_ranges(self, bins: UOp, bits: int, copies: int = 1) -> UOp:
         size = 4 * copies << bits
-        held, last = slot(bins.src[0], 0, 0, size), slot(bins.src[0], 0, WARP * 4 + size, 4)
+        held, last = part(bins, 0, size), part(bins, WARP * 4 + size, 4)
         return at.sum_range(held, last, WARP, bits=bits, copies=copies, warps=self.warps)
 
     def _pick(
@@ -352,7 +348,7 @@ class Kernel:
             bins, longer = self._bins(f"{title}_bins", 0, bits), self.value(title)
             count = at.refine(bins, prefix, above, *operands, shift=shift, bits=bits,
                               quantity=quantity, **attrs)  # fmt: skip
-            found, pick = self._pick(f"{title}_found", bins, self.part(found, 1), bits=bits)
+            found, pick = self._pick(f"{title}_found", bins, part(found, 1, 1), bits=bits)
             out += [count, at.cta_sync(), pick, at.narrow(longer, prefix, found, bits=bits)]
             prefix = longer
         return prefix, found, out
@@ -403,7 +399,7 @@ class Kernel:
         and the goal. Where k does not filter, the bin is known already, and of the whole row."""
         operands, attrs = self._sources()
         bins, size = self._bins("inner_bins", self.warps, self.bits), 4 << self.bits
-        held, ranges = (slot(bins.src[0], 0, *part) for part in ((0, size), (size, 4 * self.warps)))
+        held, ranges = part(bins, 0, size), part(bins, size, 4 * self.warps)
         zero, start = self.value("zero"), self.value("inner_start")
         total, whole = self.value("inner_total"), self.value("kept")
         ties = self.value("outer_ties")
@@ -458,7 +454,7 @@ class Kernel:
         *_, base, index, _, tile = operands
         shares, equal = slot(self.shares), slot(self.equal)
         found, token = self.value("segment_found", 4), self.value("token", 2)
-        low, high = self.part(token, 0), self.part(token, 1)
+        low, high = part(token, 0, 1), part(token, 1, 1)
         draw: list[Body] = [
             self.allow,
             at.pick_segment(found, shares, equal, self.key, self.ties, self.value("uniform", 2),
