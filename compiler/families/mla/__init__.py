@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.mla.attend import GATHERING, Attend
-from ptxflow.compiler.families.mla.combine import ENTRY as COMBINE
 from ptxflow.compiler.families.mla.combine import Combine
 from ptxflow.compiler.families.mla.decisions import (
     DECODE_DECISIONS,
@@ -17,13 +16,13 @@ from ptxflow.compiler.families.mla.decisions import (
     SUM_WARPS,
     resources,
 )
+from ptxflow.compiler.families.mla.launching import launch_of, with_sums
 from ptxflow.compiler.families.mla.load import COSTS, features, load
 from ptxflow.compiler.families.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.families.mla.shape import BLOCK
-from ptxflow.compiler.families.mla.span import COUNT
+from ptxflow.compiler.families.mla.span import COUNT, Work
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam, Workspace
-from ptxflow.compiler.lower import layout
+from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
@@ -76,7 +75,7 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
 def _sum(c: Combine, chunks: int) -> Trip:
     values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
     written = (("output", c.heads, SUM_WARPS * 16), ("lse", 1, c.heads)) if chunks > 1 else ()
-    return Trip(f"{chunks} chunks", tuple(values.items()), written, COMBINE)
+    return Trip(f"{chunks} chunks", tuple(values.items()), written, c.entry)
 
 
 def _queries(k: Attend, tiles: int, asked: int) -> Trip:
@@ -105,42 +104,13 @@ def _length(k: Attend | Combine, tokens: int, prefix: str) -> dict[str, int]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = Attend(p, s, device)
-    count = "batch_size" if k.decodes else "(len_indptr - 1)"
+    work = Work(k)
     if not k.decodes:
-        grid = k.work.tiles.places(count)
-    else:
-        grid = k.work.sequences.places() if k.split else count
-    info = k.build().arg
-    first = Launch(
-        entry=info.name,
-        grid=(grid, "1", "1"),
-        block=32 * info.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=layout(info).smem_bytes,
-        params=tuple(_param(given, count) for given in info.params),
-    )
-    if not k.split:
-        return first
-    c = Combine(p, s, device)
-    then = Launch(
-        entry=COMBINE,
-        grid=(f"batch_size * {c.blocks // SUM_WARPS}", "1", "1"),
-        block=32 * SUM_WARPS,
-        cluster=(1, 1, 1),
-        smem_bytes=0,
-        params=tuple(_param(given, count) for given in c.params),
-        dependent=bool(s.dependent),
-    )
-    sizes = (("sums", k.blocks * k.across * BLOCK), ("stats", 16 * k.across))
-    workspace = tuple(Workspace(name, f"{grid} * {4 * floats}") for name, floats in sizes)
-    return replace(first, then=(then,), workspace=workspace)
-
-
-def _param(param: tuple[str, str], count: str) -> Param:
-    name, kind = param
-    if name == "sm_scale":
-        return InputParam(name, "float32")
-    return PointerParam(name) if kind == "ptr" else ScalarParam(name, count)
+        count = "(len_indptr - 1)"
+        return launch_of(k.build(), work.tiles.places(count), count)
+    grid = work.sequences.places() if k.split else "batch_size"
+    first = launch_of(k.build(), grid, "batch_size")
+    return with_sums(first, k, Combine(p, s, device), "batch_size") if k.split else first
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

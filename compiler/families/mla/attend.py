@@ -11,7 +11,7 @@ from ptxflow.compiler.families.mla.decisions import GATHER_REGS, MULTIPLY_REGS, 
 from ptxflow.compiler.families.mla.kernel import Multiplier
 from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.families.mla.shape import LANES
-from ptxflow.compiler.families.mla.span import COUNT, Span, Work
+from ptxflow.compiler.families.mla.span import COUNT, Rows, Span, Work
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -49,6 +49,7 @@ class Part:
     storage: UOp
     pitch: int  # bytes from a row in shared memory to the next
     chunks: int  # of 16 bytes in a row, a power of two
+    prefetch: int = 0  # bytes that L2 brings at once, of rows that may not be there
 
     def of(self, i: int) -> tuple[UOp, UOp]:
         """Row and chunk of what a lane copies with its instruction i."""
@@ -60,21 +61,21 @@ class Part:
             return const(0), LANE
         return LANE // self.chunks, LANE % self.chunks
 
-    def copy(self, i: int, stage: Value, first: Value, index: UOp) -> UOp:
-        """Instruction i of those that copy the rows from `first` on; `index` counts chunks."""
+    def copy(self, i: int, stage: Value, first: Value, index: UOp, there: UOp | None) -> UOp:
+        """Instruction i of those that copy the rows from `first` on; `index` counts chunks. Where
+        it says whether a row is `there`, zeros take the place of those that are not."""
         rows, pieces = max(1, LANES // self.chunks), max(1, self.chunks // LANES)
         offset = value(first) * self.pitch + i * LANES // self.chunks * self.pitch
         row, chunk = self._of_lane()
         lane = row * self.pitch + (chunk << 4)
         piece, width = i % pieces, 128 // pieces
-        return at.copy_async(
-            slot(self.storage, stage, offset, rows * self.pitch),
-            lane + piece * LANES * CHUNK,
-            param(self.name),
-            index,
-            rectangle(global_tensor(self.name), 0, 0, 1, 1),
-            across=((piece * width, (piece + 1) * width),),
-        )
+        target = slot(self.storage, stage, offset, rows * self.pitch)
+        source = rectangle(global_tensor(self.name), 0, 0, 1, 1)
+        begin = (target, lane + piece * LANES * CHUNK, param(self.name), index)
+        touched = ((piece * width, (piece + 1) * width),)
+        if there is None:
+            return at.copy_async(*begin, source, across=touched)
+        return at.copy_or_zero(*begin, there, source, across=touched, prefetch=self.prefetch)
 
 
 class Attend(Multiplier):
@@ -82,9 +83,13 @@ class Attend(Multiplier):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.work, self.asking = Work(self), Work(self, GATHERING)
+        self.work, self.asking = self.rows_of(""), self.rows_of(GATHERING)
         self.share = self.tile // self.helpers  # rows of a tile that a warp gathers
         self.helper = WARP - self.warps
+
+    def rows_of(self, prefix: str) -> Rows:
+        """Where rows are, for the role whose registers have this prefix."""
+        return Work(self, prefix)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -138,10 +143,10 @@ class Attend(Multiplier):
     def _ask_page(self, span: Span, t: UOp) -> UOp:
         """The page of a row of the warp in a tile, a lane each."""
         token = self._token(span, t, LANE & (self.share - 1))
-        index = self.asking.sequences.begin + token // self.page_size
-        place = rectangle(global_tensor("kv_indices"), 0, 0, 1, 1)
+        table, index = self.asking.entry(span, token)
+        place = rectangle(global_tensor(table), 0, 0, 1, 1)
         page = self.r("next_page", 1)
-        return at.ld_global(page, param("kv_indices"), index, 1, place, element=WORD, unread="dst")
+        return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
 
     def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
         return self.asking.token(span, t, self.helper * self.share + row)
@@ -149,23 +154,26 @@ class Attend(Multiplier):
     def _ask(self, span: Span, t: UOp) -> list[Body]:
         r, stage = self.r, self.ring.stage(t)
         token = self._token(span, t, LANE & (self.share - 1))
-        row = self.asking.sequences.row(held(r("page", 1).src[0]), token)
         out: list[Body] = [
             at.copy(r("page", 1), r("next_page", 1)),
-            at.mov(r("row", 1), row),
+            at.mov(r("row", 1), self.asking.row(held(r("page", 1).src[0]), token)),
             self._ask_page(span, t + 1),
             self.ring.wait_empty(t),
         ]
         found = dict[UOp, UOp]()  # rows in the cache, by the row of the warp
-        for part in self._parts("ckv_cache kpe_cache", self.latents, self.ropes):
+        for part in self.parts_of_tokens():
             for i in range(self.share * part.chunks // LANES):
                 number, chunk = part.of(i)
                 if number not in found:
                     found[number] = r(f"row{len(found)}", 1)
                     out.append(at.shuffle_from(found[number], r("row", 1), number))
-                index = held(found[number].src[0]) * part.chunks + chunk
-                out.append(part.copy(i, stage, self.helper * self.share, index))
+                row = held(found[number].src[0])
+                index, there = row * part.chunks + chunk, self.asking.there(row)
+                out.append(part.copy(i, stage, self.helper * self.share, index, there))
         return [*out, at.copies_arrive(slot(self.ring.full, stage))]
+
+    def parts_of_tokens(self) -> list[Part]:
+        return self._parts("ckv_cache kpe_cache", self.latents, self.ropes)
 
     def _parts(self, names: str, latents: UOp, ropes: UOp) -> list[Part]:
         latent, rope = names.split()
@@ -182,7 +190,7 @@ class Attend(Multiplier):
                 column, chunk = part.of(i)
                 query = (column // self.heads).min(span.queries - 1)
                 row = (span.row + query) * self.heads + column % self.heads
-                out.append(part.copy(i, 0, 0, row * part.chunks + chunk))
+                out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
         return out
 
     # -- leaving ------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ of one chunk have been written by the first kernel.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import Sequences
@@ -20,6 +22,7 @@ from ptxflow.compiler.ir import (
     Body,
     KernelInfo,
     UOp,
+    Value,
     const,
     loop,
     param,
@@ -30,7 +33,19 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
-ENTRY = "mla_decode_combine"
+
+class Parts(Protocol):
+    """How many chunks sequences have, and where in the workspace."""
+
+    def lengths(self, sequence: Value) -> list[UOp]:
+        """Statements that load what `chunks` and `first_place` need."""
+
+    @property
+    def chunks(self) -> UOp:
+        """Of the sequence that was asked for."""
+
+    def first_place(self, sequence: Value) -> UOp:
+        """The row of the workspace of its first chunk."""
 
 
 class Combine(Shape):
@@ -39,13 +54,19 @@ class Combine(Shape):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.loads = int(s.sum_chunks)
-        self.sequences = Sequences(self.page_size, self.chunk, "c_")
+        self.sequences, self.registers, self.tables = self.parts()
+        self.entry = f"{problem.family}_combine"
         self.r = Registers("c_")
+
+    def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
+        """The chunks of sequences, and the registers and tensors that say how many there are."""
+        sequences = Sequences(self.page_size, self.chunk, "c_")
+        tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
+        return sequences, sequences.storage[: len(tables) + 1], tables
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        pointers = (*tables, "sums", "stats", "output", "lse")
+        pointers = (*self.tables, "sums", "stats", "output", "lse")
         return (*((name, "ptr") for name in pointers), (COUNT, "u32"))
 
     def build(self) -> UOp:
@@ -57,12 +78,12 @@ class Combine(Shape):
             when(const(1) < self.sequences.chunks, self._block(sequence, block)),
         ]
         info = KernelInfo(
-            name=ENTRY,
+            name=self.entry,
             arch=self.device.arch,
             warps=SUM_WARPS,
             cluster=1,
             params=self.params,
-            storage=(*self.sequences.storage[: 3 if self.page_size > 1 else 2], *self.r.storage),
+            storage=(*self.registers, *self.r.storage),
             dependent=bool(self.s.dependent),
         )
         return finish(info, when(sequence < param(COUNT), *work))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.mla.problem import DECODE, ELEMENT
+from ptxflow.compiler.families.mla.problem import ELEMENT, PREFILL
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule, rule
 
 WARP = 32
@@ -51,7 +51,8 @@ PREFILL_DECISIONS = (
 
 
 def decodes(problem: Problem) -> bool:
-    return problem.family == DECODE
+    """Whether every query has tokens of its own."""
+    return problem.family != PREFILL
 
 
 def columns(f: Fields, problem: Problem) -> Any:
@@ -164,8 +165,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads(f), 0 * f.warps, np.minimum.reduce(limits))
 
 
-def _tiling(first: str) -> tuple[Rule, ...]:
-    """Rules of both; `first` is the decision that sets the columns, if there is one."""
+def tiling_rules(first: str) -> tuple[Rule, ...]:
+    """Rules of all; `first` is the decision that sets the columns, if there is one."""
     return (
         rule(
             "warps share the tokens of a tile evenly",
@@ -209,7 +210,7 @@ def tokens(problem: Problem) -> int:
 
 
 DECODE_RULES = (
-    *_tiling(""),
+    *tiling_rules(""),
     rule(
         "a chunk has at least a tile, and no more tokens than there can be",
         "chunk tile",
@@ -234,4 +235,4 @@ DECODE_RULES = (
         lambda f, p, d: (f.chunk > 0) | ((f.dependent == 0) & (f.sum_chunks == 1)),
     ),
 )
-PREFILL_RULES = _tiling("queries")
+PREFILL_RULES = tiling_rules("queries")

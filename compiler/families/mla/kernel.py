@@ -107,6 +107,7 @@ class Multiplier(Shape):
 
     def _step(self, t: UOp, span: Span) -> list[Body]:
         return [
+            self._look(t, span),
             self.ring.wait_full(t),
             self._scores(t),
             self._hide(t, span),
@@ -266,9 +267,17 @@ class Multiplier(Shape):
             column = (self.group * self.own + n) * MMA_COLUMNS
             seen = span.seen(column // self.heads)
             for half in range(2):
-                inside = token + 8 * half < seen
+                inside = self._counts(token + 8 * half < seen, half)
                 out.append(at.hide(part(self._score(n), 2 * half, 2), inside))
         return out
+
+    def _look(self, t: UOp, span: Span) -> Body:
+        """Loads what says of each of the warp's tokens whether it counts, where data say so."""
+        return None
+
+    def _counts(self, seen: UOp, half: int) -> UOp:
+        """Whether a lane's token counts: row l/4 of the warp's 16, or the row 8 below."""
+        return seen
 
     # -- softmax ------------------------------------------------------------------------------
 

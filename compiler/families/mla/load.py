@@ -56,17 +56,17 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         tiles=zero + 1,
         steps=steps,
         stages=f.stages,
-        mma_cycles=_mma(f, problem, device, c),
-        smem_bytes=_shared(f, problem),
+        mma_cycles=mma_cycles(f, problem, device, c),
+        smem_bytes=shared_bytes(f, problem),
         l2_bytes=stage_bytes(f, problem),
-        issue_cycles=2 * c.meeting + _latency(f, problem, c),
+        issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
         epilogue_cycles=zero + c.leave,
         overlap=zero,
         dram_bytes=_dram(f, problem, blocks) * c.dram,
         setup_cycles=zero + c.start,
         special=f.tile * columns(f, problem),
         imbalance=imbalance,
-        following=_second(f, problem, device, c) if decodes(problem) else None,
+        following=_second(f, problem, c) if decodes(problem) else None,
     )
 
 
@@ -87,12 +87,12 @@ def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     return blocks, np.ceil(seen / f.tile), 1 + (length / seen - 1) / rounds
 
 
-def _mma(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+def mma_cycles(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     size = 2 * problem["head_dim_ckv"] + problem["head_dim_kpe"]
     return 2 * f.tile * columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
 
 
-def _shared(f: Fields, problem: Problem) -> Any:
+def shared_bytes(f: Fields, problem: Problem) -> Any:
     """Rows as they come, keys for each group, queries for each 16 tokens, values, weights; scores
     in parts are written and read once, for keys and queries that fewer warps read."""
     latent, rope = (problem[f"head_dim_{part}"] * ELEMENT for part in ("ckv", "kpe"))
@@ -107,7 +107,7 @@ def _shared(f: Fields, problem: Problem) -> Any:
     return keys + f.tile * latent + queries + weights + 2 * partial_bytes(f, problem)
 
 
-def _latency(f: Fields, problem: Problem, c: Costs) -> Any:
+def latency_cycles(f: Fields, problem: Problem, c: Costs) -> Any:
     """Of the chain of MMAs of a score, and of instructions that depend on each other."""
     steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // 16
     values = problem["head_dim_ckv"] // 16 // f.warps * (f.tile // 16) * columns(f, problem) // 8
@@ -123,12 +123,16 @@ def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
     return problem.bytes + handed * problem["head_dim_ckv"]
 
 
-def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+def _second(f: Fields, problem: Problem, c: Costs) -> Load:
+    length = tokens(problem) / problem["batch_size"]
+    chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
+    return sums_load(f, problem["batch_size"], chunks, problem["head_dim_ckv"], c)
+
+
+def sums_load(f: Fields, sequences: int, chunks: Any, latent: int, c: Costs) -> Load:
     """The second kernel, which few bytes pass: it waits for its loads."""
     zero, split = 0 * f.warps, f.chunk > 0
-    length = tokens(problem) / problem["batch_size"]
-    chunks = np.ceil(length / np.where(split, f.chunk, length))
-    blocks = problem["batch_size"] * (problem["head_dim_ckv"] // 16 // SUM_WARPS)
+    blocks = sequences * (latent // 16 // SUM_WARPS)
     return Load(
         blocks=np.where(split, blocks, 0),
         resident=zero + 8,

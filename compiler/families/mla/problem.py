@@ -88,8 +88,8 @@ def _outputs(rows: str) -> dict[str, list[str]]:
     }
 
 
-def _refuse(name: str, bound: Mapping[str, int], rows: str, paged: bool) -> None:
-    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+def refuse_sizes(name: str, bound: Mapping[str, int], queries: int) -> None:
+    """Raise ValueError for heads, caches and numbers of queries that the kernels do not take."""
     heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     if heads % HEADS or heads > MAX_HEADS:
         raise ValueError(
@@ -100,13 +100,18 @@ def _refuse(name: str, bound: Mapping[str, int], rows: str, paged: bool) -> None
             f"{name}: head_dim_ckv = {latent} must be one of {LATENTS}, head_dim_kpe = {rope} of "
             f"{ROPES}"
         )
+    if bound["num_pages"] * bound["page_size"] > MAX_ROWS:
+        raise ValueError(f"{name}: the cache has more than {MAX_ROWS} tokens")
+    if queries * heads > MAX_ROWS:
+        raise ValueError(f"{name}: there are more than {MAX_ROWS} rows of queries")
+
+
+def _refuse(name: str, bound: Mapping[str, int], rows: str, paged: bool) -> None:
+    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+    refuse_sizes(name, bound, bound[rows])
     if "batch_size" in bound and bound["len_indptr"] != bound["batch_size"] + 1:
         raise ValueError(f"{name}: len_indptr must be batch_size + 1")
     if bound["len_indptr"] < 2:
         raise ValueError(f"{name}: there is no sequence: len_indptr must be at least 2")
     if not paged and bound["page_size"] != 1:
         raise ValueError(f"{name}: pages of {bound['page_size']} tokens need kv_last_page_len")
-    if bound["num_pages"] * bound["page_size"] > MAX_ROWS:
-        raise ValueError(f"{name}: the cache has more than {MAX_ROWS} tokens")
-    if bound[rows] * heads > MAX_ROWS:
-        raise ValueError(f"{name}: there are more than {MAX_ROWS} rows of queries")

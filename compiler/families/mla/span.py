@@ -4,6 +4,7 @@ prefill. Lengths are data: a CTA finds its sequence by its own number."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ptxflow.compiler.families.attention.queries import QueryTiles
 from ptxflow.compiler.families.attention.sequences import Sequences
@@ -34,6 +35,29 @@ class Span:
         """The first token that a query of the CTA does not see."""
         reach = self.reach + query
         return (reach - reach.min(self.asked)).min(self.end)
+
+
+class Rows(Protocol):
+    """Finds a CTA's span, and where the rows of its tokens are."""
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        """Registers that it holds values in."""
+
+    def find(self) -> tuple[list[UOp], Span]:
+        """Statements that find the span, and the span."""
+
+    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
+        """The token of a row of a tile; past the end the last one again."""
+
+    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+        """The tensor that says where a token's row is, and the index of that."""
+
+    def row(self, entry: UOp, token: UOp) -> UOp:
+        """A token's row in the cache, of all tokens of all pages."""
+
+    def there(self, row: UOp) -> UOp | None:
+        """Whether there is such a row; None where all tokens have one."""
 
 
 class Work:
@@ -111,3 +135,13 @@ class Work:
     def token(self, span: Span, tile: UOp, number: Value) -> UOp:
         """The token of a row of a tile; past the end the last one again."""
         return (span.first + (tile * self.shape.tile + value(number))).min(span.end - 1)
+
+    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+        """The entry of a token's page."""
+        return "kv_indices", self.sequences.begin + token // self.shape.page_size
+
+    def row(self, entry: UOp, token: UOp) -> UOp:
+        return self.sequences.row(entry, token)
+
+    def there(self, row: UOp) -> None:
+        return None

@@ -1,0 +1,57 @@
+"""How the kernels of latent attention are launched: one, or two with a workspace between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.families.mla.attend import Attend
+from ptxflow.compiler.families.mla.combine import Combine
+from ptxflow.compiler.families.mla.decisions import SUM_WARPS
+from ptxflow.compiler.families.mla.shape import BLOCK
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.launch import (
+    Expr,
+    InputParam,
+    Launch,
+    Param,
+    PointerParam,
+    ScalarParam,
+    Workspace,
+)
+from ptxflow.compiler.lower import layout
+
+
+def launch_of(kernel: UOp, grid: Expr, count: Expr) -> Launch:
+    """The launch of a kernel whose grid is an expression; `count`: of sequences."""
+    info = kernel.arg
+    return Launch(
+        entry=info.name,
+        grid=(grid, "1", "1"),
+        block=32 * info.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=layout(info).smem_bytes,
+        params=tuple(_param(given, count) for given in info.params),
+    )
+
+
+def with_sums(first: Launch, k: Attend, c: Combine, count: Expr) -> Launch:
+    """Both launches; each CTA of the first has a row of the workspace."""
+    then = Launch(
+        entry=c.entry,
+        grid=(f"{count} * {c.blocks // SUM_WARPS}", "1", "1"),
+        block=32 * SUM_WARPS,
+        cluster=(1, 1, 1),
+        smem_bytes=0,
+        params=tuple(_param(given, count) for given in c.params),
+        dependent=bool(c.s.dependent),
+    )
+    sizes = (("sums", k.blocks * k.across * BLOCK), ("stats", 16 * k.across))
+    workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
+    return replace(first, then=(then,), workspace=workspace)
+
+
+def _param(param: tuple[str, str], count: Expr) -> Param:
+    name, kind = param
+    if name == "sm_scale":
+        return InputParam(name, "float32")
+    return PointerParam(name) if kind == "ptr" else ScalarParam(name, count)
