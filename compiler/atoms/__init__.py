@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import (
+    arithmetic,
     blackwell,
     candidates,
     chunks,
@@ -18,7 +19,6 @@ from ptxflow.compiler.atoms import (
     matrix,
     reductions,
     registers,
-    rows,
     softmax,
     streaming,
     threads,
@@ -40,6 +40,7 @@ _ROWS = (
     common,
     registers,
     threads,
+    arithmetic,
     reductions,
     filters,
     candidates,
@@ -49,7 +50,6 @@ _ROWS = (
     fragments,
     gathers,
     softmax,
-    rows,
     copies,
     chunks,
     hopper,

@@ -1,61 +1,14 @@
-"""Atoms of both targets for recurrences in chunks: sums over the tokens that lanes hold, 16-bit
-operands in two terms, and factors of columns.
-
-Factors are taken in turn: of a fragment whose columns alternate, one of each column.
+"""Atoms of both targets for recurrences in chunks: sums over the tokens that lanes hold, and 16-bit
+operands in two terms.
 """
 
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import each, pieces
+from ptxflow.compiler.atoms.threads import pieces
 from ptxflow.compiler.ir import UOp
 
 WARP = 32
-
-
-def _in_turn(use: UOp) -> bool:
-    return all(use.src[0].arg % s.arg == 0 for s in use.src[1:] if s.arg)
-
-
-_TURNS = Rule("operands are as wide as the result, or taken in turn", _in_turn)
-
-
-def _columns(name: str, names: str, form: str, isa: str, sass: tuple[str, ...] = ()) -> Atom:
-    """An instruction on registers whose operands are taken in turn; the first is the result."""
-    result, *sources = names.split()
-    return Atom(
-        name,
-        ((result, "frag"), *((source, "frag") for source in sources)),
-        Scope.THREAD,
-        Lanes.ALL,
-        each(form),
-        isa,
-        accesses=(*(Access(s, "r", GENERIC) for s in sources), Access(result, "w", GENERIC)),
-        sass=sass,
-        rules=(_TURNS,),
-    )
-
-
-scale_columns = define(
-    _columns("scale_columns", "dst src factor", "mul.rn.f32 {dst}, {src}, {factor};", "9.7.3.5 mul")
-)
-fma_columns = define(
-    _columns(
-        "fma_columns",
-        "dst a factor c",
-        "fma.rn.f32 {dst}, {a}, {factor}, {c};",
-        "9.7.3.7 fma: a factor + c",
-    )
-)
-exp2_gap = define(
-    _columns(
-        "exp2_gap",
-        "dst a b",
-        "sub.rn.f32 {dst}, {a}, {b};\nex2.approx.ftz.f32 {dst}, {dst};",
-        "9.7.3 sub, ex2.approx: 2^(a - b); relative error 2^-22.5",
-        ("ex2.approx",),
-    )
-)
 
 
 def _rest_text(use: UOp, text: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
-"""Atoms of both targets for rows that lanes copy from global to shared memory, 16 bytes each.
+"""Atoms of both targets for cp.async: lanes copy 16 bytes each from global to shared memory.
 
-They write through the generic proxy: who reads through the async one needs a fence behind the wait.
+A lane waits for its own group of copies, or they arrive at an mbarrier. They write through the
+generic proxy: who reads through the async one needs a fence behind the wait.
 """
 
 from __future__ import annotations
@@ -18,6 +19,55 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import Op, UOp
 
 CHUNK = 16  # bytes of a lane
+_BASE = Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM)
+
+copy_async = define(
+    Atom(
+        "copy_async",
+        (
+            ("dst", "smem"),
+            ("offset", "value"),
+            ("base", "value"),
+            ("index", "value"),
+            ("tile", "global"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {dst_reg}, {offset};\n"
+        "mad.wide.u32 %rda, {index}, 16, {base};\n"
+        "cp.async.cg.shared.global [%ra], [%rda], 16;",
+        "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
+        "lane's group, and for other lanes once they met",
+        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+        sass=("cp.async",),
+        rules=(_BASE,),
+    )
+)
+copies_commit = define(
+    Atom(
+        "copies_commit",
+        (),
+        Scope.THREAD,
+        Lanes.ALL,
+        "cp.async.commit_group;",
+        "9.7.9.25.3.2 cp.async.commit_group",
+        effect="commit",
+        defaults=(("pipe", "copies"),),
+        orders=True,
+    )
+)
+copies_wait = define(
+    Atom(
+        "copies_wait",
+        (),
+        Scope.THREAD,
+        Lanes.ALL,
+        "cp.async.wait_group {pending};",
+        "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
+        effect="wait_copies",
+        orders=True,
+    )
+)
 
 
 def _copy_text(use: UOp, text: dict[str, str]) -> str:
@@ -51,9 +101,23 @@ copy_chunks = define(
         accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
         sass=("cp.async",),
         rules=(
-            Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM),
+            _BASE,
             Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
             Rule("its lanes fill the slot", lambda u: u.src[0].arg == 32 * CHUNK),
         ),
+    )
+)
+copies_arrive = define(
+    Atom(
+        "copies_arrive",
+        (("bar", "mbar"),),
+        Scope.THREAD,
+        Lanes.ALL,
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
+        "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
+        "copied so far has landed",
+        effect="copies_arrive",
+        sass=("cp.async.mbarrier.arrive",),
+        orders=True,
     )
 )

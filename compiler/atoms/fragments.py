@@ -1,5 +1,5 @@
-"""Atoms of both targets for what warps of a CTA hand to each other: fragments, of which every lane
-stores or loads one, two or four registers at a place of its own, and rows that it copies.
+"""Atoms of both targets for fragments that warps of a CTA hand to each other: every lane stores or
+loads one, two or four registers at a place of its own.
 """
 
 from __future__ import annotations
@@ -49,19 +49,5 @@ ld_shared_lanes = define(
         "9.7.9.8 ld of one, two or four registers",
         accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
         rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
-    )
-)
-copies_arrive = define(
-    Atom(
-        "copies_arrive",
-        (("bar", "mbar"),),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
-        "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
-        "copied so far has landed",
-        effect="copies_arrive",
-        sass=("cp.async.mbarrier.arrive",),
-        orders=True,
     )
 )

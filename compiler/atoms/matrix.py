@@ -1,5 +1,5 @@
-"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, copies of rows into
-shared memory, and what a softmax does to fragments.
+"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, and what lanes tell
+each other.
 
 Fragments are those of m16n8k16 (PTX ISA 9.7.14.5): lane l holds, of C, rows l/4 and l/4 + 8,
 columns 2(l%4) and the next; of A and B, pairs along K in a register.
@@ -7,10 +7,8 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.streaming import _BASE, _arithmetic
 from ptxflow.compiler.atoms.table import (
     GENERIC,
-    READ_ONLY,
     Access,
     Atom,
     Lanes,
@@ -18,10 +16,8 @@ from ptxflow.compiler.atoms.table import (
     Scope,
     define,
 )
-from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, each, pieces
+from ptxflow.compiler.atoms.threads import OF_ONE
 from ptxflow.compiler.ir import UOp
-
-MINUS_INFINITY = "0fFF800000"
 
 
 def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
@@ -79,53 +75,6 @@ mma_16816 = define(
 )  # fmt: skip
 
 
-copy_async = define(
-    Atom(
-        "copy_async",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("index", "value"),
-            ("tile", "global"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        "add.u32 %ra, {dst_reg}, {offset};\n"
-        "mad.wide.u32 %rda, {index}, 16, {base};\n"
-        "cp.async.cg.shared.global [%ra], [%rda], 16;",
-        "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
-        "lane's group, and for other lanes once they met",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        rules=(_BASE,),
-    )
-)
-copies_commit = define(
-    Atom(
-        "copies_commit",
-        (),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.commit_group;",
-        "9.7.9.25.3.2 cp.async.commit_group",
-        effect="commit",
-        defaults=(("pipe", "copies"),),
-        orders=True,
-    )
-)
-copies_wait = define(
-    Atom(
-        "copies_wait",
-        (),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.wait_group {pending};",
-        "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
-        effect="wait_copies",
-        orders=True,
-    )
-)
 shuffle_from = define(
     Atom(
         "shuffle_from",
@@ -151,130 +100,5 @@ count_lanes = define(
         accesses=(Access("dst", "rw", GENERIC),),
         defaults=(("alike", True),),
         rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
-    )
-)
-copy = define(
-    Atom(
-        "copy",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        each("mov.b32 {dst}, {src};"),
-        "9.7.9.3 mov",
-        accesses=OF_ONE,
-        rules=(ALIKE,),
-    )
-)
-max_f32 = define(_arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max"))
-log2_f32 = define(
-    _arithmetic(
-        "log2_f32",
-        "dst src",
-        "lg2.approx.ftz.f32 {dst}, {src};",
-        "9.7.3 lg2.approx: absolute error 2^-22 near 1, relative elsewhere; log of zero is -inf",
-    )
-)
-
-
-def _fold(name: str, operation: str, isa: str) -> Atom:
-    """All registers of src into each of dst in turn: the first ones begin it."""
-
-    def write(use: UOp, text: dict[str, str]) -> str:
-        results, sources = pieces(text["dst"]), pieces(text["src"])
-        lines = []
-        for i, d in enumerate(results):
-            mine = sources[i :: len(results)]
-            lines.append(f"mov.b32 {d}, {mine[0]};")
-            lines += [f"{operation} {d}, {d}, {s};" for s in mine[1:]]
-        return "\n".join(lines)
-
-    return Atom(
-        name,
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        write,
-        isa,
-        accesses=OF_ONE,
-        rules=(Rule("each result gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-    )
-
-
-fold_max = define(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
-fold_sum = define(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
-hide = define(
-    Atom(
-        "hide",
-        (("dst", "frag"), ("inside", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
-        ),
-        "9.7.7 selp: minus infinity where a condition does not hold",
-        accesses=(Access("dst", "rw", GENERIC),),
-    )
-)
-
-
-def _shift_text(use: UOp, text: dict[str, str]) -> str:
-    shifts = pieces(text["shift"])
-    return "\n".join(
-        f"fma.rn.f32 {d}, {x}, {text['scale']}, {shifts[i % len(shifts)]};\n"
-        f"ex2.approx.ftz.f32 {d}, {d};"
-        for i, (d, x) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True))
-    )
-
-
-shift_exp2 = define(
-    Atom(
-        "shift_exp2",
-        (("dst", "frag"), ("src", "frag"), ("scale", "frag"), ("shift", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _shift_text,
-        "9.7.3 fma, ex2.approx: 2^(x scale + shift); shifts in turn; relative error 2^-22.5",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("scale", "r", GENERIC),
-            Access("shift", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        sass=("ex2.approx",),
-        rules=(
-            Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),
-            Rule("one factor", lambda u: u.src[2].arg == 1),
-            Rule("shifts in turn", lambda u: u.src[0].arg % u.src[3].arg == 0),
-        ),
-    )
-)
-rescale = define(
-    Atom(
-        "rescale",
-        (("dst", "frag"), ("factor", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"mul.rn.f32 {d}, {d}, {pieces(t['factor'])[i % len(pieces(t['factor']))]};"
-            for i, d in enumerate(pieces(t["dst"]))
-        ),
-        "9.7.3.5 mul: accumulators by factors, in turn",
-        accesses=(Access("factor", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("factors in turn", lambda u: u.src[0].arg % u.src[1].arg == 0),),
-    )
-)
-finite_or_zero = define(
-    Atom(
-        "finite_or_zero",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
-            for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
-        ),
-        "9.7.6 setp, selp: a, or zero where b is minus infinity",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
     )
 )

@@ -139,21 +139,6 @@ ld_peer_v4 = define(
         rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
     )
 )
-add_f32 = define(
-    Atom(
-        "add_f32",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"add.f32 {d}, {d}, {s};"
-            for d, s in zip(t["dst"].split(", "), t["src"].split(", "), strict=True)
-        ),
-        "9.7.3.3 add",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("as many registers as it adds", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
-)
 
 
 def _store_text(use: UOp, text: dict[str, str]) -> str:

@@ -1,38 +1,98 @@
-"""Atoms of both targets for a softmax over the rows of an accumulator fragment.
+"""Atoms of both targets for a softmax over fragments: maxima and sums, masks, weights, factors.
 
-Fragments are those of D of m64nNk16 and of C of m16n8k16: register i belongs to the first of a
-lane's two rows where (i >> 1) & 1 is 0, and to column 8 (i >> 2) + 2 (lane % 4) + (i & 1). What
-goes with rows has two registers.
+What goes with rows of an accumulator has two registers. Such fragments are those of D of m64nNk16
+and of C of m16n8k16: register i belongs to the first of a lane's two rows where (i >> 1) & 1 is 0,
+and to column 8 (i >> 2) + 2 (lane % 4) + (i & 1). Otherwise factors are taken in turn: where rows
+of the accumulator are tokens, those of register i are of its column, i & 1. Rows that a lane holds
+whole are as tcgen05.ld gives them.
 """
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.matrix import MINUS_INFINITY
+from collections.abc import Callable
+
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
-from ptxflow.compiler.atoms.threads import OF_ONE, pieces
+from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, pieces
 from ptxflow.compiler.ir import UOp
 
 ROW = 128  # bytes of a row of a column block in shared memory
+MINUS_INFINITY = "0fFF800000"
 _SAME = Rule("as many registers as it reads", lambda u: u.src[0].arg == u.src[1].arg)
 _QUADS = Rule("rows hold whole groups of eight columns", lambda u: u.src[0].arg % 4 == 0)
 
-
-def _two(*operands: int) -> Rule:
-    return Rule("two rows", lambda u: all(u.src[i].arg == 2 for i in operands))
+Pick = Callable[[int, list[str]], str]  # what a register goes with, by its number
 
 
-def _of_row(index: int, rows: list[str]) -> str:
-    return rows[index >> 1 & 1]
+def _of_row(index: int, given: list[str]) -> str:
+    return given[index >> 1 & 1]
 
 
-def _hide_text(use: UOp, text: dict[str, str]) -> str:
-    rooms = [text["first"], text["second"]]
+def _in_turn(index: int, given: list[str]) -> str:
+    return given[index % len(given)]
+
+
+def _two(operand: int) -> Rule:
+    return Rule("two rows", lambda u: u.src[operand].arg == 2)
+
+
+def _turns(operand: int, what: str) -> Rule:
+    return Rule(f"{what} in turn", lambda u: u.src[0].arg % u.src[operand].arg == 0)
+
+
+def _fold(name: str, operation: str, isa: str) -> Atom:
+    """All registers of src into each of dst in turn: the first ones begin it."""
+
+    def write(use: UOp, text: dict[str, str]) -> str:
+        results, sources = pieces(text["dst"]), pieces(text["src"])
+        lines = []
+        for i, d in enumerate(results):
+            mine = sources[i :: len(results)]
+            lines.append(f"mov.b32 {d}, {mine[0]};")
+            lines += [f"{operation} {d}, {d}, {s};" for s in mine[1:]]
+        return "\n".join(lines)
+
+    return Atom(
+        name,
+        (("dst", "frag"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        write,
+        isa,
+        accesses=OF_ONE,
+        rules=(Rule("each result gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
+    )
+
+
+fold_max = define(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
+fold_sum = define(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
+hide = define(
+    Atom(
+        "hide",
+        (("dst", "frag"), ("inside", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: "\n".join(
+            f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
+        ),
+        "9.7.7 selp: minus infinity where a condition does not hold",
+        accesses=(Access("dst", "rw", GENERIC),),
+    )
+)
+
+
+def _hidden(dst: str, src: str, ends: list[tuple[str, int]]) -> str:
+    """Minus infinity where a register's column is not below an end; signed."""
     lines = []
-    for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True)):
-        column = 8 * (i >> 2) + (i & 1)
-        lines.append(f"setp.gt.s32 %pw, {_of_row(i, rooms)}, {column};")
+    for d, s, (end, column) in zip(pieces(dst), pieces(src), ends, strict=True):
+        lines.append(f"setp.gt.s32 %pw, {end}, {column};")
         lines.append(f"selp.f32 {d}, {s}, {MINUS_INFINITY}, %pw;")
     return "\n".join(lines)
+
+
+def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
+    rooms = [text["first"], text["second"]]
+    ends = [(_of_row(i, rooms), 8 * (i >> 2) + (i & 1)) for i in range(use.src[0].arg)]
+    return _hidden(text["dst"], text["src"], ends)
 
 
 hide_columns = define(
@@ -41,7 +101,7 @@ hide_columns = define(
         (("dst", "frag"), ("src", "frag"), ("first", "value"), ("second", "value")),
         Scope.THREAD,
         Lanes.ALL,
-        _hide_text,
+        _hide_columns_text,
         "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
         "counted from the lane's first one, signed",
         accesses=OF_ONE,
@@ -50,22 +110,46 @@ hide_columns = define(
 )
 
 
-def _exp2_text(use: UOp, text: dict[str, str]) -> str:
-    shifts = pieces(text["shift"])
-    return "\n".join(
-        f"fma.rn.f32 {d}, {s}, {text['scale']}, {_of_row(i, shifts)};\nex2.approx.ftz.f32 {d}, {d};"
-        for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True))
-    )
+def _hide_behind_text(use: UOp, text: dict[str, str]) -> str:
+    first = use.arg.attr("first")
+    ends = [(text["room"], first + i) for i in range(use.src[0].arg)]
+    return _hidden(text["dst"], text["src"], ends)
 
 
-exp2_rows = define(
+hide_behind = define(
     Atom(
-        "exp2_rows",
+        "hide_behind",
+        (("dst", "frag"), ("src", "frag"), ("room", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _hide_behind_text,
+        "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `room`, signed; "
+        "registers are columns `first` and up of the lane's row",
+        accesses=OF_ONE,
+        defaults=(("first", 0),),
+        rules=(_SAME,),
+    )
+)
+
+
+def _exp2(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
+    """2^(x scale + shift), where a register picks its shift."""
+
+    def write(use: UOp, text: dict[str, str]) -> str:
+        shifts = pieces(text["shift"])
+        return "\n".join(
+            f"fma.rn.f32 {d}, {s}, {text['scale']}, {pick(i, shifts)};\n"
+            f"ex2.approx.ftz.f32 {d}, {d};"
+            for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True))
+        )
+
+    return Atom(
+        name,
         (("dst", "frag"), ("src", "frag"), ("scale", "frag"), ("shift", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        _exp2_text,
-        "9.7.3 fma, ex2.approx: 2^(x scale + shift of the row); relative error 2^-22.5",
+        write,
+        f"9.7.3 fma, ex2.approx: {isa}; relative error 2^-22.5",
         accesses=(
             Access("src", "r", GENERIC),
             Access("scale", "r", GENERIC),
@@ -73,30 +157,58 @@ exp2_rows = define(
             Access("dst", "w", GENERIC),
         ),
         sass=("ex2.approx",),
-        rules=(
-            _SAME,
-            _QUADS,
-            Rule("one factor", lambda u: u.src[2].arg == 1),
-            _two(3),
-        ),
+        rules=(_SAME, Rule("one factor", lambda u: u.src[2].arg == 1), *rules),
     )
+
+
+shift_exp2 = define(
+    _exp2("shift_exp2", _in_turn, "2^(x scale + shift); shifts in turn", _turns(3, "shifts"))
 )
-rescale_rows = define(
-    Atom(
-        "rescale_rows",
+exp2_rows = define(_exp2("exp2_rows", _of_row, "2^(x scale + shift of the row)", _QUADS, _two(3)))
+
+
+def _rescale(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
+    """Registers times factors, where a register picks its own."""
+
+    def write(use: UOp, text: dict[str, str]) -> str:
+        factors = pieces(text["factor"])
+        return "\n".join(
+            f"mul.rn.f32 {d}, {d}, {pick(i, factors)};" for i, d in enumerate(pieces(text["dst"]))
+        )
+
+    return Atom(
+        name,
         (("dst", "frag"), ("factor", "frag")),
         Scope.THREAD,
         Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"mul.rn.f32 {d}, {d}, {_of_row(i, pieces(t['factor']))};"
-            for i, d in enumerate(pieces(t["dst"]))
-        ),
-        "9.7.3.5 mul: every register by its row's factor",
+        write,
+        f"9.7.3.5 mul: {isa}",
         accesses=(Access("factor", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(_QUADS, _two(1)),
+        rules=rules,
+    )
+
+
+rescale = define(
+    _rescale("rescale", _in_turn, "accumulators by factors, in turn", _turns(1, "factors"))
+)
+rescale_rows = define(
+    _rescale("rescale_rows", _of_row, "every register by its row's factor", _QUADS, _two(1))
+)
+finite_or_zero = define(
+    Atom(
+        "finite_or_zero",
+        BINARY,
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: "\n".join(
+            f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
+            for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
+        ),
+        "9.7.6 setp, selp: a, or zero where b is minus infinity",
+        accesses=OF_TWO,
+        rules=(ALIKE,),
     )
 )
-
 warp_sync_behind = define(
     Atom(
         "warp_sync_behind",

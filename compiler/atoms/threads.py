@@ -1,4 +1,4 @@
-"""Atoms of both targets for threads that stream rows: cached loads, shuffles, float32 arithmetic.
+"""Atoms of both targets for threads that stream rows: cached loads, sums of squares, shuffles.
 
 Loads take the read-only path: the validator refuses them where the kernel stores to the tensor.
 """
@@ -222,78 +222,6 @@ ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in
 BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
 OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
 OF_ONE = (Access("src", "r", GENERIC), Access("dst", "w", GENERIC))
-
-sum_f32 = define(
-    Atom(
-        "sum_f32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        each("add.rn.f32 {dst}, {a}, {b};"),
-        "9.7.3.3 add",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
-    )
-)
-mul_f32 = define(
-    Atom(
-        "mul_f32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        each("mul.rn.f32 {dst}, {a}, {b};"),
-        "9.7.3.5 mul",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
-    )
-)
-scale_f32 = define(
-    Atom(
-        "scale_f32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        each("mul.rn.f32 {dst}, {a}, {b};"),
-        "9.7.3.5 mul: every register by one factor",
-        accesses=OF_TWO,
-        rules=(
-            Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
-            Rule("there is one factor", lambda u: u.src[2].arg == 1),
-        ),
-    )
-)
-
-
-def _fma_text(use: UOp, text: dict[str, str]) -> str:
-    bits = {name: f"0f{use.arg.attr(name):08X}" for name in ("factor", "summand")}
-    return each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
-
-
-fma_constants = define(
-    Atom(
-        "fma_constants",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _fma_text,
-        "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-        accesses=OF_ONE,
-        rules=(ALIKE,),
-    )
-)
-rsqrt = define(
-    Atom(
-        "rsqrt",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        each("rsqrt.approx.ftz.f32 {dst}, {src};"),
-        "9.7.3.17 rsqrt.approx: relative error 2^-22.9; subnormals count as zero",
-        accesses=OF_ONE,
-        sass=("rsqrt.approx",),
-        rules=(ALIKE,),
-    )
-)
 
 
 def _shuffle_text(use: UOp, text: dict[str, str]) -> str:

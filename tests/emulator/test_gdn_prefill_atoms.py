@@ -62,10 +62,8 @@ def test_factors_are_taken_in_turn() -> None:
     a, b = normal(), normal()
     two = slot(B, 0, 0, 2)
     turns = b[:, [0, 1, 0, 1]]
-    np.testing.assert_array_equal(
-        run([at.scale_columns(slot(OUT), slot(A), two)], a=a, b=b), a * turns
-    )
-    found = run([at.fma_columns(slot(OUT), slot(A), two, slot(B))], a=a, b=b)
+    np.testing.assert_array_equal(run([at.scale_f32(slot(OUT), slot(A), two)], a=a, b=b), a * turns)
+    found = run([at.fma_f32(slot(OUT), slot(A), two, slot(B))], a=a, b=b)
     np.testing.assert_allclose(found, a.astype("f8") * turns + b, rtol=2.0**-22, atol=2.0**-23)
     found = run([at.exp2_gap(slot(OUT), slot(A, 0, 1, 1), two)], a=a, b=b)
     np.testing.assert_allclose(found, np.exp2(a[:, 1:2].astype("f8") - turns), rtol=2.0**-20)

@@ -178,8 +178,8 @@ class Mains(Helpers):
                 for h in range(2):
                     v = part(wide, h * QUAD, QUAD)
                     sums = part(self._sums("pull", t), (2 * unit + h) * QUAD, QUAD)
-                    out.append(at.scale_columns(v, v, beta[h]))
-                    out.append(at.fma_columns(sums, sums, pull[h], v))
+                    out.append(at.scale_f32(v, v, beta[h]))
+                    out.append(at.fma_f32(sums, sums, pull[h], v))
         return out
 
     def _solve_updates(self, n: UOp) -> list[UOp]:
@@ -258,7 +258,7 @@ class Mains(Helpers):
             out += make
             for h in range(2):
                 quad = part(scaled, h * QUAD, QUAD)
-                out.append(at.scale_columns(quad, part(update, h * QUAD, QUAD), leave[h]))
+                out.append(at.scale_f32(quad, part(update, h * QUAD, QUAD), leave[h]))
             out += self._terms(f"leaving{unit}", t, scaled, self.parts)[0]
         return out
 
