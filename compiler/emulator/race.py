@@ -85,8 +85,9 @@ class Races:
         self.accesses.clear()
 
     def completions(self, clocks: Clocks) -> Clocks:
-        """The asynchronous work that is known to be complete, for every proxy, and what was fenced
-        into the asynchronous proxy of shared memory: products that are complete came after it."""
+        """What products came after that were issued when `clocks` were known: the asynchronous work
+        known to be complete, for every proxy, and what was fenced into the asynchronous proxy of
+        shared memory."""
         known = clocks.rows[HANDED].copy()
         for agent in np.flatnonzero(known):
             if self.kinds[agent] == WARP:

@@ -134,7 +134,9 @@ def _issue(
         cells,
     )
     _reserve(w, stream(w, "tcgen05", lane), new, tiles)
-    w.unit(Issued).products.setdefault(lane, []).append(new)
+    issued = w.unit(Issued)
+    issued.products.setdefault(lane, []).append(new)
+    issued.behind[lane] = w.actor.copy()
 
 
 def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
@@ -257,13 +259,14 @@ def commit(line: Line) -> Step:
             if not ranks:
                 raise Fault("multicast to no CTA")
             signals = [machine.peer(r).barrier(at & OFFSET_MASK) for r in ranks]
-            told = machine.races.completions(w.actor)
+            issued = w.unit(Issued)
+            told = machine.races.completions(issued.behind.get(lane, Clocks()))
             by = stream(w, "tcgen05", lane)
             told.completed(by.agent, by.clock)
             by.clock += 1
             for signal in signals:
                 use_barrier(w, signal)
-            products = w.unit(Issued).products.pop(lane, [])
+            products = issued.products.pop(lane, [])
             touched = {*ranks, *(part.rank for p in products for part in p.parts)}
 
             land = partial(_complete, w, line.ins.line, products, signals, told)
@@ -277,7 +280,8 @@ def _complete(
 ) -> None:
     """A commit lands: its products run, then its barriers get their arrival.
 
-    It tells of the products, and of the asynchronous work that these came after.
+    It tells of the products and of what these came after, not of what its thread learnt since: it
+    is no release (PTX ISA 9.7.16.6, 9.7.16.12).
     """
     for p in products:
         run_product(w, p)

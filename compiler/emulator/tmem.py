@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ptxflow.compiler.emulator.clocks import HANDED
+from ptxflow.compiler.emulator.clocks import HANDED, Clocks
 from ptxflow.compiler.emulator.control import TENSOR, Order, own
 from ptxflow.compiler.emulator.descriptor import InstructionDescriptor, Tile
 from ptxflow.compiler.emulator.fault import Fault
@@ -123,10 +123,14 @@ class TensorMemory:
 
 
 class Issued:
-    """A warp's products since the last commit by lane, and its loads not waited for."""
+    """A warp's products since the last commit by lane, and its loads not waited for.
+
+    `behind`: what each lane knew when it issued its latest product.
+    """
 
     def __init__(self) -> None:
         self.products: dict[int, list[Product]] = {}
+        self.behind: dict[int, Clocks] = {}
         self.loads: list[Load] = []
         self.stores: list[Store] = []
         self.asked = -1  # the request number of an alloc that waits for its peer

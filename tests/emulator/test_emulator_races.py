@@ -9,6 +9,13 @@ from typing import Any
 import pytest
 
 Execute = Callable[..., Any]
+
+
+def operand(start: int, version: int = 0) -> int:
+    """A matrix descriptor: core matrices 128 bytes apart along K, 256 along rows."""
+    return start >> 4 | 8 << 16 | 16 << 32 | version << 46
+
+
 NEIGHBOUR = """
     shl.b32 %r1, %t, 2;
     add.u32 %r1, %r1, %s;
@@ -138,6 +145,98 @@ JOIN:
     ld.shared.b32 %r2, [%s];
     st.global.u32 [%at], %r2;
 """
+PRODUCT = (  # 64 x 8 x 16
+    f"    @%p4 tcgen05.mma.cta_group::1.kind::f16 [%r11], {operand(0x400, 1)}, "
+    f"{operand(0xC00, 1)}, {1 << 4 | 8 >> 3 << 17 | 64 >> 4 << 24}, 0;\n"
+)
+HANDED_ON = "    bar.sync 2, 64;\n"
+# Warp 0 writes operands and warp 3 another place, warp 1 multiplies, and a thread of warp 2, which
+# knows of nothing but the commit, loads both places again.
+COMMITTED = (
+    """
+    add.u32 %r10, %s, 4096;
+    setp.ne.u32 %p1, %t, 0;
+    @%p1 bra MADE;
+    mbarrier.init.shared::cta.b64 [%r10], 1;
+    mbarrier.init.shared::cta.b64 [%r10+8], 1;
+    fence.mbarrier_init.release.cluster;
+MADE:
+    bar.warp.sync 0xFFFFFFFF;
+    setp.ge.u32 %p3, %t, 32;
+    setp.eq.u32 %p4, %t, 32;
+    @%p3 bra HAVE;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r10+16], 32;
+HAVE:
+    tcgen05.fence::before_thread_sync;
+    bar.sync 0;
+    tcgen05.fence::after_thread_sync;
+    ld.shared.b32 %r11, [%r10+16];
+    mov.u32 %r2, 0;
+    @%p3 bra OTHER;
+    mad.lo.u32 %r1, %t, 80, %s;
+    st.shared.v4.b32 [%r1], {%r2, %r2, %r2, %r2};
+    st.shared.v4.b32 [%r1+16], {%r2, %r2, %r2, %r2};
+    st.shared.v4.b32 [%r1+32], {%r2, %r2, %r2, %r2};
+    st.shared.v4.b32 [%r1+48], {%r2, %r2, %r2, %r2};
+    st.shared.v4.b32 [%r1+64], {%r2, %r2, %r2, %r2};
+    fence.proxy.async.shared::cta;
+    bar.sync 1, 64;
+    bra DONE;
+OTHER:
+    setp.lt.u32 %p5, %t, 96;
+    @%p5 bra WRITTEN;
+    mad.lo.u32 %r1, %t, 8, %s;
+    st.shared.v2.b32 [%r1+2304], {%r2, %r2};
+    fence.proxy.async;
+    bar.sync 2, 64;
+    bra DONE;
+WRITTEN:
+    setp.ge.u32 %p5, %t, 64;
+    @%p5 bra RELOAD;
+    bar.sync 1, 64;
+"""
+    + f"{HANDED_ON}{PRODUCT}"
+    + """    @%p4 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r10];
+    bra DONE;
+RELOAD:
+    setp.ne.u32 %p6, %t, 64;
+    @%p6 bra DONE;
+AGAIN:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10], 0;
+    @!%p2 bra AGAIN;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r10+8], 512;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%out], 256, [%r10+8];
+    add.u32 %r3, %s, 3072;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%out], 256, [%r10+8];
+DONE:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10+8], 0;
+    @!%p2 bra DONE;
+    bar.warp.sync 0xFFFFFFFF;
+    tcgen05.fence::before_thread_sync;
+    bar.sync 0;
+    tcgen05.fence::after_thread_sync;
+    @%p3 bra LEFT;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
+LEFT:
+"""
+)
+# 128 threads write operands and multiply them.
+MULTIPLIED = f"""
+    mad.lo.u32 %r1, %t, 32, %s;
+    mov.u32 %r2, 0;
+    st.shared.v4.b32 [%r1], {{%r2, %r2, %r2, %r2}};
+    st.shared.v4.b32 [%r1+16], {{%r2, %r2, %r2, %r2}};
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    setp.ne.u32 %p3, %r2, 0;
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{%r4, %r5, %r6, %r7}}, {operand(0x400)},
+        {operand(0xC00)}, %p3, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    bar.sync 0;
+    st.shared.v4.b32 [%r1], {{%r4, %r5, %r6, %r7}};
+"""
 
 
 @dataclass(frozen=True)
@@ -150,6 +249,8 @@ class Planted:
 
 
 TWO_WARPS, CLUSTER = {"threads": 64, "smem": 1024}, {"smem": 1024, "cluster": 2, "grid": 2}
+FOUR_WARPS = {"threads": 128, "smem": 5120, "words": 128, "target": "sm_100a"}
+WARPGROUP = {"threads": 128, "smem": 4096}
 PLANTED = {
     "no barrier between store and load": Planted(NEIGHBOUR, "bar.sync 0;", "", "missing: a barrier",
         TWO_WARPS),
@@ -190,6 +291,19 @@ PLANTED = {
         "\n    st.global.u32 [%rd1], 5;", "[%rd1], 5", "[%out], 5", "tensor 'out'", {"grid": 2}),
     "diverged lanes": Planted(LANES, "    bar.warp.sync 0xFFFFFFFF;\n", "", "bar.warp.sync",
         {"smem": 64}),
+    "no proxy fence before a product and its commit": Planted(COMMITTED,
+        "fence.proxy.async.shared::cta;", "", "fence.proxy.async", FOUR_WARPS),
+    "no proxy fence before what only a commit tells of": Planted(COMMITTED,
+        "fence.proxy.async;", "", "a barrier, or a release", FOUR_WARPS),
+    "a commit does not tell of what came after its product": Planted(COMMITTED,
+        HANDED_ON + PRODUCT, PRODUCT + HANDED_ON, "a barrier, or a release", FOUR_WARPS),
+    "no proxy fence before wgmma": Planted(MULTIPLIED, "fence.proxy.async.shared::cta;", "",
+        "fence.proxy.async", WARPGROUP),
+    "operands of wgmma written before its wait": Planted(MULTIPLIED,
+        "    wgmma.wait_group.sync.aligned 0;\n    bar.sync 0;\n    st.shared.v4.b32 [%r1], "
+        "{%r4, %r5, %r6, %r7};", "    bar.sync 0;\n    st.shared.v4.b32 [%r1], "
+        "{%r2, %r2, %r2, %r2};\n    wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group",
+        WARPGROUP),
     "lanes of one store": Planted("    shl.b32 %r1, %t, 2;\n    add.u32 %r1, %r1, %s;\n"
         "    st.shared.b32 [%r1], %t;", "shl.b32 %r1, %t, 2;", "mov.u32 %r1, 0;",
         "different values", {"smem": 512}),
