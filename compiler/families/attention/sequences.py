@@ -1,9 +1,6 @@
 """Sequences over a page table, as kernels find them: lengths, pages, and chunks of tokens.
 
-Lengths are data, so the host launches as many CTAs as chunks there can be. Chunk j of sequence b is
-at place begin(b) * page_size // chunk + b + j: distinct for all, and in order of b, because
-floor(x) + floor(y) <= floor(x + y) and ceil(y) <= floor(y) + 1. A CTA counts the sequences whose
-first place is not above its own.
+Lengths are data, so the host launches as many CTAs as chunks there can be: see `Search`.
 """
 
 from __future__ import annotations
@@ -31,6 +28,59 @@ WORD = 4  # bytes of an index
 
 
 @dataclass(frozen=True)
+class Search:
+    """Finds the sequence of a CTA's place, where a sequence has a place for each part of it.
+
+    The sequences of `tensor` [sequences + 1], which says where they begin, are cut into parts of
+    `size`, in units of which an entry of the tensor has `scale`. Part j of sequence b is at place
+    begin(b) * scale // size + b + j: distinct for all, and in order of b, because
+    floor(x) + floor(y) <= floor(x + y) and ceil(y) <= floor(y) + 1. So a CTA counts the sequences
+    whose first place is not above its own, `wave` times 32 at a time. `prefix` keeps registers of
+    two searches apart.
+    """
+
+    tensor: str
+    size: int
+    scale: int = 1
+    prefix: str = ""
+    wave: int = 1
+
+    def register(self, name: str) -> UOp:
+        return frag(self.prefix + name, 1, "b32")
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (*self.starts, *map(self.register, ("before", "which")))
+
+    @property
+    def starts(self) -> tuple[UOp, ...]:
+        """The registers with where sequences begin."""
+        return tuple(self.register(f"start{i or ''}") for i in range(self.wave))
+
+    def place(self, begin: UOp, sequence: Value) -> UOp:
+        """The first place of a sequence."""
+        return begin * self.scale // self.size + sequence
+
+    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+        """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
+        before, which = self.register("before"), self.register("which")
+        base = var(self.prefix + "base")
+        loads, counts = list[UOp](), list[UOp]()
+        for i, start in enumerate(self.starts):
+            there = base + (LANE + 32 * i)
+            inside = there < count
+            counted = inside & (self.place(held(start), there) < value(place) + 1)
+            loads.append(load_index(start, self.tensor, there, inside))
+            counts.append(at.count_lanes(slot(before), counted))
+        body = [
+            at.mov(slot(before), 0),
+            loop(base, count, loads, counts, step=32 * self.wave, rolled=self.wave > 1),
+            at.copy(slot(which), slot(before)),
+        ]
+        return body, held(which) - 1
+
+
+@dataclass(frozen=True)
 class Sequences:
     """The sequences of a kernel; `prefix` keeps registers of two kernels of a program apart.
 
@@ -49,12 +99,11 @@ class Sequences:
     @property
     def storage(self) -> tuple[UOp, ...]:
         names = ["begin", "end", *(["last"] if self.page_size > 1 else [])]
-        return tuple(map(self.register, (*names, *self.starts, "before", "which")))
+        return (*map(self.register, names), *self.search.storage)
 
     @property
-    def starts(self) -> list[str]:
-        """The registers with where sequences start."""
-        return ["start", *(f"start{i}" for i in range(1, self.wave))]
+    def search(self) -> Search:
+        return Search("kv_indptr", self.chunk, self.page_size, self.prefix, self.wave)
 
     # -- on the host --------------------------------------------------------------------------
 
@@ -64,31 +113,18 @@ class Sequences:
 
     # -- on the device ------------------------------------------------------------------------
 
-    def find(self, place: UOp, count: UOp) -> tuple[list[UOp], UOp]:
+    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
-        before, which = self.register("before"), self.register("which")
-        base = var(self.prefix + "base")
-        loads, counts = list[UOp](), list[UOp]()
-        for i, name in enumerate(self.starts):
-            start, there = self.register(name), base + (LANE + 32 * i)
-            loads.append(_load(start, "kv_indptr", there, there < count))
-            first = held(start) * self.page_size // self.chunk + there
-            counts.append(at.count_lanes(slot(before), (there < count) & (first < place + 1)))
-        body = [
-            at.mov(slot(before), 0),
-            loop(base, count, loads, counts, step=32 * self.wave, rolled=self.wave > 1),
-            at.copy(slot(which), slot(before)),
-        ]
-        return body, held(which) - 1
+        return self.search.find(place, count)
 
     def lengths(self, sequence: Value) -> list[UOp]:
         """Statements that load where a sequence's pages begin and end."""
         out = [
-            _load(self.register("begin"), "kv_indptr", sequence),
-            _load(self.register("end"), "kv_indptr", value(sequence) + 1),
+            load_index(self.register("begin"), "kv_indptr", sequence),
+            load_index(self.register("end"), "kv_indptr", value(sequence) + 1),
         ]
         if self.page_size > 1:
-            out.append(_load(self.register("last"), "kv_last_page_len", sequence))
+            out.append(load_index(self.register("last"), "kv_last_page_len", sequence))
         return out
 
     @property
@@ -107,7 +143,7 @@ class Sequences:
 
     def first_place(self, sequence: Value) -> UOp:
         """The place of its first chunk."""
-        return self.begin * self.page_size // self.chunk + sequence
+        return self.search.place(self.begin, sequence)
 
     @property
     def chunks(self) -> UOp:
@@ -116,14 +152,17 @@ class Sequences:
     def page(self, register: UOp, token: UOp, inside: Value = 1, unread: bool = False) -> UOp:
         """Loads the page of a token; `unread`: the last that is loaded is not used."""
         index = self.begin + token // self.page_size
-        return _load(register, "kv_indices", index, inside, unread)
+        return load_index(register, "kv_indices", index, inside, unread)
 
     def row(self, page: UOp, token: UOp) -> UOp:
         """A token's row in the cache, of all tokens of all pages."""
         return page * self.page_size + token % self.page_size
 
 
-def _load(register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False) -> UOp:
+def load_index(
+    register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False
+) -> UOp:
+    """Loads an entry of a table; `unread`: the last that is loaded is not used."""
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
     said = {"unread": "dst"} if unread else {}
     return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD, **said)

@@ -57,7 +57,7 @@ def _chunk_trip(k: Chunks, tokens: int, start: int) -> Trip:
     """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
     there are no others."""
     values = {"batch_size": 1, "before": 1, "ctas": k.parts}
-    values |= dict.fromkeys(k.sequences.starts, 0)
+    values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     units = k.heads * k.side  # rows of the workspace
     rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)

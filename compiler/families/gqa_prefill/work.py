@@ -12,6 +12,7 @@ from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.attention.sequences import load_index
 from ptxflow.compiler.families.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.families.tensors import PTX_TYPE
@@ -28,7 +29,6 @@ from ptxflow.compiler.ir import (
     held,
     loop,
     param,
-    rectangle,
     slot,
     value,
     var,
@@ -132,8 +132,7 @@ class Work:
         ]
 
     def _word(self, name: str, tensor: str, index: UOp, inside: Value = 1) -> UOp:
-        place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
-        return at.ld_global(self.keep(name, 1), param(tensor), index, inside, place, element=4)
+        return load_index(self.keep(name, 1).src[0], tensor, index, inside)
 
     # -- which queries ------------------------------------------------------------------------
 
