@@ -10,8 +10,6 @@ from ptxflow.compiler.atoms.table import Lanes, atom
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
 
-_UNFOLLOWED = ("index", "inside", "offset", "value", "c0", "c1")
-
 
 def check_held(kernel: UOp) -> int:
     """Check every use of a held value; the number of checks that held. Raises SpecError."""
@@ -25,15 +23,18 @@ def every_held(kernel: UOp) -> set[str]:
 
 
 def held_values(kernel: UOp) -> set[str]:
-    """The registers whose content an abstract run must know: addresses of data and predicates of
-    lanes aside, which it does not follow, all that some value depends on."""
-    out = set[str]()
-    for _, node in walk(kernel):
-        names = [name for name, _ in atom(node.arg.atom).operands] if node.op is Op.ATOM else []
-        for i, source in enumerate(node.src):
-            if source.op not in STATEMENTS and (not names or names[i] not in _UNFOLLOWED):
-                out |= held_names(source)
-    return out
+    """The registers whose content an abstract run must know: all that some value depends on, but
+    operands that it does not follow."""
+    sources = (s for _, node in walk(kernel) for s in _followed(node))
+    return {name for s in sources for name in held_names(s)}
+
+
+def _followed(node: UOp) -> list[UOp]:
+    if node.op is not Op.ATOM:
+        return [s for s in node.src if s.op not in STATEMENTS]
+    row = atom(node.arg.atom)
+    named = zip(row.operands, node.src, strict=True)
+    return [s for (name, _), s in named if name not in row.unfollowed]
 
 
 class _Walk:

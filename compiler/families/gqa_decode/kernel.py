@@ -18,17 +18,14 @@ from ptxflow.compiler.families.attention.softmax import (
     constants,
 )
 from ptxflow.compiler.families.gqa_decode.decisions import (
-    APART,
     COLUMNS,
     MMA_DIMS,
     MMA_TOKENS,
     columns_of_warp,
-    pitch,
     smem_bytes,
-    stage_bytes,
 )
-from ptxflow.compiler.families.gqa_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.gqa_decode.ring import Ring
 from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
 from ptxflow.compiler.ir import (
     CTAID,
@@ -40,13 +37,11 @@ from ptxflow.compiler.ir import (
     Value,
     const,
     global_tensor,
-    held,
     loop,
     param,
     part,
     rectangle,
     slot,
-    smem,
     special,
     var,
     when,
@@ -55,7 +50,6 @@ from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "gqa_decode"
-CHUNK = 16  # bytes of a copy
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
 
 
@@ -64,24 +58,19 @@ class Chunks(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, Registers())
-        f = s.fields()
         self.sequences = Sequences(self.page_size, self.chunk, wave=4)
         self.warps, self.tile, self.tiles = int(s.warps), int(s.tile), int(s.tiles)
         self.heads, self.stages = int(s.heads), int(s.stages)
-        self.pitch, self.bytes = int(pitch(f, problem)), int(stage_bytes(f, problem))
-        self.row_bytes = self.heads * self.size * ELEMENT
-        self.apart = s.arrival == APART
         self.side = columns_of_warp(problem)
         self.units = [(h, c) for h in range(self.heads) for c in range(self.side)]
-        self.keys = smem("keys", self.warps * self.bytes, self.stages, align=128)
-        self.values = smem("values", self.warps * self.bytes, self.stages, align=128)
-        self.smem_bytes = int(smem_bytes(f, problem))
+        self.smem_bytes = int(smem_bytes(s.fields(), problem))
         self.running = [Running(self.r, f"u{i}") for i in range(len(self.units))]
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
         self.head, self.column = share // sides * self.heads, share % sides * self.side
         self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
         self.tokens = self.sequences.tokens
+        self.ring = Ring(self, self.sequences, self.head)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -115,7 +104,7 @@ class Chunks(Shape):
             warps=self.warps,
             cluster=1,
             params=self.params,
-            storage=(self.keys, self.values, *self.sequences.storage, *self.r.storage),
+            storage=(self.ring.keys, self.ring.values, *self.sequences.storage, *self.r.storage),
         )
         return finish(info, *body)
 
@@ -128,12 +117,12 @@ class Chunks(Shape):
         tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.tiles)
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride
-        t = var("tile")
+        t, ring = var("tile"), self.ring
         return [
-            [self._pages(f"{i}", f) for i, f in enumerate(firsts)],
-            self._pages("ahead", ahead, unread=True) if self._goes_on else None,
-            when(const(0) < tiles, self._ask(0, "0", first)),
-            [self._ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)],
+            [ring.pages(f"{i}", f) for i, f in enumerate(firsts)],
+            ring.pages("ahead", ahead, unread=True) if self._goes_on else None,
+            when(const(0) < tiles, ring.ask(0, "0", first)),
+            [ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)],
             when(const(0) < tiles, self._queries(), constants(self.r)),
             [running.begin() for running in self.running],
             at.mov(self._sums(), 0),
@@ -151,8 +140,8 @@ class Chunks(Shape):
         stage, stride = t % self.stages, self.warps * self.tile
         again = first + self.stages * stride
         return [
-            self._next_pages(again + stride) if self._goes_on else None,
-            self._wait(False),
+            self.ring.next_pages(again + stride) if self._goes_on else None,
+            self.ring.wait(False),
             self._multiply_keys(stage),
             when(self.tokens < first + self.tile, self._hide(first)),
             [
@@ -160,114 +149,17 @@ class Chunks(Shape):
                 for u, running in enumerate(self.running)
             ],
             self._weights(),
-            self._wait(True) if self.apart else None,
+            self.ring.wait(True) if self.ring.apart else None,
             self._multiply_values(stage),
             at.warp_sync(),  # all lanes have read what the next rows overwrite
-            self._ask_if(t + self.stages, tiles, stage, "next", again)
+            self.ring.ask_if(t + self.stages, tiles, stage, "next", again)
             if self._goes_on
-            else self._commit_nothing(),
+            else self.ring.skip(),
         ]
-
-    def _ask_if(self, t: UOp, tiles: UOp, stage: Value, mark: str, first: UOp) -> list[UOp]:
-        """Asks for tile t. Waits count groups whether there is a tile or not."""
-        out = [when(t < tiles, self._ask(stage, mark, first))]
-        nothing = self._commit_nothing()
-        return [*out, when(t >= tiles, nothing)] if nothing else out
-
-    def _commit_nothing(self) -> list[UOp]:
-        """Empty groups in place of a tile's; a wait for the only tile there is does not count."""
-        return [at.copies_commit() for _ in range(self._groups)] if self.stages > 1 else []
-
-    @property
-    def _groups(self) -> int:
-        """Groups of copies for a tile."""
-        return 2 if self.apart else 1
-
-    # -- gathering ----------------------------------------------------------------------------
-
-    def _lane_tokens(self, first: UOp) -> list[UOp]:
-        """The tokens whose rows this lane finds; past the end the last one again."""
-        count = -(-self.tile // WARP_SIZE)
-        return [(first + (i * WARP_SIZE + LANE)).min(self.tokens - 1) for i in range(count)]
-
-    def _page(self, mark: str, i: int) -> UOp:
-        """The register with the page of a lane's token."""
-        return self.r(f"page_{mark}_{i}", 1)
-
-    def _pages(self, mark: str, first: UOp, unread: bool = False) -> list[UOp]:
-        """Asks for the pages of a tile."""
-        return [
-            self.sequences.page(self._page(mark, i).src[0], token, first < self.tokens, unread)
-            for i, token in enumerate(self._lane_tokens(first))
-        ]
-
-    def _next_pages(self, first: UOp) -> list[UOp]:
-        """Takes over the pages asked for a tile ago, and asks for those of a tile on."""
-        count = -(-self.tile // WARP_SIZE)
-        copies = [at.copy(self._page("next", i), self._page("ahead", i)) for i in range(count)]
-        return [*copies, *self._pages("ahead", first, unread=True)]
-
-    def _buffer(self, storage: UOp, stage: UOp) -> UOp:
-        """What a warp has of a stage."""
-        return slot(storage, stage, WARP * self.bytes, self.bytes)
-
-    def _ask(self, stage: Value, mark: str, first: UOp) -> Body:
-        """Copies the rows of a tile, 16 bytes a lane: lanes side by side on a token's row."""
-        out: list[Body] = [self._rows(mark, first)]
-        pieces = self.row_bytes // CHUNK  # of a token
-        span = min(pieces, WARP_SIZE)  # lanes side by side on a token
-        lane_offset = LANE // span * self.pitch + (LANE % span << 4)
-        for storage, tensor in ((self.keys, "k_cache"), (self.values, "v_cache")):
-            for n in range(self.tile * pieces // WARP_SIZE):
-                token, piece = divmod(n * WARP_SIZE, pieces)
-                row_end = self.pitch if piece + span == pieces else span * CHUNK
-                begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
-                extent = row_end + (WARP_SIZE // span - 1) * self.pitch
-                index = held(self._row(mark, n).src[0]) * (self.size * ELEMENT // CHUNK)
-                out.append(
-                    at.copy_async(
-                        slot(storage, stage, begin, extent),
-                        lane_offset,
-                        param(tensor),
-                        index + ((LANE + piece) % pieces),
-                        rectangle(global_tensor(tensor), 0, 0, 1, 1),
-                    )
-                )
-            if self.apart or storage is self.values:
-                out.append(at.copies_commit())
-        return out
-
-    def _rows(self, mark: str, first: UOp) -> list[UOp]:
-        """Rows of the cache: each lane finds those of its tokens, then hears whose it copies."""
-        out, rows = list[UOp](), list[UOp]()
-        for i, token in enumerate(self._lane_tokens(first)):
-            rows.append(self.r(f"row_{mark}_{i}", 1))
-            page = held(self._page(mark, i).src[0])
-            out.append(
-                at.mov(rows[-1], self.sequences.row(page, token) * self.key_heads + self.head)
-            )
-        pieces = self.row_bytes // CHUNK
-        for n in range(self.tile * pieces // WARP_SIZE):
-            token = (n * WARP_SIZE + LANE) // pieces
-            source = rows[n * WARP_SIZE // pieces // WARP_SIZE]
-            out.append(at.shuffle_from(self._row(mark, n), source, token & 31))
-        return out
-
-    def _row(self, mark: str, n: int) -> UOp:
-        """The row that the lane's n-th piece of a tile comes from."""
-        return self.r(f"from_{mark}_{n}", 1)
-
-    def _wait(self, values: bool) -> list[UOp]:
-        """Until the keys, or the values, of a tile have landed, for all lanes."""
-        later = (self.stages - 1) * self._groups  # of the tiles behind it in the ring
-        pending = later + (1 if self.apart and not values else 0)
-        return [at.copies_wait(pending=pending), at.warp_sync()]
 
     # -- multiplying --------------------------------------------------------------------------
 
-    def _queries(
-        self,
-    ) -> list[UOp]:
+    def _queries(self) -> list[UOp]:
         """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
         out: list[UOp] = [
             at.mov(self.r("sm_scale", 1), param("sm_scale")),
@@ -312,17 +204,21 @@ class Chunks(Shape):
             return every
         return part(every, u * self.blocks * QUAD, self.blocks * QUAD)
 
+    def _fragment(self, i: int, h: int, block: int) -> int:
+        """Where 16 tokens by 16 dims of a key head begin in a tile, in bytes."""
+        return i * MMA_TOKENS * self.ring.pitch + (h * self.size + block * MMA_DIMS) * ELEMENT
+
     def _multiply_keys(self, stage: UOp) -> list[UOp]:
         """Scores in base 2 of a tile, S^T = K Q^T."""
-        buffer, out = self._buffer(self.keys, stage), list[UOp]()
-        lane_row = (LANE & 15) * self.pitch + ((LANE >> 4) << 4)
+        buffer, out = self.ring.buffer(self.ring.keys, stage), list[UOp]()
+        lane_row = (LANE & 15) * self.ring.pitch + ((LANE >> 4) << 4)
         for u in range(len(self.units)):
             out.append(at.mov(self._scores(u), 0))
         for i in range(self.tile // MMA_TOKENS):
             for h in range(self.heads):
                 for k in range(self.blocks):
                     a = self.r(f"key{h}_{k % 4}", QUAD)
-                    place = i * MMA_TOKENS * self.pitch + (h * self.size + k * MMA_DIMS) * ELEMENT
+                    place = self._fragment(i, h, k)
                     out.append(at.ldmatrix_x4(a, buffer, lane_row + place))
                     for c in range(self.side):
                         u = h * self.side + c
@@ -362,14 +258,14 @@ class Chunks(Shape):
 
     def _multiply_values(self, stage: UOp) -> list[UOp]:
         """Adds the tile's V^T P^T."""
-        buffer, out = self._buffer(self.values, stage), list[UOp]()
+        buffer, out = self.ring.buffer(self.ring.values, stage), list[UOp]()
         # of the four matrices the second has the next 8 dims, the third and fourth the next tokens
-        lane_row = ((LANE & 7) + ((LANE >> 4) << 3)) * self.pitch + ((LANE >> 3 & 1) << 4)
+        lane_row = ((LANE & 7) + ((LANE >> 4) << 3)) * self.ring.pitch + ((LANE >> 3 & 1) << 4)
         for i in range(self.tile // MMA_TOKENS):
             for h in range(self.heads):
                 for d in range(self.blocks):
                     a = self.r(f"value{h}_{d % 4}", QUAD)
-                    place = i * MMA_TOKENS * self.pitch + (h * self.size + d * MMA_DIMS) * ELEMENT
+                    place = self._fragment(i, h, d)
                     out.append(at.ldmatrix_x4(a, buffer, lane_row + place, transposed=True))
                     for c in range(self.side):
                         u = h * self.side + c
@@ -446,13 +342,13 @@ class Chunks(Shape):
     def _handed_sums(self, warp: Value, u: int, d: Value) -> tuple[UOp, UOp]:
         """Where a warp hands on a block of a unit: in its own ring, which has been read."""
         h, c = self.units[u]
-        begin = warp * self.bytes + (d + h * self.blocks) * WARP_BYTES
-        return slot((self.keys, self.values)[c], 0, begin, WARP_BYTES), LANE << 4
+        begin = warp * self.ring.bytes + (d + h * self.blocks) * WARP_BYTES
+        return slot((self.ring.keys, self.ring.values)[c], 0, begin, WARP_BYTES), LANE << 4
 
     def _handed_stats(self, warp: Value, u: int) -> tuple[UOp, UOp]:
         h, c = self.units[u]
-        begin = warp * self.bytes + (self.heads * self.blocks * WARP_BYTES + h * STATS_BYTES)
-        return slot((self.keys, self.values)[c], 0, begin, STATS_BYTES), (LANE & 3) << 4
+        begin = warp * self.ring.bytes + (self.heads * self.blocks * WARP_BYTES + h * STATS_BYTES)
+        return slot((self.ring.keys, self.ring.values)[c], 0, begin, STATS_BYTES), (LANE & 3) << 4
 
     def _hand(self) -> list[Body]:
         out: list[Body] = []
