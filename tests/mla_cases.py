@@ -97,7 +97,12 @@ def decode(**changes: int | str) -> Strategy:
 
 
 def prefill(**changes: int | str) -> Strategy:
-    return Strategy("mla_prefill", tuple(({"queries": 1, **_TILING} | changes).items()))
+    first, last = {"core": "mma_sync", "queries": 1}, {"lead": 0}
+    return Strategy("mla_prefill", tuple(({**first, **_TILING, **last} | changes).items()))
+
+
+def wgmma(**changes: int | str) -> Strategy:
+    return prefill(**{"core": "wgmma", "queries": 4, "tile": 64, "warps": 8, **changes})
 
 
 def family_of(s: Strategy) -> Family:
@@ -125,7 +130,13 @@ PATHS = {
         queries=2, tile=64, warps=8, scores="dims", operand="registers"
     ),
 }
+WGMMA = {
+    "wgmma, values first": wgmma(),
+    "wgmma, short tiles, scores first": wgmma(tile=32, stages=4, lead=3),
+    "wgmma, a part of the scores first": wgmma(tile=32, lead=1),
+}
 CASES = [(dev, name, s) for dev in (H200, B200) for name, s in PATHS.items()]
+CASES += [(H200, name, s) for name, s in WGMMA.items()]
 IDS = [f"{dev.arch}: {name}" for dev, name, _ in CASES]
 
 

@@ -19,6 +19,7 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import Op, UOp
 
 CHUNK = 16  # bytes of a lane
+LINE = 128  # bytes of eight lanes
 _BASE = Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM)
 
 copy_async = define(
@@ -121,3 +122,46 @@ copies_arrive = define(
         orders=True,
     )
 )
+
+
+def _lines_text(use: UOp, text: dict[str, str]) -> str:
+    """Addresses of a block's line are those of the first block's, plus constants."""
+    lines = [
+        f"mad.wide.u32 %rda, {text['column']}, 1, {text['base']};",
+        f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('pitch')}, %rda;",
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};",
+    ]
+    size = 8 * LINE  # of a block: eight lines
+    for i in range(use.src[0].arg // size):
+        source = f"%rda+{use.arg.attr('first') + i * LINE}"
+        lines.append(f"cp.async.cg.shared.global [%ra+{i * size}], [{source}], 16;")
+    return "\n".join(lines)
+
+
+copy_lines = define(
+    Atom(
+        "copy_lines",
+        (
+            ("dst", "smem"),
+            ("offset", "value"),
+            ("base", "value"),
+            ("index", "value"),
+            ("column", "value"),
+            ("tile", "global"),
+        ),
+        Scope.WARP,
+        Lanes.ALL,
+        _lines_text,
+        "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
+        "a row, `first` and up; each lane names the row, the byte and the place in the first block "
+        "of its 16 bytes; rows are `pitch` bytes apart",
+        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+        sass=("cp.async",),
+        rules=(
+            _BASE,
+            Rule("rows begin at multiples of 16 bytes", lambda u: (
+                u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0)),
+            Rule("there are whole blocks", lambda u: u.src[0].arg % (8 * LINE) == 0),
+        ),
+    )
+)  # fmt: skip

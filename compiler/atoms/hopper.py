@@ -15,7 +15,8 @@ _ACCUMULATORS = (
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
-    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", ", 0, 0")  # float8 is K-major always
+    b_major = int(use.arg.attr("transposed"))
+    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", f", 0, {b_major}")
     return (
         f"wgmma.mma_async.sync.aligned.m64n{n}{k}.f32.{dtype}.{dtype} "
         f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
@@ -29,7 +30,8 @@ wgmma = define(
         Scope.WARPGROUP,
         Lanes.ALL,
         _wgmma_text,
-        "9.7.15.5 wgmma.mma_async; both operands K-major in shared memory, 32 bytes of K",
+        "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; B, "
+        "transposed, with its rows along K",
         accesses=(
             Access("a", "r", ASYNC, "wgmma"),
             Access("b", "r", ASYNC, "wgmma"),
@@ -37,10 +39,15 @@ wgmma = define(
         ),
         effect="mma",
         sass=lambda u: (_SASS[u.arg.attr("dtype")],),
+        defaults=(("transposed", False),),
         archs=_HOPPER,
         rules=(
             *_ACCUMULATORS,
             Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
+            Rule(
+                "float8 is K-major",
+                lambda u: u.arg.attr("dtype") != "e4m3" or not u.arg.attr("transposed"),
+            ),
         ),
     )
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
-from ptxflow.compiler.families.mla.attend import GATHERING, Attend
+from ptxflow.compiler.families.mla.attend import Attend
 from ptxflow.compiler.families.mla.combine import Combine
 from ptxflow.compiler.families.mla.decisions import (
     DECODE_DECISIONS,
@@ -14,34 +15,46 @@ from ptxflow.compiler.families.mla.decisions import (
     PREFILL_DECISIONS,
     PREFILL_RULES,
     SUM_WARPS,
+    prefill_resources,
     resources,
 )
+from ptxflow.compiler.families.mla.hopper import Hopper
+from ptxflow.compiler.families.mla.hopper_decisions import MMA_SYNC, WGMMA
 from ptxflow.compiler.families.mla.launching import launch_of, with_sums
-from ptxflow.compiler.families.mla.load import COSTS, features, load
+from ptxflow.compiler.families.mla.load import COSTS, features, load, prefill_load
 from ptxflow.compiler.families.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.families.mla.shape import BLOCK
 from ptxflow.compiler.families.mla.span import COUNT, Work
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.strategy import Choice, Family, Problem, Strategy, Trial, Trip
 
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
+def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
+    """The first kernel, or the only one."""
+    by_wgmma = s.family == PREFILL and s.core == WGMMA
+    return Hopper(p, s, device) if by_wgmma else Attend(p, s, device)
+
+
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel, and the one that adds chunks up where there are chunks."""
-    k = Attend(p, s, device)
+    k = kernel(p, s, device)
     return program(k.build(), Combine(p, s, device).build()) if k.split else k.build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Spans of no tile, one, as many as the ring has stages, one fewer, and past its second turn;
     of a whole sequence, of a part, and CTAs without any; queries that fill a CTA and do not."""
-    k = Attend(p, s, device)
+    k = kernel(p, s, device)
     counts = {0, 1, k.stages - 1, k.stages, 2 * k.stages + 1}
+    asked = {0, 1, k.queries, k.queries + 1}
+    if isinstance(k, Hopper):  # whose warpgroups have every other tile
+        some = [_queries(k, 2, rows) for rows in sorted(asked - {k.queries})]
+        return some + [_queries(k, n, k.queries) for n in sorted(counts | {2, 2 * k.stages + 2})]
     if not k.decodes:
-        asked = (0, 1, k.queries, k.queries + 1)
-        return [_queries(k, n, rows) for n in sorted(counts) for rows in sorted(set(asked))]
+        return [_queries(k, n, rows) for n in sorted(counts) for rows in sorted(asked)]
     if not k.split:
         return [_chunk(k, n, 0) for n in sorted(counts)]
     most = k.chunk // k.tile
@@ -62,7 +75,7 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     """
     tokens = tiles * k.tile - 3 if tiles else 0
     mine = {"which": 1 - number, **_length(k, number * k.chunk + tokens, "")}
-    values = {COUNT: 1, "ctaid": 0, **_both(mine)}
+    values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
     written: tuple[tuple[str, int, int], ...] = ()
     if not number:
         written = (("output", k.heads, k.latent), ("lse", 1, k.heads))
@@ -78,23 +91,23 @@ def _sum(c: Combine, chunks: int) -> Trip:
     return Trip(f"{chunks} chunks", tuple(values.items()), written, c.entry)
 
 
-def _queries(k: Attend, tiles: int, asked: int) -> Trip:
+def _queries(k: Attend | Hopper, tiles: int, asked: int) -> Trip:
     """The CTA that has the last queries of so many, for so many tiles."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
-    values = {COUNT: 1, "ctas": places, "ctaid": 0, **_both(mine)}
+    values = {COUNT: 1, "ctas": places, "ctaid": 0, **_each(k, mine)}
     written = (("output", asked * k.heads, k.latent), ("lse", asked, k.heads))
     name = f"{tiles} tiles for {asked} queries"
     return Trip(name, tuple(values.items()), written if asked == k.queries else ())
 
 
-def _both(mine: dict[str, int]) -> dict[str, int]:
-    """What the registers of both roles hold."""
-    return mine | {GATHERING + name: n for name, n in mine.items()}
+def _each(k: Attend | Hopper, mine: dict[str, int]) -> dict[str, int]:
+    """What the registers of each role hold."""
+    return {prefix + name: n for prefix in k.prefixes for name, n in mine.items()}
 
 
-def _length(k: Attend | Combine, tokens: int, prefix: str) -> dict[str, int]:
+def _length(k: Attend | Hopper | Combine, tokens: int, prefix: str) -> dict[str, int]:
     """What registers hold of a sequence of so many tokens."""
     pages = -(-tokens // k.page_size)
     last = tokens - (pages - 1) * k.page_size if pages else 0
@@ -103,20 +116,22 @@ def _length(k: Attend | Combine, tokens: int, prefix: str) -> dict[str, int]:
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
-    k = Attend(p, s, device)
+    k = kernel(p, s, device)
     work = Work(k)
     if not k.decodes:
         count = "(len_indptr - 1)"
         return launch_of(k.build(), work.tiles.places(count), count)
     grid = work.sequences.places() if k.split else "batch_size"
     first = launch_of(k.build(), grid, "batch_size")
-    return with_sums(first, k, Combine(p, s, device), "batch_size") if k.split else first
+    if isinstance(k, Hopper) or not k.split:
+        return first
+    return with_sums(first, k, Combine(p, s, device), "batch_size")
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Sequences of small heads past a ring's second turn, or of several chunks: three, of which one
     is empty and the others are uneven, or one alone where chunks are long."""
-    k = Attend(p, s, device)
+    k = kernel(p, s, device)
     page = 1 if p["page_size"] == 1 else 16
     sequences = 3 if k.chunk < LONG else 1
     turn = (2 * k.stages + 1) * k.tile + 3
@@ -135,6 +150,11 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     }
     axes |= {name: n for name, n in changed.items() if name in axes}
     return Trial(replace(p, axes=tuple(axes.items())))
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
+    """Choices of a prefill before there was one by wgmma."""
+    return {"core": MMA_SYNC, "lead": 0, **choices}
 
 
 MLA_DECODE = register(
@@ -162,14 +182,15 @@ MLA_PREFILL = register(
         decisions=PREFILL_DECISIONS,
         rules=PREFILL_RULES,
         problem=problem,
-        resources=resources,
-        load=load,
+        resources=prefill_resources,
+        load=prefill_load,
         features=features,
         costs=COSTS,
         build=build,
         trips=trips,
         launch=launch,
         trial=trial,
+        revise=revise,
         accepts=lambda inputs: "qo_indptr" in inputs,
     )
 )

@@ -81,6 +81,8 @@ class Part:
 class Attend(Multiplier):
     """The first kernel."""
 
+    prefixes = ("", GATHERING)  # of the registers in which its roles hold their spans
+
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.work, self.asking = self.rows_of(""), self.rows_of(GATHERING)

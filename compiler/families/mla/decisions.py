@@ -3,7 +3,7 @@
 A CTA takes the heads of a few queries as columns of its MMAs and tokens as rows: S^T = K Q^T,
 O^T = V^T P^T. `warps` warps lie on the tokens of a tile and on the columns for the scores, and on
 the dims of the latent for the sums. In decoding sequences are cut into chunks, and a second kernel
-adds up what the chunks of a sequence come to.
+adds up what the chunks of a sequence come to. A prefill by wgmma: see `hopper_decisions`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.mla import hopper_decisions as hopper
+from ptxflow.compiler.families.mla.hopper_decisions import MMA_SYNC, WGMMA
 from ptxflow.compiler.families.mla.problem import ELEMENT, PREFILL
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule, rule
 
@@ -45,8 +47,10 @@ DECODE_DECISIONS = (
     Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
 )
 PREFILL_DECISIONS = (
+    Decision("core", (MMA_SYNC, WGMMA), "the instruction that multiplies"),
     Decision("queries", (1, 2, 3, 4), "query tokens of a CTA"),
     *TILING,
+    Decision("lead", (0, 1, 2, 3), "parts of a tile's scores before the values of the last one"),
 )
 
 
@@ -165,6 +169,17 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads(f), 0 * f.warps, np.minimum.reduce(limits))
 
 
+def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
+    """The same of a prefill by either instruction."""
+    by_wgmma, others = hopper.resources(f, problem, device), resources(f, problem, device)
+    return Resources(
+        *(
+            np.where(f.core == WGMMA, getattr(by_wgmma, name), getattr(others, name))
+            for name in ("smem_bytes", "registers", "threads", "tmem_columns", "occupancy")
+        )
+    )
+
+
 def tiling_rules(first: str) -> tuple[Rule, ...]:
     """Rules of all; `first` is the decision that sets the columns, if there is one."""
     return (
@@ -235,4 +250,15 @@ DECODE_RULES = (
         lambda f, p, d: (f.chunk > 0) | ((f.dependent == 0) & (f.sum_chunks == 1)),
     ),
 )
-PREFILL_RULES = tiling_rules("queries")
+
+
+def _with_mma_sync(each: Rule) -> Rule:
+    """The rule, of strategies that multiply by mma.sync."""
+    return rule(
+        each.sentence,
+        " ".join(("core", *each.reads)),
+        lambda f, p, d: (f.core == WGMMA) | each.legal(f, p, d),
+    )
+
+
+PREFILL_RULES = (*map(_with_mma_sync, tiling_rules("queries")), *hopper.RULES)

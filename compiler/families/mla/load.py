@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.mla import hopper_load
 from ptxflow.compiler.families.mla.decisions import (
     DIMS,
     MMA_COLUMNS,
@@ -24,12 +25,13 @@ from ptxflow.compiler.families.mla.decisions import (
     stage_bytes,
     tokens,
 )
+from ptxflow.compiler.families.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(hopper_load.Costs):
     """Cycles, or the unit that is given; estimates, which no measurement has checked."""
 
     mma: float = 0.62  # of the tensor core's rate, what mma.sync reaches
@@ -68,6 +70,20 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         imbalance=imbalance,
         following=_second(f, problem, c) if decodes(problem) else None,
     )
+
+
+def prefill_load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy of a prefill, by either instruction."""
+    others = load(f, problem, device)
+    by_wgmma = hopper_load.load(f, problem, device, costs_of("mla", COSTS, device), others)
+    both: dict[str, Any] = {
+        each.name: np.where(
+            f.core == WGMMA, getattr(by_wgmma, each.name), getattr(others, each.name)
+        )
+        for each in fields(Load)
+        if each.name != "following"
+    }
+    return Load(**both)
 
 
 def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:

@@ -1,0 +1,58 @@
+"""What a prefill by wgmma asks of the machine, for the analytic model.
+
+A step is a tile of tokens: the tensor core multiplies it with queries and weights with it, and
+stands still while scores become weights, as far as the next tile's scores cannot come before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.mla.hopper_decisions import ROWS, resources, row_bytes
+from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.strategy import Fields, Load, Problem
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given; estimates, which no measurement has checked."""
+
+    weigh: float = 450.0  # from scores to the products of their weights, whatever the tile
+    score: float = 5.0  # and for each token of 64 rows
+    lead: float = 0.15  # of that, hidden by a part of the next tile's scores that may be there
+    narrow: float = 0.33  # longer products with keys where a tile has fewer than 64 tokens
+    ask: float = 500.0  # for queries, which are copied before the first product
+    stage: float = 1000.0  # for outputs, which pass through shared memory
+
+
+def load(f: Fields, problem: Problem, device: Device, c: Costs, other: Load) -> Load:
+    """The load of each strategy; `other`: were it one by mma.sync, which has as many CTAs."""
+    latent, row = problem["head_dim_ckv"], row_bytes(problem)
+    keys = row // ELEMENT * np.where(f.tile < ROWS, 1 + c.narrow, 1.0)
+    return replace(
+        other,
+        resident=np.maximum(resources(f, problem, device).occupancy, 1),
+        mma_cycles=2 * f.tile * ROWS * (keys + latent) / device.mma_flops_per_cycle,
+        smem_bytes=_shared(f, latent, row),
+        l2_bytes=f.tile * row,
+        issue_cycles=_exposed(f, c),
+        epilogue_cycles=other.epilogue_cycles + c.stage,
+        setup_cycles=other.setup_cycles + c.ask,
+        special=f.tile * ROWS,
+    )
+
+
+def _shared(f: Fields, latent: int, row: int) -> Any:
+    """Bytes: tokens as they come, as keys with queries, as values; weights of one warpgroup for the
+    other."""
+    return (2 * f.tile + ROWS) * row + f.tile * latent * ELEMENT + 2 * ROWS * f.tile * ELEMENT
+
+
+def _exposed(f: Fields, c: Costs) -> Any:
+    """Cycles in which nothing is multiplied: of two stages, one is being filled then."""
+    there = np.minimum(f.lead, np.where(f.stages > 2, 3, 1))
+    return (c.weigh + c.score * f.tile) * (1 - c.lead * there)

@@ -1,0 +1,156 @@
+"""What a warpgroup leaves: its half of the outputs, through where queries were; and lse.
+
+The heads of a query are rows, one after another, as in the output tensor.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.families.attention.softmax import Registers
+from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
+from ptxflow.compiler.families.mla.hopper_decisions import LINE, ROWS, WARPS
+from ptxflow.compiler.families.mla.hopper_parts import BLOCK, LINES, WIDE, Part, Parts
+from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.span import Span
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle, slot
+
+MEETING = 4  # named barrier: both warpgroups are through with all tiles
+CHUNK = 16  # bytes of a lane
+
+
+class Leaver:
+    """The end of a warpgroup's work; `side` is the half that it has."""
+
+    kernel: Parts
+    side: int
+    r: Registers
+    softmax: Softmax
+    values: Part
+    sums: UOp
+
+    @property
+    def row(self) -> UOp:
+        """The first of the warp's 16 rows."""
+        return WARP % (WARPS // 2) * 16
+
+    def leave(self, span: Span) -> list[Body]:
+        """Both warpgroups add their weights up, then each stores its columns."""
+        out, factor, lse = self._normal()
+        if self.side == 0:
+            out += [self._store_lse(span, lse, half) for half in range(2)]
+        out.append(at.rescale_rows(self.sums, factor))
+        out += [self._stage(column) for column in range(0, self.kernel.half, 16)]
+        out.append(at.warp_sync())
+        for first in range(0, 16, LINES):
+            for block in range(self.values.blocks):
+                out += self._store_lines(span, first, block)
+        return out
+
+    # -- sums of weights ----------------------------------------------------------------------
+
+    def two(self, storage: UOp, side: int, half: int) -> tuple[UOp, UOp]:
+        """The place of a value for each row of a side, and a lane's byte there."""
+        return slot(storage, side, (self.row + 8 * half) * 4, 8 * 4), LANE >> 2 << 2
+
+    def tell(self, storage: UOp, values: UOp) -> list[UOp]:
+        """A value for each row, of which four lanes have the same."""
+        out = []
+        for half in range(2):
+            place, offset = self.two(storage, self.side, half)
+            first = (LANE & 3).eq(0)
+            out.append(at.st_shared_lanes(place, offset, first, part(values, half, 1)))
+        return out
+
+    def hear(self, storage: UOp, values: UOp) -> list[UOp]:
+        """What the other side told."""
+        out = []
+        for half in range(2):
+            place, offset = self.two(storage, 1 - self.side, half)
+            out.append(at.ld_shared_lanes(part(values, half, 1), place, offset))
+        return out
+
+    def _normal(self) -> tuple[list[Body], UOp, UOp]:
+        """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
+        r, out, own = self.r, list[Body](), self.softmax.total
+        for lanes in (1, 2):
+            moved, both = r(f"total_moved{lanes}_", 2), r(f"total_both{lanes}_", 2)
+            out += [at.shuffle_xor(moved, own, lanes=lanes), at.sum_f32(both, own, moved)]
+            own = both
+        theirs, total = r("their_total", 2), r("whole_total", 2)
+        inverse, factor, log, lse = (r(n, 2) for n in ("inverse", "normal", "log", "lse"))
+        out += [
+            self.tell(self.kernel.totals, own),
+            at.named_sync(id=MEETING, threads=32 * WARPS),
+            self.hear(self.kernel.totals, theirs),
+            at.sum_f32(total, own, theirs),
+            at.reciprocal_f32(inverse, total),
+            at.log2_f32(log, total),
+            at.finite_or_zero(factor, inverse, log),  # nothing was seen: zero
+        ]
+        if self.side == 0:
+            out.append(at.fma_f32(lse, self.softmax.top, self.softmax.scale, log))
+        return out, factor, lse
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _store_lse(self, span: Span, lse: UOp, half: int) -> UOp:
+        heads, first = self.kernel.heads, self.row + 8 * half
+        row = first + (LANE >> 2)
+        return at.st_global(
+            param("lse"),
+            span.row * heads + row,
+            (row // heads < span.queries) & (LANE & 3).eq(0),
+            rectangle(global_tensor("lse"), span.row + first // heads, first % heads, 1, 8),
+            part(lse, half, 1),
+            element=4,
+        )
+
+    def _stage(self, column: int) -> list[UOp]:
+        """16 columns of 16 rows: two packed registers of both rows, twice."""
+        rounded, part_ = self.r("rounded", 4), self.values
+        block, inside = divmod(column, WIDE)
+        chunk = (LANE >> 4) + inside * ELEMENT // CHUNK
+        line = LANE & 7
+        offset = (LANE >> 3 & 1) * part_.group + line * LINE + ((chunk ^ line) << 4)
+        rows = slot(
+            part_.queries, 0, self.row // 8 * part_.group + block * BLOCK, part_.group + BLOCK
+        )
+        across = ((inside * ELEMENT, (inside + 16) * ELEMENT),)
+        return [
+            at.pack(rounded, part(self.sums, column // 2, 8), dtype=self.kernel.dtype),
+            at.stmatrix_x4(rows, offset, rounded, across=across),
+        ]
+
+    def _store_lines(self, span: Span, first: int, block: int) -> list[UOp]:
+        """Four rows of a column block: 16 bytes a lane, eight lanes to a row."""
+        kernel, part_, loaded = self.kernel, self.values, self.r("line", 4)
+        group, above = divmod(first, 8)
+        line, chunk = (LANE >> 3) + above, LANE & 7
+        row = self.row + first + (LANE >> 3)
+        offset = (self.row // 8 + group) * part_.group + block * BLOCK + above * LINE
+        column = self.side * kernel.half + block * WIDE
+        chunks = kernel.latent * ELEMENT // CHUNK
+        return [
+            at.ld_shared_v4(
+                loaded,
+                slot(part_.queries, 0, offset, LINES * LINE),
+                (LANE >> 3) * LINE + ((chunk ^ line) << 4),
+            ),
+            at.st_global(
+                param("output"),
+                (span.row * kernel.heads + row) * chunks + (column * ELEMENT // CHUNK + chunk),
+                row // kernel.heads < span.queries,
+                rectangle(
+                    global_tensor("output"),
+                    span.row * kernel.heads + self.row + first,
+                    column,
+                    LINES,
+                    WIDE,
+                ),
+                loaded,
+                element=CHUNK,
+            ),
+        ]
+
+
+assert ROWS == 16 * WARPS // 2
