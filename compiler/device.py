@@ -7,8 +7,12 @@ the vendor's dense figures. Nothing here is measured; measured figures live in r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 KIB = 1024
+WARP = 32  # lanes
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,17 @@ class Device:
     @property
     def has_tmem(self) -> bool:
         return self.tmem_columns > 0
+
+    def resident_blocks(self, smem: Any, registers: Any, threads: Any) -> Any:
+        """Blocks that an SM holds at a time, by shared memory (bytes) and threads of a block and
+        registers of a thread: arrays over candidates, or numbers."""
+        limits = (
+            self.registers_per_sm // (registers * threads),
+            self.warps_per_sm * WARP // threads,
+            self.smem_per_sm // (smem + self.smem_reserved),
+            self.blocks_per_sm,
+        )
+        return np.minimum.reduce(np.broadcast_arrays(*limits))
 
 
 _COMMON = {

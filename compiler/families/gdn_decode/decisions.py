@@ -125,13 +125,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     held = -(-registers(f, problem) // 8) * 8
     smem = smem_bytes(f, problem)
-    by_registers = device.registers_per_sm // (held * threads(f))
-    by_warps = device.warps_per_sm * WARP // threads(f)
-    by_smem = device.smem_per_sm // (smem + device.smem_reserved)
-    occupancy = np.minimum(np.minimum(by_registers, by_warps), by_smem)
-    return Resources(
-        smem, held, threads(f), 0 * f.warps, np.minimum(occupancy, device.blocks_per_sm)
-    )
+    resident = device.resident_blocks(smem, held, threads(f))
+    return Resources(smem, held, threads(f), 0 * f.warps, resident)
 
 
 _STEP = "row_threads rows_in_flight warps"

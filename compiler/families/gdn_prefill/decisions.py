@@ -123,13 +123,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     held = np.minimum(HOARD * registers(f, problem), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
     smem, threads = smem_bytes(f, problem), WARP * warps(f)
-    limits = (
-        device.registers_per_sm // (held * threads),
-        device.warps_per_sm * WARP // threads,
-        device.smem_per_sm // (smem + device.smem_reserved),
-        device.blocks_per_sm + 0 * f.rows,
-    )
-    return Resources(smem, held, threads, 0 * f.rows, np.minimum.reduce(limits))
+    resident = device.resident_blocks(smem, held, threads)
+    return Resources(smem, held, threads, 0 * f.rows, resident)
 
 
 RULES = (

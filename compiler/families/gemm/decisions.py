@@ -204,15 +204,12 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     launch = np.where(
         f.producer_regs == 0, held, device.registers_per_sm // threads // 8 * 8
     )  # a split kernel is launched with an even share of the whole file
-    by_smem = device.smem_per_sm // (smem + device.smem_reserved)
-    by_regs = device.registers_per_sm // (launch * threads)
-    by_warps = device.warps_per_sm * 32 // threads
     columns = tmem_columns(f, device)
     by_tmem = np.where(
         columns > 0, device.tmem_columns // np.maximum(columns, 1), device.blocks_per_sm
     )
-    occupancy = np.minimum(np.minimum(by_smem, by_regs), np.minimum(by_warps, by_tmem))
-    return Resources(smem, held, threads, columns, occupancy)
+    resident = np.minimum(device.resident_blocks(smem, launch, threads), by_tmem)
+    return Resources(smem, held, threads, columns, resident)
 
 
 def _smaller_tile_n(f: Fields, device: Device) -> Any:

@@ -97,13 +97,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
     smem, threads = smem_bytes(f, problem), WARP * f.warps
-    limits = (
-        device.registers_per_sm // (held * threads),
-        device.warps_per_sm * WARP // threads,
-        device.smem_per_sm // (smem + device.smem_reserved),
-        device.blocks_per_sm + 0 * f.warps,
-    )
-    return Resources(smem, held, threads, 0 * f.warps, np.minimum.reduce(limits))
+    resident = device.resident_blocks(smem, held, threads)
+    return Resources(smem, held, threads, 0 * f.warps, resident)
 
 
 RULES = (

@@ -160,13 +160,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     alike = -(-registers(f, problem, device) // 8) * 8
     held = np.where(f.warps == SPLIT, device.registers_per_sm // threads(f) // 8 * 8, alike)
     smem = smem_bytes(f, problem)
-    limits = (
-        device.registers_per_sm // (held * threads(f)),
-        device.warps_per_sm * WARP // threads(f),
-        device.smem_per_sm // (smem + device.smem_reserved),
-        device.blocks_per_sm + 0 * f.warps,
-    )
-    return Resources(smem, held, threads(f), 0 * f.warps, np.minimum.reduce(limits))
+    resident = device.resident_blocks(smem, held, threads(f))
+    return Resources(smem, held, threads(f), 0 * f.warps, resident)
 
 
 def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:

@@ -119,13 +119,8 @@ def register_limit(f: Fields, device: Device) -> Any:
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     held = -(-registers(f, problem) // 8) * 8
-    by_registers = device.registers_per_sm // (held * threads(f))
-    by_warps = device.warps_per_sm * WARP // threads(f)
-    by_smem = device.smem_per_sm // (smem_bytes(f) + device.smem_reserved)
-    occupancy = np.minimum(np.minimum(by_registers, by_warps), by_smem)
-    return Resources(
-        smem_bytes(f), held, threads(f), 0 * f.rows, np.minimum(occupancy, device.blocks_per_sm)
-    )
+    resident = device.resident_blocks(smem_bytes(f), held, threads(f))
+    return Resources(smem_bytes(f), held, threads(f), 0 * f.rows, resident)
 
 
 _SHAPE = "ctas_per_row row_threads rows vector rows_in_flight residency unroll load_ahead weights"

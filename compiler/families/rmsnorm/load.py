@@ -118,12 +118,7 @@ def _occupancy(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """CTAs that an SM holds, by the registers that ptxas takes."""
     taken = resources(f, problem, device)
     held = np.ceil((taken.registers - c.spare) / 8) * 8
-    limits = (
-        device.registers_per_sm // (held * taken.threads),
-        device.warps_per_sm * WARP // taken.threads,
-        device.smem_per_sm // (taken.smem_bytes + device.smem_reserved),
-    )
-    return np.clip(np.minimum.reduce(np.broadcast_arrays(*limits)), 1, device.blocks_per_sm)
+    return np.maximum(device.resident_blocks(taken.smem_bytes, held, taken.threads), 1)
 
 
 def _hints(f: Fields, c: Costs) -> Any:

@@ -115,14 +115,9 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     asked = -(-registers(f, problem) // 8) * 8 + np.where(f.resident == 1, 32, 0)
     held = np.minimum(asked, register_limit(f, device))
-    by_registers = device.registers_per_sm // (held * f.threads)
-    by_warps = device.warps_per_sm * WARP // f.threads
-    by_smem = device.smem_per_sm // (smem_bytes(f, problem) + device.smem_reserved)
-    occupancy = np.minimum(np.minimum(by_registers, by_warps), by_smem)
-    return Resources(
-        smem_bytes(f, problem), held, f.threads, 0 * f.threads,
-        np.minimum(occupancy, device.blocks_per_sm),
-    )  # fmt: skip
+    smem = smem_bytes(f, problem)
+    resident = device.resident_blocks(smem, held, f.threads)
+    return Resources(smem, held, f.threads, 0 * f.threads, resident)
 
 
 RULES = (
