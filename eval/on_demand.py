@@ -131,5 +131,6 @@ def on_demand(
 
 def seconds(record: Record) -> float:
     """A right kernel's median; infinite of any other."""
-    right = record.status == "ok" and record.latency_us
-    return record.latency_us["median"] * 1e-6 if right and record.latency_us else float("inf")
+    if record.status != "ok" or not record.latency_us:
+        return float("inf")
+    return record.latency_us["median"] * 1e-6

@@ -64,7 +64,8 @@ def _differ(a: Indices, b: Indices) -> NDArray[np.int64]:
 def _fit(
     scale: float, shared: float, differ: NDArray[np.int64], common: Array, off: Array
 ) -> tuple[float, float, float, Array]:
-    """Log likelihood of the measurements, and the Cholesky factor of their covariance."""
+    """Log likelihood of the measurements under a scale and reach, these two, and the Cholesky
+    factor of the covariance."""
     covariance = scale**2 * shared**differ + common + NOISE**2 * np.eye(len(off))
     factor = np.linalg.cholesky(covariance)
     whitened = np.linalg.solve(factor, off)

@@ -66,7 +66,8 @@ def propose(
 ) -> Codes:
     """Codes of up to `count` distinct strategies to measure next, none of `known`.
 
-    A policy that has no part for the family draws uniformly.
+    They are drawn by the policy's probabilities to the power of `sharpness`; a policy that has no
+    part for the family draws uniformly.
     """
     fit = fit_for(policy, space)
     drawn = sample_distinct(fit, space, min(len(space), count + len(known)), seed, sharpness)
@@ -84,7 +85,7 @@ def believed(
 ) -> Array:
     """[n] log rewards of the space's strategies, up to a constant: `base`, or else what the policy
     itself says, corrected by what was measured, and `optimism` deviations higher. What failed is
-    SPAN nats below the best.
+    SPAN nats below the best of the rest.
     """
     belief = (
         log_probs(policy, space)
@@ -103,7 +104,10 @@ def believed(
         belief = np.maximum(belief, belief[places].max() - SPAN / 2)
         belief, std = corrected(belief, space.indices(), places, told)
         belief += optimism * np.minimum(std, FAR)
-    belief[failed] = belief.max() - SPAN
+    rest = np.ones(len(belief), bool)
+    rest[failed] = False
+    if rest.any():  # what failed may have been believed to be the best
+        belief[failed] = belief[rest].max() - SPAN
     return belief
 
 

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from ptxflow.env.observed import Observed
 from ptxflow.env.space import Space
-from ptxflow.gfn.fine_tuning import fine_tune, propose
+from ptxflow.gfn.fine_tuning import EVERY, fine_tune, propose
 from ptxflow.gfn.inference import Policy, log_probs
-
-EVERY = 8  # measurements between two tunings
 
 
 @dataclass(frozen=True)

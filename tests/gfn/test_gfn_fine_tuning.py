@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.observed import Observed
 from ptxflow.env.reward import log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.beliefs import corrected
 from ptxflow.gfn.checkpoint import read, write
-from ptxflow.gfn.fine_tuning import TuneConfig, believed, distance, fine_tune, propose
+from ptxflow.gfn.fine_tuning import SPAN, TuneConfig, believed, distance, fine_tune, propose
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
 from ptxflow.gfn.training import TrainConfig, Trainer
 
@@ -110,6 +111,28 @@ def test_what_failed_is_not_proposed_by_a_tuned_policy(
     assert all(probs[c] < 0.3 * was[c] for c in first[:3].tolist())
     with_one = measured(space, toy_reward, first[:1], failed=first[:1])
     assert np.isfinite(log_probs(fine_tune(policy, space, with_one), space)).all()
+
+
+@dataclass(frozen=True)
+class Sure:
+    """Beliefs far apart: one strategy is all but certain to be the best."""
+
+    code: int
+    name: str = "sure"
+
+    def tflops(self, space: Space, codes: Any) -> Any:
+        peak = 3 * SPAN * TAU * attainable_tflops(space.problem, space.device)
+        return np.where(codes == self.code, peak, 0.01 * peak)
+
+
+def test_what_failed_is_below_all_others_however_much_was_believed_of_it(
+    policy: Policy, toy: SpaceOf, toy_reward: Any
+) -> None:
+    space = toy(64)
+    code = space.codes[5:6]
+    failed = measured(space, toy_reward, code, failed=code)
+    logs = believed(policy, space, failed, Sure(int(code[0])), TAU)
+    assert logs[5] == pytest.approx(np.delete(logs, 5).max() - SPAN)
 
 
 def test_without_measurements_the_base_is_the_target_or_nothing_changes(
