@@ -109,10 +109,9 @@ def test_sampled_strategies_of_other_heads(
 ) -> None:
     p = problem(page, 3, 1000, 3000, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     choices = space(p)
-    for code in choices.sample_uniform(2, np.random.default_rng(heads)):
-        s = choices.strategy(int(code))
-        result = run_trial(p, s, H200, (0,))
-        assert result.right, (s, result)
+    s = choices.strategy(int(choices.sample_uniform(1, np.random.default_rng(heads))[0]))
+    result = run_trial(p, s, H200, (0,))
+    assert result.right, (s, result)
 
 
 def test_one_kernel_serves_all_lengths() -> None:

@@ -19,6 +19,7 @@ from ptxflow.compiler.ir import (
     slot,
     walk,
 )
+from tests.alike import alike
 from tests.rmsnorm_cases import CASES, H200, IDS, RMSNORM, problem, strategy
 
 
@@ -33,6 +34,8 @@ def test_every_statement_is_needed(dev, name, hidden, residual, s):  # type: ign
     if s.ctas_per_row > 1:
         meetings = 4  # arrive and wait for the parts, and before a CTA leaves
     assert len(barriers) == meetings * (s.row_threads > 32)
+    if dev is not H200 and alike(p, s):
+        return  # the same statements
     few = atoms if len(atoms) < 150 else atoms[:: len(atoms) // 50]
     for path in {*barriers, *(path for path, _ in few)}:
         with pytest.raises(CompileError, match="; fix: "):
