@@ -137,7 +137,13 @@ def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
 def finish(run: Run, held: Workloads, export: Path | None) -> None:
     """Measure every workload, print the tables, write the result, the plots and the export."""
     from ptxflow.compiler.files import write_whole
-    from ptxflow.eval.plots import distance_table, summary_of, summary_table, training_plots
+    from ptxflow.eval.plots import (
+        distance_table,
+        summary_of,
+        summary_table,
+        training_plots,
+        with_kept,
+    )
     from ptxflow.eval.reward_source import title
     from ptxflow.gfn.checkpoint import write
 
@@ -153,14 +159,38 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
     training_plots([json.loads(line) for line in metrics], run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
-        about = {"settings": run.settings, "train": config.to_json()}
-        write(export, run.trainer.policy_checkpoint({**about, "result": summary}))
+        about = {"settings": known_of(run.settings), "train": config.to_json()}
+        before = run.settings["begun"].get("families", {})
+        kept = {name: before[name] for name in run.trainer.kept if name in before}
+        about["result"] = with_kept(summary, kept)
+        write(export, run.trainer.policy_checkpoint(about))
     print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
           f"{config.tau}, TFLOPS by {title(reward)} (* never trained)\n{distance_table(rows)}\n\n"
           f"{summary_table(summary)}")  # fmt: skip
     speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
     print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
+
+
+def known_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run with the definitions of the policy that it began with, too."""
+    begun = settings["begun"].get("definitions", [])
+    return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
+
+
+def begun_with(settings: Settings) -> dict[str, Any]:
+    """What the policy that a run begins with was trained on, and with what results by family."""
+    from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.inference import load_policy
+
+    try:
+        about = load_policy(Path(settings.init)).about if settings.init else {}
+    except CheckpointError as error:
+        raise BadInput(str(error)) from None
+    return {
+        "definitions": about.get("settings", {}).get("definitions", []),
+        "families": about.get("result", {}).get("families", {}),
+    }
 
 
 def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
@@ -274,8 +304,10 @@ def make_run(
     bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
     trainer = Trainer(
         held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
-        bar, torch_device(settings), initial(settings, state),
+        bar, torch_device(settings), initial(settings, state), keep=True,
     )  # fmt: skip
+    if trainer.kept:
+        print(f"kept as they are: {', '.join(trainer.kept)}", flush=True)
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
     if state:
@@ -298,6 +330,8 @@ def start(args: argparse.Namespace) -> int:
     for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
         require_writable(path.parent)
     reward, settings = source(settings)
+    if not state:
+        settings = replace(settings, begun=begun_with(settings))
     kept = Remembered(reward)
     held = workloads(settings, kept)
     trained = held.of("trained")

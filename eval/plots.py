@@ -104,6 +104,18 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     return of(rows) | {"families": each}
 
 
+def with_kept(summary: Row, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A `summary_of` together with results by family that an earlier one gave."""
+    families = {**kept, **summary["families"]}
+    out: dict[str, Any] = {**summary, "families": families}
+    for kind in KINDS:
+        if parts := [kinds[kind] for kinds in families.values() if kind in kinds]:
+            count = sum(p["workloads"] for p in parts)
+            mean = sum(p["mean"] * p["workloads"] for p in parts) / count
+            out[kind] = {"workloads": count, "mean": mean, "max": max(p["max"] for p in parts)}
+    return out
+
+
 def summary_table(summary: Row) -> str:
     """The lines of `summary_of`: a family and kind each, then all families."""
     lines = [f"{'family':12} {'workloads':18} {'n':>4} {'mean':>8} {'max':>8}"]

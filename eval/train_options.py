@@ -66,7 +66,8 @@ class Settings:
     train: dict[str, Any]
     reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
     live: int = 0  # samples of a workload that are measured at a time on the way
-    init: str | None = None  # the policy that it began with
+    init: str | None = None  # the policy that it began with, and
+    begun: dict[str, Any] = field(default_factory=dict)  # its definitions, and results by family
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
@@ -109,7 +110,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "every family)",
     )
     add("--init", type=Path, metavar="CHECKPOINT",
-        help="begin with this trained policy; families it has no part for get one")  # fmt: skip
+        help="begin with this trained policy; families it has no part for get one, and those that "
+        "are not trained now stay as they are")  # fmt: skip
     add("--definition", metavar="NAME|FILE",
         help="with --init: tune to one workload of this definition, by --reward (policy: by what "
         "it says itself), --measurements and --measure")  # fmt: skip

@@ -1,14 +1,17 @@
 """A trained network that takes in families and features that it was not made for.
 
 What it has of a family with the same decision space is kept, and the trunk; the rest begins as in
-an untrained network, whose choices are uniform.
+an untrained network, whose choices are uniform. Families may be trained alone, so that the others'
+choices stay what they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ptxflow.env.space import Space
 from ptxflow.gfn.forest import family_shape, feature_names
@@ -71,6 +74,39 @@ def _take_over(new: PolicyNetwork, number: int, old: PolicyNetwork, was: int) ->
     new.tokens[ours] = old.tokens[theirs]
     new.tokens[new.positions(number)] = old.tokens[old.positions(was)]
     new.family[number] = old.family[was]
+
+
+def own_parts(network: PolicyNetwork, families: Collection[str]) -> dict[str, Tensor]:
+    """By parameter, what no other family's choices depend on: True where it may be trained.
+
+    That is their rows of the tables, and the weights of features that the others mute.
+    """
+    config = network.config
+    own = {
+        name: torch.zeros_like(getattr(network, name), dtype=torch.bool)
+        for name in ("tokens", "head", "head_bias", "family")
+    }
+    for name in families:
+        number = config.family(name)
+        slots = network.slots(number, 0, len(config.families[number].sizes))
+        for table in ("tokens", "head", "head_bias"):
+            own[table][slots] = True
+        own["tokens"][network.positions(number)] = True
+        own["family"][number] = True
+    others = [i for i, f in enumerate(config.families) if f.name not in families]
+    muted = (network.standardise.gain[others] == 0).all(0)
+    own["encoder.0.weight"] = muted.expand_as(network.get_parameter("encoder.0.weight"))
+    return own
+
+
+def train_alone(network: PolicyNetwork, families: Collection[str]) -> None:
+    """Let training change what is these families' own, and nothing else, to the bit."""
+    own = own_parts(network, families)
+    for name, parameter in network.named_parameters():
+        part = own.get(name)
+        parameter.requires_grad_(part is not None and bool(part.any()))
+        if parameter.requires_grad:
+            parameter.register_hook(part.mul)  # type: ignore[union-attr]
 
 
 def fit_for(policy: Policy, space: Space) -> Policy:

@@ -25,7 +25,7 @@ from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.forest import family_shape, feature_names, workload_features
-from ptxflow.gfn.joining import joined, joined_config
+from ptxflow.gfn.joining import joined, joined_config, train_alone
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.targets import Targets
 
@@ -108,10 +108,12 @@ class Trainer:
         bar: Callable[[Sequence[int]], Iterable[int]] = iter,
         compute: torch.device | str = "cpu",
         start: PolicyNetwork | None = None,
+        keep: bool = False,
     ) -> None:
         """`bar` is given the workloads whose targets are worked out next, and yields them;
         `compute` is where networks and tables lie; `start` is a trained network to begin with,
-        whose size then counts.
+        whose size then counts; with `keep` its other families stay as they are, and so does all
+        that they share.
         """
         refuse_overlap(spaces, held_out)
         self.config = config
@@ -132,6 +134,10 @@ class Trainer:
                 self.network = joined(start, shape, config.seed)
             self.network.to(self.compute)
             self.log_z = LogZNetwork(shape).to(self.compute)
+        own = {s.family.name for s in spaces}
+        self.kept = [f.name for f in shape.families if keep and f.name not in own]
+        if self.kept:
+            train_alone(self.network, own)
         self.bar = bar
         self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space
         self.groups = [
@@ -140,13 +146,10 @@ class Trainer:
         self.curriculum = Curriculum(
             [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
         )
-        matrices = self.network.matrices()
+        matrices = [m for m in self.network.matrices() if m.requires_grad]
         held = {id(p) for p in matrices}
-        rest = [p for p in self.network.parameters() if id(p) not in held]
+        rest = [p for p in self.network.parameters() if id(p) not in held and p.requires_grad]
         self.optimisers: dict[str, torch.optim.Optimizer] = {
-            "muon": torch.optim.Muon(
-                matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
-            ),
             "adam": torch.optim.Adam(
                 [
                     {"params": rest, "lr": config.learning_rate},
@@ -156,6 +159,10 @@ class Trainer:
                 fused=self.compute.type == "cuda",
             ),
         }
+        if matrices:
+            self.optimisers["muon"] = torch.optim.Muon(
+                matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
+            )
         for optimiser in self.optimisers.values():
             for part in optimiser.param_groups:
                 part["full"] = part["lr"]  # what `rate` is a share of

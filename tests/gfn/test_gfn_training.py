@@ -15,6 +15,7 @@ from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn.curriculum import Curriculum, difficulty
+from ptxflow.gfn.inference import load_policy, log_probs
 from ptxflow.gfn.run import Run
 from ptxflow.gfn.targets import Targets
 from ptxflow.gfn.training import TrainConfig, Trainer, watched
@@ -58,6 +59,29 @@ def test_two_families_train_in_one_network(toy: SpaceOf, other: SpaceOf, toy_rew
     trainer = Trainer([toy(4), other(4), other(64)], SMALL, 400, toy_reward)
     train(trainer, 400)
     assert max(trainer.distances(range(3))) < 0.06
+
+
+def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
+    toy: SpaceOf, other: SpaceOf, toy_reward: Any, tmp_path: Path
+) -> None:
+    first = Trainer([toy(4), toy(64)], SMALL, 100, toy_reward)
+    train(first, 100)
+    about = {"train": SMALL.to_json()}
+    checkpoint.write(tmp_path / "p.safetensors", first.policy_checkpoint(about))
+    policy = load_policy(tmp_path / "p.safetensors")
+    spaces = [other(4), other(64)]
+    assert (
+        Trainer([*spaces, toy(8)], SMALL, 9, toy_reward, start=policy.network, keep=True).kept == []
+    )
+    joining = Trainer(spaces, SMALL, 300, toy_reward, start=policy.network, keep=True)
+    assert joining.kept == ["toy"]
+    before = joining.distances(range(2))
+    train(joining, 300)
+    assert min(before) > 0.15 and max(joining.distances(range(2))) < 0.08
+    checkpoint.write(tmp_path / "q.safetensors", joining.policy_checkpoint(about))
+    both = load_policy(tmp_path / "q.safetensors")
+    for space in (toy(4), toy(64), toy(16)):
+        assert (log_probs(both, space) == log_probs(policy, space)).all(), "to the bit"
 
 
 def test_a_resumed_run_continues_exactly(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import train
 from ptxflow.eval import live
@@ -40,6 +41,19 @@ def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     assert train.main([*argv, "--init", str(trained), "--out", str(out)]) == 0
     assert train.main(["--resume", str(out), "--steps", "6", "--export", str(export)]) == 0
     assert families(export) == ["gemm", "rmsnorm"]
+    old, new = checkpoint.read(trained), checkpoint.read(export)
+    assert new.config["settings"]["definitions"] == [NAME, "rmsnorm_h512"]
+    told, results = old.config["result"], new.config["result"]
+    assert results["families"]["gemm"] == told["families"]["gemm"]
+    count = told["trained"]["workloads"] + results["families"]["rmsnorm"]["trained"]["workloads"]
+    assert results["trained"]["workloads"] == count
+    means = [results["families"][f]["trained"]["mean"] for f in ("gemm", "rmsnorm")]
+    assert min(means) < results["trained"]["mean"] < max(means)
+    rows = old.network.family("gemm"), new.network.family("gemm")
+    assert torch.equal(
+        *(c.tensors["policy.family"][r] for c, r in zip((old, new), rows, strict=True))
+    )
+    assert torch.equal(old.tensors["policy.trunk.0.weight"], new.tensors["policy.trunk.0.weight"])
     assert json.loads((out / "result.json").read_text())["steps"] == 6
     capsys.readouterr()
     assert train.main([*argv, "--init", str(out / "metrics.jsonl"), "--out", str(out / "x")]) == 2
