@@ -97,8 +97,8 @@ def decode(**changes: int | str) -> Strategy:
 
 
 def prefill(**changes: int | str) -> Strategy:
-    first, last = {"core": "mma_sync", "queries": 1}, {"lead": 0}
-    return Strategy("mla_prefill", tuple(({**first, **_TILING, **last} | changes).items()))
+    base: dict[str, int | str] = {"core": "mma_sync", "queries": 1, **_TILING, "lead": 0}
+    return Strategy("mla_prefill", tuple((base | changes).items()))
 
 
 def wgmma(**changes: int | str) -> Strategy:
