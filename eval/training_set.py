@@ -137,7 +137,21 @@ GDN_PREFILL = Row(
     held_out={"sequences": (6, 20), "length": (200, 3000)},
     typical={"sequences": 4, "length": 1024},
 )
-ROWS = (GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE, DECODE, PREFILL, GDN_PREFILL)
+LISTS, LISTS_OF_PAGES = (  # caches as long as those of public rows, shorter ones, and between
+    Row(
+        (f"dsa_sparse_attention_h16_ckv512_kpe64_topk256_ps{page}",),
+        trained={
+            "num_tokens": octaves(4096, parts=4, but=(7, 20)),
+            "num_pages": tuple(-(-tokens // page) for tokens in (541568, 131072)),
+        },
+        held_out={"num_tokens": (7, 20, 100, 700), "num_pages": (262144 // page,)},
+        typical={"num_tokens": 64, "num_pages": 541568 // page},
+    )
+    for page in (1, 64)
+)
+ROWS = (
+    GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE, DECODE, PREFILL, GDN_PREFILL, LISTS, LISTS_OF_PAGES,
+)  # fmt: skip
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
     "demo": Preset(

@@ -1,0 +1,65 @@
+"""What a sparse latent attention strategy asks of the machine, for the analytic model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.dsa_sparse.decisions import chunks, span
+from ptxflow.compiler.families.mla.decisions import columns, resources, stage_bytes
+from ptxflow.compiler.families.mla.load import (
+    Costs,
+    latency_cycles,
+    mma_cycles,
+    shared_bytes,
+    sums_load,
+)
+from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
+
+FIRST = 1200.0  # cycles to load a list's first entries; there are no sequences to find
+COSTS = {
+    "h200": Costs(start=FIRST),
+    "h100": Costs(start=FIRST),
+    "b200": Costs(start=FIRST, mma=0.31),
+}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
+    c = costs_of("dsa_sparse", COSTS, device)
+    zero, parts = 0 * f.warps, chunks(f, problem)
+    return Load(
+        blocks=problem["num_tokens"] * parts,
+        resident=np.minimum(resources(f, problem, device).occupancy, 32),
+        tiles=zero + 1,
+        steps=np.ceil(span(f, problem) / f.tile),
+        stages=f.stages,
+        mma_cycles=mma_cycles(f, problem, device, c),
+        smem_bytes=shared_bytes(f, problem),
+        l2_bytes=stage_bytes(f, problem),
+        issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
+        epilogue_cycles=zero + c.leave,
+        overlap=zero,
+        dram_bytes=_dram(f, problem) * c.dram,
+        setup_cycles=zero + c.start,
+        special=f.tile * columns(f, problem),
+        following=sums_load(f, problem["num_tokens"], parts, problem["head_dim_ckv"], c),
+    )
+
+
+def _dram(f: Fields, problem: Problem) -> Any:
+    """Bytes; what chunks hand on is written, and read from L2."""
+    handed = chunks(f, problem) * problem["num_tokens"] * columns(f, problem) * 4
+    return problem.bytes + np.where(f.chunk > 0, handed, 0) * problem["head_dim_ckv"]
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """What the axes do not say alone: waves of one CTA a token, and how much of the cache lists
+    could name."""
+    tokens, rows = problem["num_tokens"], problem["num_pages"] * problem["page_size"]
+    return {
+        "log_waves": float(np.log2(max(tokens / device.sms, 1e-3))),
+        "log_share": float(np.log2(max(tokens * problem["topk"] / rows, 1e-6))),
+    }
