@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.launch import Arguments
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
 from ptxflow.eval.cases.gdn_decode import case
-from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.references.gdn import gdn_decode
-from ptxflow.eval.tolerance import tolerance
 from ptxflow.eval.trial import run_trial
 from tests.alike import alike
 from tests.gdn_decode_cases import (
@@ -33,6 +28,7 @@ from tests.gdn_decode_cases import (
     space,
     strategy,
 )
+from tests.reference_check import as_torch, assert_as_reference
 
 GIVEN = ((False, None), (False, 0.0), (True, None), (True, -0.0), (True, 2.5))
 
@@ -100,18 +96,15 @@ def test_one_kernel_serves_every_batch(batch: int) -> None:
     assert wrong(small, s, case(small)) == {"output": 0, "new_state": 0}
 
 
-def _torch(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-    held = torch.from_numpy(values.copy().view(np.int16 if values.dtype == np.uint16 else "f4"))
-    return held.view(torch.bfloat16) if values.dtype == np.uint16 else held
-
-
 def test_the_expected_values_are_those_of_the_reference() -> None:
     """Of the definition itself, in torch, and the bounds leave little room."""
     p = problem(3, 64, 2, 4)
     for state, scale in ((True, 0.25), (False, 0.0)):
         made = case(p, state, scale)
         names = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b")
-        inputs: list[Any] = [_torch(made.tensors[n]) if n in made.tensors else None for n in names]
+        inputs: list[Any] = [
+            as_torch(made.tensors[n]) if n in made.tensors else None for n in names
+        ]
         found = gdn_decode(*[*inputs, scale])
         for (name, (low, high)), value in zip(made.expected.items(), found, strict=True):
             ours = value.float().numpy()
@@ -123,20 +116,8 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
 
 def test_a_kernel_passes_the_check_of_a_gpu() -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
-    given, p, s = parse(definition(128, 2, 4)), problem(2, 128, 2, 4), strategy(path="bulk")
-    inputs = make_inputs(given, {"batch_size": 2}, 1)
-    tensors = case(p).tensors
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor):
-            bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-            tensors[name] = bits.numpy().view("u2" if bits is not value else "f4").copy()
-    made = Case(tensors, {}, Arguments({"scale": inputs["scale"]}))
-    ptx, launch = write(GDN.build(p, s, H200), H200), GDN.launch(p, s, H200)
-    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=made.arguments).hazards
-    expected = given.reference()(*inputs.values())
-    for name, value in zip(given.outputs, expected, strict=True):
-        compared = compare(_torch(tensors[name]), value, tolerance(given, name))
-        assert not compared.wrong and compared.max_error_ratio < 0.6, (name, compared)
+    p, s = problem(2, 128, 2, 4), strategy(path="bulk")
+    assert_as_reference(GDN, p, s, parse(definition(128, 2, 4)), case(p), 0.6)
 
 
 PLANTED = {

@@ -6,20 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.launch import Arguments
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
 from ptxflow.eval.cases.gdn_prefill import case
-from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.references.gdn import gdn_prefill
-from ptxflow.eval.tolerance import tolerance
 from ptxflow.eval.trial import run_trial
 from tests.alike import alike
 from tests.gdn_prefill_cases import (
@@ -34,6 +29,7 @@ from tests.gdn_prefill_cases import (
     space,
     strategy,
 )
+from tests.reference_check import as_torch, assert_as_reference
 
 RIGHT = {"output": 0, "new_state": 0}
 
@@ -92,19 +88,15 @@ def test_sampled_strategies_of_other_heads(
     assert wrong(p, s, case(p), dev) == RIGHT, s
 
 
-def _torch(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-    if values.dtype == np.uint16:
-        return torch.from_numpy(values.copy().view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values.copy())
-
-
 def test_the_expected_values_are_those_of_the_reference() -> None:
     """Of the definition itself, in torch, and the bounds leave little room."""
     p = problem(90, 3, 64, 1, 2)
     for state, scale in ((True, 0.25), (False, 0.0)):
         made = case(p, (30, 0, 60), 0, state, scale)
         names = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens")
-        inputs: list[Any] = [_torch(made.tensors[n]) if n in made.tensors else None for n in names]
+        inputs: list[Any] = [
+            as_torch(made.tensors[n]) if n in made.tensors else None for n in names
+        ]
         found = gdn_prefill(*[*inputs, scale])
         for (name, (low, high)), value in zip(made.expected.items(), found, strict=True):
             ours = value.float().numpy()
@@ -116,23 +108,8 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize("name", ["one block of two units", "one block, in pairs"])
 def test_a_kernel_passes_the_check_of_a_gpu(name: str) -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
-    given, s = parse(definition(128, 1, 1)), PATHS[name]
-    axes = {"total_seq_len": 100, "num_seqs": 2, "len_cu_seqlens": 3}
     p = problem(100, 2, 128, 1, 1)
-    inputs = make_inputs(given, axes, 1)
-    tensors = case(p).tensors
-    for key, value in inputs.items():
-        if isinstance(value, torch.Tensor):
-            narrow = value.dtype == torch.bfloat16
-            bits = value.view(torch.int16).numpy().view("u2") if narrow else value.numpy()
-            tensors[key] = bits.copy()
-    ptx, launch = write(PREFILL.build(p, s, H200), H200), PREFILL.launch(p, s, H200)
-    scalars = Arguments({"scale": inputs["scale"]})
-    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=scalars).hazards
-    expected = given.reference()(*inputs.values())
-    for key, value in zip(given.outputs, expected, strict=True):
-        compared = compare(_torch(tensors[key]), value, tolerance(given, key))
-        assert not compared.wrong and compared.max_error_ratio < 0.6, (key, compared)
+    assert_as_reference(PREFILL, p, PATHS[name], parse(definition(128, 1, 1)), case(p), 0.6)
 
 
 PLANTED = {

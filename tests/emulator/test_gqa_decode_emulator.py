@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.launch import Arguments
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
 from ptxflow.eval.cases.gqa_decode import case
-from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.tolerance import tolerance
 from ptxflow.eval.trial import run_trial
 from tests.gqa_decode_cases import (
     B200,
@@ -32,6 +27,7 @@ from tests.gqa_decode_cases import (
     space,
     strategy,
 )
+from tests.reference_check import assert_as_reference
 
 
 def wrong(p: Problem, s: Strategy, made: Case, text: str = "") -> dict[str, int]:
@@ -112,31 +108,11 @@ def test_one_program_serves_every_length() -> None:
     assert len(texts) == 1
 
 
-def _torch(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-    held = torch.from_numpy(values.copy().view(np.int16 if values.dtype == np.uint16 else "f4"))
-    return held.view(torch.bfloat16) if values.dtype == np.uint16 else held
-
-
 def test_a_program_passes_the_check_of_a_gpu() -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
     shape = definition(16, 4, 2, 64)
-    given, bound, s = parse(shape), axes(3, 9), strategy()
-    p = DECODE.problem(shape, bound)
-    inputs = make_inputs(given, bound, 1)
-    tensors = case(p).tensors
-    for name, held in inputs.items():
-        if isinstance(held, torch.Tensor):
-            bits = held.view(torch.int16) if held.dtype == torch.bfloat16 else held
-            kind = "u2" if bits is not held else tensors[name].dtype
-            tensors[name] = bits.numpy().view(kind).copy()
-    launch = DECODE.launch(p, s, H200)
-    ptx = write(DECODE.build(p, s, H200), H200)
-    arguments = Arguments({"sm_scale": inputs["sm_scale"]})
-    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=arguments).hazards
-    expected = given.reference()(*inputs.values())
-    for name, value in zip(given.outputs, expected, strict=True):
-        compared = compare(_torch(tensors[name]), value, tolerance(given, name))
-        assert not compared.wrong, (name, compared)
+    p = DECODE.problem(shape, axes(3, 9))
+    assert_as_reference(DECODE, p, strategy(), parse(shape), case(p))
 
 
 PLANTED = {

@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ptxflow.compiler.emulator import Fault, emulate
-from ptxflow.compiler.launch import Arguments
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
 from ptxflow.eval.cases.mla_decode import case as decode_case
 from ptxflow.eval.cases.mla_prefill import case as prefill_case
-from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.tolerance import tolerance
 from ptxflow.eval.trial import run_trial
 from tests.mla_cases import (
     B200,
@@ -33,6 +28,7 @@ from tests.mla_cases import (
     problem_of,
     space,
 )
+from tests.reference_check import assert_as_reference
 
 SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
 
@@ -126,32 +122,14 @@ def test_queries_that_see_no_key() -> None:
     assert (output[2:] != 0).any(axis=-1).all() and np.isfinite(lse[2:]).all()
 
 
-def _torch(values: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-    held = torch.from_numpy(values.copy().view(np.int16 if values.dtype == np.uint16 else "f4"))
-    return held.view(torch.bfloat16) if values.dtype == np.uint16 else held
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_kernel_passes_the_check_of_a_gpu(packed: bool) -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
     given = parse(definition(packed, 16, latent=128, rope=32))
     s = prefill(queries=4, warps=8) if packed else decode(chunk=64, tile=64, warps=8, stages=1)
     p = problem(packed, 16, 2, 96, 9, latent=128, rope=32)
-    inputs = make_inputs(given, dict(p.axes), 1)
-    case = (prefill_case if packed else decode_case)(p)
-    tensors = {name: t.copy() for name, t in case.tensors.items()}
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor):
-            bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-            tensors[name] = bits.numpy().view("u2" if bits is not value else bits.numpy().dtype)
-    arguments = Arguments({"sm_scale": inputs["sm_scale"]})
-    maker = family_of(s)
-    ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
-    assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=arguments).hazards
-    expected = given.reference()(*inputs.values())
-    for name, value in zip(given.outputs, expected, strict=True):
-        compared = compare(_torch(tensors[name]), value, tolerance(given, name))
-        assert not compared.wrong and compared.max_error_ratio < 0.9, (name, compared)
+    made = (prefill_case if packed else decode_case)(p)
+    assert_as_reference(family_of(s), p, s, given, made, 0.9)
 
 
 PLANTED = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,14 @@ from ptxflow.compiler.families.gdn_decode.decisions import registers, step_rows,
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
+from tests.altered import altered
 from tests.gdn_decode_cases import B200, GDN, H200, definition, problem, space, strategy
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition())
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(), path, value)
 
 
 def test_work_is_counted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
+from tests.altered import altered
 from tests.gdn_prefill_cases import (
     B200,
     H200,
@@ -31,13 +31,7 @@ AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition())
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(), path, value)
 
 
 def test_work_is_counted() -> None:

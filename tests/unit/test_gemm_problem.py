@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.families.gemm.problem import problem
+from tests.altered import altered
 
 DEFINITION: dict[str, Any] = {
     "name": "gemm_n4096_k1024",
@@ -27,13 +27,7 @@ DEFINITION: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(DEFINITION)
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(DEFINITION, path, value)
 
 
 def test_work_is_counted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
+from tests.altered import altered
 from tests.gqa_decode_cases import (
     B200,
     CASES,
@@ -33,13 +33,7 @@ AXES = axes(16, 1024)
 
 
 def changed(path: str, value: Any, **shape: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition(**shape))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(**shape), path, value)
 
 
 def test_work_is_counted() -> None:

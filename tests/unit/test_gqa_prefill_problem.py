@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ptxflow.compiler.families.gqa_prefill.decisions import register_limit, regi
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
+from tests.altered import altered
 from tests.gqa_prefill_cases import CASES, H200, PREFILL, axes, definition, problem, space, strategy
 
 RAGGED = "gqa_ragged_prefill_causal_h32_kv8_d128"
@@ -23,13 +23,7 @@ NAMES = (
 
 
 def changed(path: str, value: Any, page: int = 0) -> dict[str, Any]:
-    out = copy.deepcopy(definition(page))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(page), path, value)
 
 
 @pytest.mark.parametrize("name", NAMES)

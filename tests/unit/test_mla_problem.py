@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ptxflow.compiler.families.mla.decisions import columns, own, register_limit
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
+from tests.altered import altered
 from tests.mla_cases import (
     B200,
     DECODE,
@@ -58,13 +58,7 @@ def test_recorded_definitions_have_a_family(name: str) -> None:
 
 
 def changed(path: str, value: Any, **given: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition(**given))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(**given), path, value)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,14 @@ from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.env.space import enumerate_space
 from ptxflow.eval.definition import load, names
+from tests.altered import altered
 from tests.rmsnorm_cases import B200, H200, RMSNORM, definition, problem, space, strategy
 
 DEFINITIONS = [name for name in names() if load(name).op_type == "rmsnorm"]
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition(4096))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(4096), path, value)
 
 
 def test_work_is_counted() -> None:

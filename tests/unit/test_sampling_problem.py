@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load, names
+from tests.altered import altered
 from tests.sampling_cases import (
     B200,
     BOTH,
@@ -37,13 +37,7 @@ from tests.sampling_cases import (
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    out = copy.deepcopy(definition(100))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
+    return altered(definition(100), path, value)
 
 
 def test_the_nine_definitions_are_problems() -> None:

@@ -1,0 +1,48 @@
+"""What kernels pass on a GPU, on the CPU: a definition's inputs, its reference, its tolerances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptxflow.compiler.device import H200
+from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.launch import Arguments
+from ptxflow.compiler.ptx import write
+from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.eval.cases.case import Case
+from ptxflow.eval.checking import compare
+from ptxflow.eval.definition import Definition
+from ptxflow.eval.inputs import make_inputs
+from ptxflow.eval.tolerance import tolerance
+
+
+def as_torch(values: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A case's array as torch has it: 16-bit words are bfloat16."""
+    if values.dtype == np.uint16:
+        return torch.from_numpy(values.copy().view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values.copy())
+
+
+def assert_as_reference(
+    maker: Family, p: Problem, s: Strategy, given: Definition, made: Case, within: float = 1.0
+) -> None:
+    """The strategy's kernels for an H200 on the definition's inputs of seed 1, put in place of the
+    case's: no element wrong, and errors below `within` tolerances."""
+    inputs = make_inputs(given, {n: p[n] for n in given.var_axes if n in dict(p.axes)}, 1)
+    tensors = {name: values.copy() for name, values in made.tensors.items()}
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor):
+            narrow = value.dtype == torch.bfloat16
+            words = value.view(torch.int16).numpy().view("u2") if narrow else value.numpy()
+            tensors[name] = words.copy()
+    scalars = {n: v for n, v in inputs.items() if isinstance(v, float)}
+    ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
+    report = emulate(ptx, launch, tensors, dict(p.axes), arguments=Arguments(scalars))
+    assert not report.hazards
+    expected = given.reference()(*inputs.values())
+    for name, value in zip(given.outputs, expected, strict=True):
+        compared = compare(as_torch(tensors[name]), value, tolerance(given, name))
+        assert not compared.wrong and compared.max_error_ratio < within, (name, compared)
