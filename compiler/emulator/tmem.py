@@ -305,21 +305,31 @@ def load_cells(shape: str, count: int, split: int) -> tuple[Array, Array]:
     return lane, column
 
 
+def _cells(line: Line, split: int) -> tuple[Array, Array]:
+    """Offsets of the cells that a ld or st moves; its operand `split` says how far apart the halves
+    of 16x32bx2 are."""
+    halves = line.match[1] == "16x32bx2"
+    line.count(3 if halves else 2)
+    apart = line.ins.operands[split] if halves else Immediate(0)
+    if not isinstance(apart, Immediate):
+        raise line.refuse("the split is an immediate")
+    return load_cells(line.match[1], int(line.match[2]), apart.value)
+
+
+def _match(line: Line, registers: int, cells: int) -> None:
+    if registers != cells or registers > 128:
+        shape = f"{line.match[1]}.x{line.match[2]}"
+        raise line.refuse(f"{registers} registers, {shape} has {cells}")
+
+
 @operation(
     r"tcgen05\.ld\.sync\.aligned\.(32x32b|16x64b|16x128b|16x256b|16x32bx2)"
     r"\.x(1|2|4|8|16|32|64|128)\.b32"
 )
 def load(line: Line) -> Step:
-    shape, count = line.match[1], int(line.match[2])
-    halves = shape == "16x32bx2"
-    line.count(3 if halves else 2)
-    split = line.ins.operands[2] if halves else Immediate(0)
-    if not isinstance(split, Immediate):
-        raise line.refuse("the split is an immediate")
-    lanes, columns = load_cells(shape, count, split.value)
+    shape, (lanes, columns) = line.match[1], _cells(line, split=2)
     slots, address = line.slots(0, 32), line.address(1)
-    if len(slots) != len(lanes) or len(slots) > 128:
-        raise line.refuse(f"{len(slots)} registers, {shape}.x{count} has {len(lanes)}")
+    _match(line, len(slots), len(lanes))
     flying = f"which the tcgen05.ld of line {line.ins.line} still writes (no wait::ld)"
 
     def run(w: Warp) -> None:
@@ -371,16 +381,9 @@ def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
 )
 def store(line: Line) -> Step:
     """Registers are read now; tensor memory is written at the wait::st."""
-    shape, count = line.match[1], int(line.match[2])
-    halves = shape == "16x32bx2"
-    line.count(3 if halves else 2)
-    split = line.ins.operands[1] if halves else Immediate(0)
-    if not isinstance(split, Immediate):
-        raise line.refuse("the split is an immediate")
-    lanes, columns = load_cells(shape, count, split.value)
-    address, values = line.address(0), line.readers(2 if halves else 1, 32)
-    if len(values) != len(lanes) or len(values) > 128:
-        raise line.refuse(f"{len(values)} registers, {shape}.x{count} has {len(lanes)}")
+    shape, (lanes, columns) = line.match[1], _cells(line, split=1)
+    address, values = line.address(0), line.readers(len(line.ins.operands) - 1, 32)
+    _match(line, len(values), len(lanes))
 
     def run(w: Warp) -> None:
         w.converged()
