@@ -60,6 +60,17 @@ def _before(value: str, to: str, all_: str = "") -> list[str]:
     return [*lines, f"sub.u32 {to}, {to}, {value};"]
 
 
+def _first_hit(some: str) -> list[str]:
+    """%_lane: the first lane with %_hit; a predicate that there is one."""
+    return [
+        f"vote.sync.ballot.b32 %_lane, %_hit, {ALL_LANES};",
+        f"setp.ne.u32 {some}, %_lane, 0;",
+        "brev.b32 %_lane, %_lane;",
+        "clz.b32 %_lane, %_lane;",
+        "and.b32 %_lane, %_lane, 31;",
+    ]
+
+
 def _pick_segment_text(use: UOp, text: dict[str, str]) -> str:
     """A lane has neighbouring segments; then each of the lane's that holds the target has one."""
     own, allowed = -(-use.arg.attr("segments") // 32), text["allowed"]
@@ -86,11 +97,7 @@ def _pick_segment_text(use: UOp, text: dict[str, str]) -> str:
             "mov.b32 %_m, %_mm;",
             "mov.b32 %_t, %_tt;",
             *_holds(allowed),
-            f"vote.sync.ballot.b32 %_lane, %_hit, {ALL_LANES};",
-            "setp.ne.u32 %_in, %_lane, 0;",  # there is mass
-            "brev.b32 %_lane, %_lane;",
-            "clz.b32 %_lane, %_lane;",
-            "and.b32 %_lane, %_lane, 31;",
+            *_first_hit("%_in"),  # there is mass
             f"shfl.sync.idx.b32 %_mm, %_mb, %_lane, 31, {ALL_LANES};",
             f"shfl.sync.idx.b32 %_tt, %_tb, %_lane, 31, {ALL_LANES};",
             f"mad.lo.u32 %_base, %_lane, {own}, 1;",
@@ -103,11 +110,7 @@ def _pick_segment_text(use: UOp, text: dict[str, str]) -> str:
             "add.u32 %_tb, %_tb, %_tt;",
             *_holds(allowed),
             "and.pred %_hit, %_hit, %_in;",
-            f"vote.sync.ballot.b32 %_lane, %_hit, {ALL_LANES};",
-            "setp.ne.u32 %_hit, %_lane, 0;",
-            "brev.b32 %_lane, %_lane;",
-            "clz.b32 %_lane, %_lane;",
-            "and.b32 %_lane, %_lane, 31;",
+            *_first_hit("%_hit"),
             f"add.u32 {segment}, %_base, %_lane;",
             f"selp.b32 {segment}, {segment}, 0, %_hit;",
             "sub.u32 %_low, %_goal, %_low;",
@@ -181,8 +184,7 @@ def _locate_text(use: UOp, text: dict[str, str]) -> str:
             f"setp.eq.u32 %_p, {x}, {key};",
             "@%_p add.u32 %_ties, %_ties, 1;",
         ]
-    lines += ["mov.b32 %_rank, %_ties;", *scan_lanes("%_rank", "%_up", "%_p")]
-    lines += ["sub.u32 %_rank, %_rank, %_ties;", "mov.b32 %_sum, 0;"]
+    lines += [*_before("%_ties", "%_rank"), "mov.b32 %_sum, 0;"]
     for x in held:  # from here on its weight, if it is kept
         lines += [
             f"setp.lt.u32 %_p, %_rank, {allowed};",
@@ -194,9 +196,8 @@ def _locate_text(use: UOp, text: dict[str, str]) -> str:
             f"selp.b32 {x}, {x}, 0, %_p;",
             f"add.u32 %_sum, %_sum, {x};",
         ]
-    lines += ["mov.b32 %_before, %_sum;", *scan_lanes("%_before", "%_up", "%_p")]
+    lines += _before("%_sum", "%_before")
     lines += [
-        "sub.u32 %_before, %_before, %_sum;",
         f"setp.ge.and.u32 %_hit, {goal}, %_before, %_hit;",
         f"sub.u32 %_up, {goal}, %_before;",
         "setp.lt.and.u32 %_hit, %_up, %_sum, %_hit;",

@@ -26,7 +26,6 @@ from ptxflow.compiler.ir import (
     elect,
     frag,
     loop,
-    part,
     role,
     slot,
     tmem,
@@ -298,7 +297,7 @@ class _Kernel:
                 self.store.narrow(
                     n + (first + i),
                     m + LANE,
-                    part(values, i, 1),
+                    slot(values.src[0], 0, values.src[2] + i, 1),
                     region(n + (first + i), m, 1, 32),
                 )
                 for i in range(8)
