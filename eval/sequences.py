@@ -46,7 +46,7 @@ def axes_of(definition: Definition, sizes: Mapping[str, int]) -> dict[str, int]:
         "batch_size": count, "num_seqs": count, "len_indptr": count + 1,
         "len_cu_seqlens": count + 1, "total_q": count * queries, "total_kv": count * length,
         "total_seq_len": count * length, "num_kv_indices": pages,
-        "num_pages": pages + pages // 4 + 16,
+        "num_pages": pages + pages // 4 + 16, "max_num_pages": pages // count,
     }  # fmt: skip
     return {**sizes, **{name: v for name, v in known.items() if name in definition.var_axes}}
 

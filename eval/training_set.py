@@ -149,8 +149,24 @@ LISTS, LISTS_OF_PAGES = (  # caches as long as those of public rows, shorter one
     )
     for page in (1, 64)
 )
+INDEXER = Row(
+    ("dsa_topk_indexer_fp8_h64_d128_topk256_ps64",),
+    trained={
+        "sequences": (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+        "length": (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
+    },
+    held_out={"sequences": (6, 20), "length": (700, 3000, 20000)},
+    typical={"sequences": 64, "length": 8192},
+)
+EXPERTS = Row(
+    ("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",),
+    trained={"seq_len": octaves(16384, parts=8, but=(7, 80))},
+    held_out={"seq_len": (7, 57, 80, 901, 11948, 14107)},
+    typical={"seq_len": 64},
+)
 ROWS = (
     GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE, DECODE, PREFILL, GDN_PREFILL, LISTS, LISTS_OF_PAGES,
+    INDEXER, EXPERTS,
 )  # fmt: skip
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
