@@ -106,8 +106,8 @@ DECODE = Row(
         "mla_paged_decode_h16_ckv512_kpe64_ps1", "mla_paged_decode_h16_ckv512_kpe64_ps64",
     ),
     trained={
-        "sequences": (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256),
-        "length": (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384),
+        "sequences": (1, 2, 3, 5, 8, 12, 16, 28, 32, 64, 80, 128, 256),
+        "length": (32, 64, 90, 128, 256, 400, 512, 900, 1024, 1536, 2500, 4096, 8192, 16384),
     },
     held_out={"sequences": (6, 20, 100), "length": (200, 3000)},
     typical={"sequences": 16, "length": 1024},
@@ -121,9 +121,9 @@ PREFILL = Row(
         "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
     ),
     trained={
-        "sequences": (1, 2, 4, 8, 16, 32),
-        "queries": (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
-        "prefix": (0, 1024),
+        "sequences": (1, 2, 4, 7, 8, 16, 32),
+        "queries": (16, 40, 64, 128, 200, 256, 512, 900, 1024, 2048, 2500, 4096, 8192, 16384),
+        "prefix": (0, 300, 1024),
     },
     held_out={"sequences": (3,), "queries": (100, 700, 3000), "prefix": (512, 2048)},
     typical={"sequences": 4, "queries": 1024, "prefix": 0},
@@ -131,8 +131,8 @@ PREFILL = Row(
 GDN_PREFILL = Row(
     ("gdn_prefill_qk16_v32_d128_k_last",),
     trained={
-        "sequences": (1, 2, 3, 4, 8, 12, 16, 32),
-        "length": (16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384),
+        "sequences": (1, 2, 3, 5, 8, 12, 16, 32),
+        "length": (16, 50, 64, 128, 256, 400, 512, 900, 1024, 1500, 2048, 4096, 8192, 16384),
     },
     held_out={"sequences": (6, 20), "length": (200, 3000)},
     typical={"sequences": 4, "length": 1024},
