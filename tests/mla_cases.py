@@ -97,8 +97,9 @@ def decode(**changes: int | str) -> Strategy:
 
 
 def prefill(**changes: int | str) -> Strategy:
-    base: dict[str, int | str] = {"core": "mma_sync", "queries": 1, **_TILING, "lead": 0}
-    return Strategy("mla_prefill", tuple((base | changes).items()))
+    first: dict[str, int | str] = {"core": "mma_sync", "queries": 1}
+    last: dict[str, int | str] = {"lead": 0, "pieces": 1, "rescale": "always"}
+    return Strategy("mla_prefill", tuple(({**first, **_TILING, **last} | changes).items()))
 
 
 def wgmma(**changes: int | str) -> Strategy:
@@ -132,8 +133,8 @@ PATHS = {
 }
 WGMMA = {
     "wgmma, values first": wgmma(),
-    "wgmma, short tiles, scores first": wgmma(tile=32, stages=4, lead=3),
-    "wgmma, a part of the scores first": wgmma(tile=32, lead=1),
+    "wgmma, short tiles, scores first": wgmma(tile=32, stages=4, lead=3, rescale="lazy"),
+    "wgmma, a part of the scores first": wgmma(tile=32, lead=1, pieces=2, rescale="lazy"),
 }
 CASES = [(dev, name, s) for dev in (H200, B200) for name, s in PATHS.items()]
 CASES += [(H200, name, s) for name, s in WGMMA.items()]

@@ -26,7 +26,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.strategy import Problem, Strategy
 from tests.machine.truth import Options, block, table
-from tests.mla_cases import B200, CASES, H200, IDS, decode, family_of, prefill, problem
+from tests.mla_cases import B200, CASES, H200, IDS, decode, family_of, prefill, problem, wgmma
 
 SMALL = {"heads": 16, "latent": 128, "rope": 64}
 FREE = ("fence_mbar_init",)  # threads arrive and wait behind a barrier: nobody else would need it
@@ -60,6 +60,22 @@ def test_every_statement_is_needed(s: Strategy) -> None:
         for path in [*asked, *writes[:: max(1, len(writes) // KEPT)]]:
             with pytest.raises(CompileError, match="; fix: "):
                 check(_with(lowered, number, edit(kernel, path, ())), trips, H200)
+
+
+def test_what_orders_warpgroups_is_needed() -> None:
+    """One of all statements alike: how maxima, weights and tiles are handed over and back."""
+    s = wgmma(tile=32, lead=1, pieces=2, rescale="lazy")
+    p, maker = small(s), family_of(s)
+    lowered, trips = maker.build(p, s, H200), maker.trips(p, s, H200)
+    sites = {
+        (n.site, n.arg): path
+        for path, n in walk(lowered)
+        if n.op is Op.ATOM and atom(n.arg.atom).orders and n.arg.atom not in (*FREE, "warp_sync")
+    }
+    assert len(sites) > 20
+    for path in sites.values():
+        with pytest.raises(CompileError, match="; fix: "):
+            check(edit(lowered, path, ()), trips, H200)
 
 
 def _writes(node: UOp) -> bool:

@@ -19,7 +19,8 @@ from ptxflow.compiler.families.mla.decisions import (
     resources,
 )
 from ptxflow.compiler.families.mla.hopper import Hopper
-from ptxflow.compiler.families.mla.hopper_decisions import MMA_SYNC, WGMMA
+from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
+from ptxflow.compiler.families.mla.hopper_group import SITES
 from ptxflow.compiler.families.mla.launching import launch_of, with_sums
 from ptxflow.compiler.families.mla.load import COSTS, features, load, prefill_load
 from ptxflow.compiler.families.mla.problem import DECODE, PREFILL, problem
@@ -51,8 +52,10 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     counts = {0, 1, k.stages - 1, k.stages, 2 * k.stages + 1}
     asked = {0, 1, k.queries, k.queries + 1}
     if isinstance(k, Hopper):  # whose warpgroups have every other tile
-        some = [_queries(k, 2, rows) for rows in sorted(asked - {k.queries})]
-        return some + [_queries(k, n, k.queries) for n in sorted(counts | {2, 2 * k.stages + 2})]
+        counts |= {2, 2 * k.stages + 2}
+        some = [_queries(k, 2, rows, rises=1) for rows in sorted(asked - {k.queries})]
+        out = [_queries(k, n, k.queries, rises) for n in sorted(counts) for rises in (0, 1)]
+        return [*some, *out]
     if not k.decodes:
         return [_queries(k, n, rows) for n in sorted(counts) for rows in sorted(asked)]
     if not k.split:
@@ -91,14 +94,16 @@ def _sum(c: Combine, chunks: int) -> Trip:
     return Trip(f"{chunks} chunks", tuple(values.items()), written, c.entry)
 
 
-def _queries(k: Attend | Hopper, tiles: int, asked: int) -> Trip:
-    """The CTA that has the last queries of so many, for so many tiles."""
+def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0) -> Trip:
+    """The CTA that has the last queries of so many, for so many tiles; `rises`: and so do maxima,
+    far enough to rescale sums."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
+    mine |= {f"{site}_rises": rises for site in SITES}
     values = {COUNT: 1, "ctas": places, "ctaid": 0, **_each(k, mine)}
     written = (("output", asked * k.heads, k.latent), ("lse", asked, k.heads))
-    name = f"{tiles} tiles for {asked} queries"
+    name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
     return Trip(name, tuple(values.items()), written if asked == k.queries else ())
 
 
@@ -154,7 +159,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     """Choices of a prefill before there was one by wgmma."""
-    return {"core": MMA_SYNC, "lead": 0, **choices}
+    return {"core": MMA_SYNC, "lead": 0, "pieces": 1, "rescale": ALWAYS, **choices}
 
 
 MLA_DECODE = register(

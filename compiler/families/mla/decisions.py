@@ -14,7 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.mla import hopper_decisions as hopper
-from ptxflow.compiler.families.mla.hopper_decisions import MMA_SYNC, WGMMA
+from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, LAZY, MMA_SYNC, WGMMA
 from ptxflow.compiler.families.mla.problem import ELEMENT, PREFILL
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule, rule
 
@@ -51,6 +51,8 @@ PREFILL_DECISIONS = (
     Decision("queries", (1, 2, 3, 4), "query tokens of a CTA"),
     *TILING,
     Decision("lead", (0, 1, 2, 3), "parts of a tile's scores before the values of the last one"),
+    Decision("pieces", (1, 2), "of a tile's weights, handed over one by one"),
+    Decision("rescale", (ALWAYS, LAZY), "sums follow each new maximum, or one far above the last"),
 )
 
 

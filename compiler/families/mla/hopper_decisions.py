@@ -15,6 +15,7 @@ from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.strategy import Fields, Problem, Resources, Rule, rule
 
 MMA_SYNC, WGMMA = "mma_sync", "wgmma"
+ALWAYS, LAZY = "always", "lazy"
 ROWS = 64  # of a wgmma
 WARPS, COPIERS = 8, 4  # that multiply, and that copy
 CONSUMER_REGS, COPIER_REGS = 216, 72  # of a thread: 504 of three warpgroups
@@ -97,8 +98,11 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     rule(
-        "scores come before another tile's values with wgmma",
-        "core lead",
-        lambda f, p, d: (f.core == WGMMA) | (f.lead == 0),
+        "with wgmma scores may come before another tile's values, weights in pieces, and sums be "
+        "rescaled lazily",
+        "core lead pieces rescale",
+        lambda f, p, d: (
+            (f.core == WGMMA) | ((f.lead == 0) & (f.pieces == 1) & (f.rescale == ALWAYS))
+        ),
     ),
 )

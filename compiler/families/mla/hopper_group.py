@@ -6,27 +6,26 @@ their products with its half of the tile's values; and the maxima of rows go fro
 
 from __future__ import annotations
 
-import math
-
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.families.attention.softmax import Registers
-from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
-from ptxflow.compiler.families.mla.hopper_decisions import LINE, PARTS, ROWS, WARPS
+from ptxflow.compiler.families.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
 from ptxflow.compiler.families.mla.hopper_output import Leaver
 from ptxflow.compiler.families.mla.hopper_parts import GROUP, LINES, Part, Parts
-from ptxflow.compiler.families.mla.kernel import FLOOR
+from ptxflow.compiler.families.mla.hopper_softmax import Softmax
 from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.families.mla.span import Span, Work
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, param, part, slot, var, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, part, slot, var, when
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import single
 
 SIDES = ("l_", "r_")  # before the registers of the warpgroups with the latent's halves
-TOLD = (1, 2)  # named barriers: a side's weights and maxima are there for the other one
+#: named barriers: some of a side's weights, and with the first its maxima, are there for the other
+TOLD = ((1, 2), (7, 8))
+SITES = ("first", "own", "next", "tail")  # of statements where references may rise
 READY = 3  # queries are there
 READ = (5, 6)  # a side has used the other one's weights
 MMA_K = 16
+WEIGHTS = descriptor_hopper(0, 0, GROUP * LINE, LINE)
 
 
 class Warpgroup(Leaver):
@@ -37,7 +36,8 @@ class Warpgroup(Leaver):
         self.prefix = SIDES[side]
         self.r = Registers(self.prefix)
         self.work = Work(kernel, self.prefix)
-        self.softmax = Softmax(self.r)
+        self.softmax = Softmax(self.r, kernel.s.rescale == LAZY)
+        self.pieces: int = kernel.s.pieces
         self.values: Part = (kernel.left, kernel.right)[side]
         self.sums = self.r("sums", kernel.half // 2)
         self.scores = self.r("scores", kernel.tile // 2)
@@ -57,34 +57,13 @@ class Warpgroup(Leaver):
         else:
             first, left = [], odd
         return [
-            self._begin(),
+            self.softmax.begin(),
+            at.mov(self.sums, 0),
             when(span.first < span.end, self._ask_queries(span)),
             *first,
             loop(t, tiles, self._own(t, span), start=2 - self.side, step=2, rolled=True),
             loop(var(f"{self.prefix}tail"), left, self._others(tiles - 1)),
             self.leave(span),
-        ]
-
-    def _begin(self) -> list[UOp]:
-        """What scores are scaled by to base 2, maxima below all, and sums; without tiles nobody
-        needs some of it."""
-        r, given = self.r, self.r("sm_scale", 1)
-        scales = [
-            at.fma_constants(
-                r(name, 1),
-                given,
-                factor=float_bits(sign * math.log2(math.e)),
-                summand=0,
-                unread="dst",
-            )
-            for name, sign in (("scale", 1), ("minus_scale", -1))
-        ]
-        return [
-            at.mov(given, param("sm_scale")),
-            *scales,
-            at.mov(self.softmax.top, FLOOR, unread="dst"),
-            at.mov(self.softmax.total, 0),
-            at.mov(self.sums, 0),
         ]
 
     # -- queries ------------------------------------------------------------------------------
@@ -113,39 +92,42 @@ class Warpgroup(Leaver):
         """A tile of its own, and the other one's before it if there is one: parts of the scores,
         those values, the other parts."""
         lead: int = self.kernel.s.lead
-        scores = [self._score(i, t) for i in range(PARTS)]
         if alone:
-            return [scores, at.wgmma_wait(pending=0), self._weigh(t, span), self._add_own(t)]
-        other: list[Body] = [self._follow(), self._add_others(t - 1)]
-        through = [self._release(self.values, t - 1)]
-        read = at.named_sync(id=READ[self.side], threads=16 * WARPS)  # the weights, by all warps
+            wait: Body = at.wgmma_wait(pending=0)
+            return [self._scores(t, 0, PARTS), wait, self._weigh("first", t, span, None)]
+        used = [
+            self._release(self.values, t - 1),
+            at.named_sync(id=READ[self.side], threads=16 * WARPS),  # the weights, by all warps
+        ]
+        wait = at.wgmma_wait(pending=1)
         if lead == PARTS:
-            wait: list[Body] = [at.wgmma_wait(pending=1)]
-            behind: list[Body] = [at.wgmma_wait(pending=0), *through, read]
+            used = [at.wgmma_wait(pending=0), *used]
         else:
-            wait = [at.wgmma_wait(pending=PARTS - lead), *through, at.wgmma_wait(pending=0)]
-            behind = [read]
+            wait = [wait, used.pop(0), at.wgmma_wait(pending=0)]
         return [
-            scores[:lead],
-            other,
-            scores[lead:],
+            self._scores(t, 0, lead),
+            self._add_others("next", t - 1),
+            self._scores(t, lead, PARTS) if lead < PARTS else None,
             wait,
-            self._weigh(t, span, behind),
-            self._add_own(t),
+            self._weigh("own", t, span, used),
         ]
 
     def _others(self, t: UOp) -> list[Body]:
-        """The other one's tile, behind which it has none."""
-        wait = at.wgmma_wait(pending=0)
-        return [self._follow(), self._add_others(t), wait, self._release(self.values, t)]
+        """The other one's tile, behind which there is none."""
+        return [self._add_others("tail", t), at.wgmma_wait(pending=0)]
 
     def _release(self, each: Part, t: UOp) -> UOp:
         return single(at.mbar_arrive(slot(each.ring.empty, each.ring.stage(t))))
 
-    # -- scores and weights -------------------------------------------------------------------
+    # -- scores -------------------------------------------------------------------------------
+
+    def _scores(self, t: UOp, first: int, last: int) -> list[UOp]:
+        """The products along the dims of some parts of the rows; with the last they are complete,
+        else those behind them."""
+        out = [each for number in range(first, last) for each in self._score(number, t)]
+        return [*out, at.wgmma_commit()] if last == PARTS else out
 
     def _score(self, number: int, t: UOp) -> list[UOp]:
-        """The products along the dims of a part of the rows."""
         k, each = self.kernel, self.kernel.parts[number]
         stage = each.ring.stage(t)
         out = [each.ring.wait_full(t), at.wgmma_fence()]
@@ -165,23 +147,7 @@ class Warpgroup(Leaver):
                         b_desc=each.descriptor,
                     )
                 )
-        return [*out, at.wgmma_commit()]
-
-    def _weigh(self, t: UOp, span: Span, behind: Body = None) -> list[Body]:
-        """Scores to weights, for both; `behind`: what must be over before they are stored."""
-        k = self.kernel
-        return [
-            self._release(k.rotary, t),
-            when(span.seen(0) < (t + 1) * k.tile, self._hide(t, span)),
-            self.softmax.weigh("own", self.scores, self.scores, False),
-            at.pack(self.packed, self.scores, dtype=k.dtype),
-            behind,
-            self._put_weights(),
-            self.tell(k.tops, self.softmax.top),
-            at.fence_proxy_async(),
-            at.named_arrive(id=TOLD[self.side], threads=32 * WARPS),
-            at.rescale_rows(self.sums, self.softmax.factor("own")),
-        ]
+        return out
 
     def _hide(self, t: UOp, span: Span) -> UOp:
         """Scores of tokens that a row's query does not see."""
@@ -191,85 +157,90 @@ class Warpgroup(Leaver):
             rooms.append(span.seen(query) - t * self.kernel.tile - ((LANE & 3) << 1))
         return at.hide_columns(self.scores, self.scores, *rooms)
 
-    def _put_weights(self) -> list[UOp]:
+    # -- weights and values -------------------------------------------------------------------
+
+    def _weigh(self, site: str, t: UOp, span: Span, used: Body) -> list[Body]:
+        """Scores to weights, piece by piece for both warpgroups, and those times values; `used`:
+        the other one's weights are, in whose place they are stored."""
+        k, softmax = self.kernel, self.softmax
+        out: list[Body] = [
+            self._release(k.rotary, t),
+            when(span.seen(0) < (t + 1) * k.tile, self._hide(t, span)),
+            softmax.refer(site, self.scores),
+        ]
+        for piece, columns in enumerate(self._columns()):
+            scores = part(self.scores, columns[0] // 2, len(columns) * MMA_K // 2)
+            packed = part(self.packed, columns[0] // 4, len(columns) * MMA_K // 4)
+            out += [softmax.weigh(scores), at.pack(packed, scores, dtype=k.dtype)]
+            if piece == 0:
+                out += [used, self.tell(k.tops, softmax.reference)]
+            out += [
+                self._put_weights(columns),
+                at.fence_proxy_async(),
+                at.named_arrive(id=TOLD[piece][self.side], threads=32 * WARPS),
+            ]
+            if piece == 0:
+                out += softmax.rescale(site, softmax.reference, self.sums)
+            out += self._add(t, columns, own=True)
+        return [
+            *out,
+            at.wgmma_commit(),
+            softmax.add(self.scores),
+            at.wgmma_wait(pending=0),
+            self._release(self.values, t),
+        ]
+
+    def _columns(self) -> list[range]:
+        """The first of 16 columns each, of the pieces of a tile's weights."""
+        size = self.kernel.tile // self.pieces
+        return [range(i * size, (i + 1) * size, MMA_K) for i in range(self.pieces)]
+
+    def _put_weights(self, columns: range) -> list[UOp]:
         """The warp's 16 rows, 16 columns at a time."""
         rows = slot(self.kernel.weights, 0, self.row * LINE, 16 * LINE)
         line, out = LANE & 15, list[UOp]()
-        for column in range(0, self.kernel.tile, 16):
+        for column in columns:
             chunk = (LANE >> 4) + column // 8
             out.append(
                 at.stmatrix_x4(
                     rows,
                     line * LINE + ((chunk ^ (line & 7)) << 4),
                     part(self.packed, column // 4, 4),
-                    across=((column * ELEMENT, (column + 16) * ELEMENT),),
+                    across=((column * ELEMENT, (column + MMA_K) * ELEMENT),),
                 )
             )
         return out
 
-    def _follow(self) -> list[Body]:
-        """Waits for the other one's weights, and goes on from its maxima."""
-        r, softmax = self.r, self.softmax
-        top, shift, fall = r("their_top", 2), r("their_shift", 2), r("their_fall", 2)
-        factor = r("their_factor", 2)
-        return [
-            at.named_sync(id=TOLD[1 - self.side], threads=32 * WARPS),
-            self.hear(self.kernel.tops, top),
-            at.scale_f32(shift, top, r("minus_scale", 1)),
-            at.fma_f32(fall, softmax.top, softmax.scale, shift),
-            at.exp2_f32(factor, fall),
-            at.copy(softmax.top, top, unread="dst"),  # lse is of one side
-            at.rescale(softmax.total, factor),
-            at.rescale_rows(self.sums, factor),
-        ]
-
-    # -- values -------------------------------------------------------------------------------
-
-    def _value(self, t: UOp, row: int) -> UOp:
-        """Values of 16 tokens."""
-        each = self.values
-        first = row // GROUP * each.group
-        return slot(each.tiles, each.ring.stage(t), first, MMA_K // GROUP * each.group)
-
-    def _add_own(self, t: UOp) -> list[Body]:
-        """Weights from registers times values."""
-        out: list[Body] = [at.wgmma_fence()]
-        for row in range(0, self.kernel.tile, MMA_K):
-            out.append(
-                at.wgmma_registers(
-                    self.sums,
-                    part(self.packed, row // 4, 4),
-                    self._value(t, row),
-                    1,
-                    n=self.kernel.half,
-                    dtype=self.kernel.dtype,
-                    transposed=True,
-                    b_desc=self.values.value_descriptor,
-                )
-            )
-        return [
-            *out,
-            at.wgmma_commit(),
-            at.wgmma_wait(pending=0),
-            self._release(self.values, t),
-        ]
-
-    def _add_others(self, t: UOp) -> list[UOp]:
-        """The other one's weights, which it has stored, times values."""
-        out = [at.wgmma_fence()]
-        for row in range(0, self.kernel.tile, MMA_K):
-            out.append(
-                at.wgmma(
-                    self.sums,
-                    slot(self.kernel.weights),
-                    self._value(t, row),
-                    1,
-                    n=self.kernel.half,
-                    dtype=self.kernel.dtype,
-                    transposed=True,
-                    a_step=row * ELEMENT,
-                    a_desc=descriptor_hopper(0, 0, GROUP * LINE, LINE),
-                    b_desc=self.values.value_descriptor,
-                )
-            )
+    def _add_others(self, site: str, t: UOp) -> list[Body]:
+        """The other one's weights, when they are there, times values."""
+        out, top = list[Body](), self.r("their_top", 2)
+        for piece, columns in enumerate(self._columns()):
+            out.append(at.named_sync(id=TOLD[piece][1 - self.side], threads=32 * WARPS))
+            if piece == 0:
+                out += [
+                    self.hear(self.kernel.tops, top),
+                    self.softmax.follow(site, top, self.sums),
+                ]
+            out += self._add(t, columns, own=False)
         return [*out, at.wgmma_commit()]
+
+    def _add(self, t: UOp, columns: range, own: bool) -> list[UOp]:
+        """Weights from registers, or those that the other one stored, times values."""
+        each, out = self.values, [at.wgmma_fence()]
+        attrs = {"n": self.kernel.half, "dtype": self.kernel.dtype, "transposed": True}
+        attrs["b_desc"] = each.value_descriptor
+        for row in columns:
+            tokens = slot(
+                each.tiles,
+                each.ring.stage(t),
+                row // GROUP * each.group,
+                MMA_K // GROUP * each.group,
+            )
+            if own:
+                weights = part(self.packed, row // 4, 4)
+                out.append(at.wgmma_registers(self.sums, weights, tokens, 1, **attrs))
+            else:
+                stored = slot(self.kernel.weights)
+                step = {"a_step": row * ELEMENT, "a_desc": WEIGHTS}
+                out.append(at.wgmma(self.sums, stored, tokens, 1, **attrs, **step))
+        return out

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.mla.hopper_decisions import ROWS, resources, row_bytes
+from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, ROWS, resources, row_bytes
 from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.strategy import Fields, Load, Problem
 
@@ -24,6 +24,8 @@ class Costs:
     weigh: float = 450.0  # from scores to the products of their weights, whatever the tile
     score: float = 5.0  # and for each token of 64 rows
     lead: float = 0.15  # of that, hidden by a part of the next tile's scores that may be there
+    piece: float = 0.2  # of that, where the first half of the weights comes before the second
+    rescale: float = 150.0  # for sums that follow new maxima, which later tiles have fewer of
     narrow: float = 0.33  # longer products with keys where a tile has fewer than 64 tokens
     ask: float = 500.0  # for queries, which are copied before the first product
     stage: float = 1000.0  # for outputs, which pass through shared memory
@@ -55,4 +57,5 @@ def _shared(f: Fields, latent: int, row: int) -> Any:
 def _exposed(f: Fields, c: Costs) -> Any:
     """Cycles in which nothing is multiplied: of two stages, one is being filled then."""
     there = np.minimum(f.lead, np.where(f.stages > 2, 3, 1))
-    return (c.weigh + c.score * f.tile) * (1 - c.lead * there)
+    hidden = c.lead * there + c.piece * (f.pieces - 1)
+    return (c.weigh + c.score * f.tile) * (1 - hidden) + c.rescale * (f.rescale == ALWAYS)

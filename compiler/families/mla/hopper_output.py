@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.attention.softmax import Registers
-from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.families.mla.hopper_decisions import LINE, ROWS, WARPS
 from ptxflow.compiler.families.mla.hopper_parts import BLOCK, LINES, WIDE, Part, Parts
+from ptxflow.compiler.families.mla.hopper_softmax import PAIR, Softmax
 from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.families.mla.span import Span
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle, slot
@@ -72,20 +72,18 @@ class Leaver:
     def _normal(self) -> tuple[list[Body], UOp, UOp]:
         """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
         r, out, own = self.r, list[Body](), self.softmax.total
-        for lanes in (1, 2):
+        for lanes in PAIR:
             moved, both = r(f"total_moved{lanes}_", 2), r(f"total_both{lanes}_", 2)
             out += [at.shuffle_xor(moved, own, lanes=lanes), at.sum_f32(both, own, moved)]
             own = both
-        theirs, total = r("their_total", 2), r("whole_total", 2)
-        inverse, factor, log, lse = (r(n, 2) for n in ("inverse", "normal", "log", "lse"))
+        theirs, total, lse = r("their_total", 2), r("whole_total", 2), r("lse", 2)
+        normal, factor, log = self.softmax.normal(total)
         out += [
             self.tell(self.kernel.totals, own),
             at.named_sync(id=MEETING, threads=32 * WARPS),
             self.hear(self.kernel.totals, theirs),
             at.sum_f32(total, own, theirs),
-            at.reciprocal_f32(inverse, total),
-            at.log2_f32(log, total),
-            at.finite_or_zero(factor, inverse, log),  # nothing was seen: zero
+            normal,
         ]
         if self.side == 0:
             out.append(at.fma_f32(lse, self.softmax.top, self.softmax.scale, log))
