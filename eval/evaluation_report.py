@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow.eval.evaluation_plots import captions
-from ptxflow.eval.evaluation_tables import tables
+from ptxflow.eval.evaluation_tables import NOT_PLAYED, tables
 from ptxflow.eval.report_html import Plot, Section, page
 
 INTRO = (
@@ -34,7 +34,9 @@ TRAINING = {
 
 def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence[Path]) -> str:
     """The HTML of results, their plots, and plots of training runs (`DEVICE/NAME.png`)."""
-    found, shown = tables(results), captions()
+    about, shown = results["about"], captions()
+    played = {name: text for name, text in tables(results).items() if text != NOT_PLAYED}
+    found = played if about.get("live") else tables(results)  # a live run plays less, by its nature
     pictures = {
         p.stem: Plot(p, shown[p.stem], f"{COMMAND} --results results.json --plots DIR")
         for p in plots
@@ -110,7 +112,6 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
         Section("Spaces", "", pick("spaces")),
         Section("Files", "", pick("sources")),
     ]  # fmt: skip
-    about = results["about"]
     text, command = (LIVE, f"{COMMAND} --live") if about.get("live") else (INTRO, COMMAND)
     intro = text.format(seeds=about["seeds"], command=command)
     return page("ptxflow: policies beside searches", intro, sections)
