@@ -6,6 +6,7 @@ import itertools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ptxflow.eval.peers.ready import Given, Ready, computing
 from ptxflow.eval.references.gdn import gates, scale_of, spread
@@ -30,8 +31,9 @@ def prefill(given: Given, bounds: list[int]) -> tuple[Tensor, Tensor]:
     )
     state, scale = given.tensors.get("state"), scale_of(given.scalars["scale"], q.shape[-1])
     heads, size = v.shape[1:]
-    decay, beta = gates(A_log, a, dt_bias, b)
-    logs = decay.log().T  # [heads, tokens]
+    _, beta = gates(A_log, a, dt_bias, b)
+    # of the decays [heads, tokens], and finite where those are rounded to 0
+    logs = (-A_log.exp() * softplus(a.float() + dt_bias)).T
     queries, keys = (spread(x, heads).transpose(0, 1) for x in (q, k))
     values, beta = v.float().transpose(0, 1), beta.T
     output = torch.zeros_like(values)

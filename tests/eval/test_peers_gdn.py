@@ -15,10 +15,13 @@ PREFILL, DECODE = "gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk16_v32_d128_
 
 
 @pytest.mark.parametrize("with_state", [True, False])
-def test_chunks_are_the_recurrence(with_state: bool) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
     sizes = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
     definition = load(PREFILL).resized(**sizes)
     inputs = make_inputs(definition, {"total_seq_len": 133, "num_seqs": 3, "len_cu_seqlens": 4}, 0)
+    if forgets:  # a head and a token whose decay is 0 in float32
+        inputs["A_log"][1], inputs["a"][70, 1] = 4.0, 5.0
     if not with_state:
         inputs["state"] = None
     tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
