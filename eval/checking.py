@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.tolerance import ELEMENTWISE, SUPPORT, Tolerance
+from ptxflow.eval.tolerance import ELEMENTWISE, SUPPORT, TOPK, Tolerance
 
 GUARD = 0xA5  # the byte around every tensor
 POISON = 0xFF  # the byte of an output nothing wrote: NaN in every float type, -1 in every integer
@@ -31,7 +31,8 @@ class Case:
     """What a kernel is checked against, for one definition with every axis bound.
 
     The reference of an output whose tolerance is a support says which values may be drawn: bool, of
-    one dimension more than the output.
+    one dimension more than the output. That of one whose tolerance is topk has the slots that may
+    be chosen and their scores, float64 [rows, slots, 2]; what is no slot is -1.
     """
 
     inputs: Callable[[int], dict[str, Any]]  # by seed: tensors, and numbers that no seed changes
@@ -131,7 +132,28 @@ def _support(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
     return Deviation(bad, bad.sum(), bad.sum())
 
 
-KINDS = {ELEMENTWISE: _elementwise, SUPPORT: _support}  # how an output is compared
+def _topk(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
+    """Whether rows choose distinct slots of `ref` whose scores, sorted, are the best; then -1."""
+    count = out.shape[-1]
+    slots, order = ref[..., 0].sort(-1)
+    scores = ref[..., 1].gather(-1, order).masked_fill(slots < 0, -math.inf)
+    chosen = out.double().contiguous()
+    place = torch.searchsorted(slots.contiguous(), chosen).clamp(max=slots.shape[-1] - 1)
+    known = (slots.gather(-1, place) == chosen) & (chosen >= 0)
+    found = scores.gather(-1, place).masked_fill(~known, -math.inf).sort(-1, descending=True).values
+    best = scores.topk(min(count, scores.shape[-1]), -1).values
+    best = torch.nn.functional.pad(best, (0, count - best.shape[-1]), value=-math.inf)
+    rank = torch.arange(count, device=out.device)
+    there = rank < (slots >= 0).sum(-1, keepdim=True)
+    again = chosen.sort(-1).values.diff(prepend=chosen.new_full((*chosen.shape[:-1], 1), -2)) == 0
+    again &= chosen.sort(-1).values >= 0
+    off = torch.where(there, (found - best).abs(), 0.0).nan_to_num(nan=math.inf)
+    allowed = tolerance.atol + tolerance.rtol * torch.where(there, best.abs(), 0.0)
+    bad = (known != there) | (~there & (chosen != -1)) | again | (off > allowed)
+    return Deviation(bad, off.max(), (off / allowed).max())
+
+
+KINDS = {ELEMENTWISE: _elementwise, SUPPORT: _support, TOPK: _topk}  # how an output is compared
 
 
 def _deviation(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
@@ -266,6 +288,11 @@ def _describe(name: str, out: Tensor, ref: Tensor, tolerance: Tolerance) -> str:
         return (
             f"{name}: {c.wrong} of {c.total} draws are of probability 0, the first at "
             f"{list(c.first)}: {int(out[c.first])}"
+        )
+    if tolerance.kind == TOPK:
+        return (
+            f"{name}: {c.wrong} of {c.total} choices are not among the best, distinct or in their "
+            f"place, the first at {list(c.first)}: {int(out[c.first])}"
         )
     got, want = float(out[c.first]), float(ref[c.first])
     return (

@@ -24,7 +24,7 @@ from ptxflow.eval.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.peers import Beside
-from ptxflow.eval.references import sampling, sampling_integers
+from ptxflow.eval.references import dsa, sampling, sampling_integers
 from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import (
     FLUSH,
@@ -36,7 +36,7 @@ from ptxflow.eval.timing import (
     settle,
     time_interleaved,
 )
-from ptxflow.eval.tolerance import SUPPORT, tolerance
+from ptxflow.eval.tolerance import SUPPORT, TOPK, tolerance
 
 Json = dict[str, Any]
 OURS = "ours"
@@ -58,10 +58,13 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
 
     tolerances = {name: tolerance(definition, name) for name in names}
     draws = [name for name, t in tolerances.items() if t.kind == SUPPORT]
+    chooses = [name for name, t in tolerances.items() if t.kind == TOPK]
 
     def reference(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         if draws:
             return {name: drawable(inputs) for name in draws}
+        if chooses:
+            return {name: scored(inputs) for name in chooses}
         out = run(*(inputs[name] for name in definition.inputs))
         return dict(zip(names, out if isinstance(out, tuple | list) else (out,), strict=True))
 
@@ -96,6 +99,21 @@ def drawable(inputs: Mapping[str, Tensor]) -> Tensor:
     kept = sampling.filtered(probs, inputs.get("top_k"), wide) > 0
     least = torch.where(kept, probs, torch.inf).amin(-1, keepdim=True)
     return (probs > 0) & (probs >= least)
+
+
+def scored(inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, tokens, 2] float64: each token's slot in the cache and its score; -1 for no token."""
+    table, cache = inputs["block_table"], inputs["k_index_cache_fp8"]
+    q, page_size = inputs["q_index_fp8"], inputs["k_index_cache_fp8"].shape[1]
+    out = torch.full((*table.shape, page_size, 2), -1.0, dtype=torch.float64, device=q.device)
+    out = out.flatten(1, 2)
+    inside = torch.arange(page_size, device=q.device)
+    for b, length in enumerate(inputs["seq_lens"].tolist()):
+        pages = table[b, : -(-length // page_size)].long()
+        keys = dsa.index_keys(cache, pages, q.shape[-1])[:length]
+        out[b, :length, 0] = (pages[:, None] * page_size + inside).flatten()[:length].double()
+        out[b, :length, 1] = dsa.index_scores(q[b], keys, inputs["weights"][b]).double()
+    return out
 
 
 @dataclass(frozen=True)

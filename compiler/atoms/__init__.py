@@ -15,6 +15,7 @@ from ptxflow.compiler.atoms import (
     filters,
     fragments,
     hopper,
+    indexing,
     matrix,
     reductions,
     registers,
@@ -50,6 +51,7 @@ _ROWS = (
     softmax,
     copies,
     chunks,
+    indexing,
     hopper,
     blackwell,
 )  # importing them fills the table

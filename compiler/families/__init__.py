@@ -47,6 +47,7 @@ def family_for(op_type: str, inputs: Collection[str] = ()) -> Family:
 
 def _load() -> None:
     from ptxflow.compiler.families import (  # noqa: F401  each registers itself
+        dsa_indexer,
         dsa_sparse,
         gdn_decode,
         gdn_prefill,

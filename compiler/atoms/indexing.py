@@ -1,0 +1,424 @@
+"""Atoms of both targets that score tokens and choose the best of a row, exactly.
+
+A *key* is a float32 score whose bits were turned so that keys order as unsigned integers; 0 is the
+key of no score. An *entry* is a key and, below it, the token's position turned round, so that no
+two tokens are equal and the first of equals is the greatest: 64 bits, of which the last 12 are 0. A
+row's *bound* is what is known of its least chosen entry, a digit at a time, from the highest one
+on; the *state* of the choice is the bound (low and high word), the goal, which is how many entries
+are to come before the one sought among those that share the bound's digits, and the number of
+entries that are not below the bound.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms.reductions import ALL_LANES, pick_lane, scoped
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.threads import pieces, vector
+from ptxflow.compiler.ir import UOp
+
+POSITION_BITS = 20  # of a token in its row
+UNUSED_BITS = 32 - POSITION_BITS
+ENTRY_BITS = 32 + POSITION_BITS
+ENTRY, STATE = 8, 16  # bytes
+
+
+def _weigh_text(use: UOp, text: dict[str, str]) -> str:
+    """Pairs of columns of each row in turn, as an MMA leaves them; or one row alone."""
+    sums, weights, scales = (pieces(text[n]) for n in ("dst", "weights", "scale"))
+    rows, begun = len(sums), text["accumulate"] == "1"
+    pairs = 2 if rows > 1 else 1  # neighbours of one row
+    lines = [] if begun else [f"mov.b32 {d}, 0;" for d in sums]
+    for i, x in enumerate(pieces(text["src"])):
+        row = i // pairs % rows
+        column = i // (pairs * rows) * pairs + i % pairs
+        lines += [
+            f"mul.rn.f32 %_x, {x}, {scales[row]};",
+            "max.f32 %_x, %_x, 0f00000000;",
+            f"fma.rn.f32 {sums[row]}, %_x, {weights[column]}, {sums[row]};",
+        ]
+    return scoped("b32 x", lines)
+
+
+weigh_heads = define(
+    Atom(
+        "weigh_heads",
+        (
+            ("dst", "frag"),
+            ("src", "frag"),
+            ("weights", "frag"),
+            ("scale", "frag"),
+            ("accumulate", "value"),
+        ),
+        Scope.THREAD,
+        Lanes.ALL,
+        _weigh_text,
+        "9.7.3 mul, max, fma: of each row the weights of heads times what is above 0 of their "
+        "products, scaled; one row, or two with pairs of columns in turn",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("weights", "r", GENERIC),
+            Access("scale", "r", GENERIC),
+            Access("dst", "rw", GENERIC),
+        ),
+        rules=(
+            Rule("one row or two", lambda u: u.src[0].arg in (1, 2)),
+            Rule("a scale for each row", lambda u: u.src[3].arg == u.src[0].arg),
+            Rule("a weight for each column", lambda u: (
+                u.src[1].arg == u.src[0].arg * u.src[2].arg)),
+            Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
+        ),
+    )
+)  # fmt: skip
+sort_key = define(
+    Atom(
+        "sort_key",
+        (("dst", "frag"), ("src", "frag"), ("inside", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        lambda use, t: scoped(
+            "b32 s",
+            [
+                f"add.rn.f32 {t['dst']}, {t['src']}, 0f00000000;",  # -0 to 0
+                f"shr.s32 %_s, {t['dst']}, 31;",
+                "or.b32 %_s, %_s, 0x80000000;",
+                f"xor.b32 {t['dst']}, {t['dst']}, %_s;",
+                f"selp.b32 {t['dst']}, {t['dst']}, 0, {t['inside']};",
+            ],
+        ),
+        "9.7.8 xor: all bits of a negative number, the sign of others; 0 where not inside",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
+        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
+    )
+)
+
+
+def _count_text(use: UOp, text: dict[str, str]) -> str:
+    bits, lines = use.arg.attr("bits"), list[str]()
+    for x in pieces(text["src"]):
+        lines += [
+            f"setp.ne.u32 %_p, {x}, 0;",
+            f"shr.u32 %_d, {x}, {32 - bits};",
+            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
+            "@%_p red.shared.add.u32 [%_d], 1;",
+        ]
+    return scoped("b32 d, pred p", lines)
+
+
+_BINS = Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits"))
+count_keys = define(
+    Atom(
+        "count_keys",
+        (("bins", "smem"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _count_text,
+        "9.7.13.8 red.shared: keys by their first digit",
+        accesses=(Access("src", "r", GENERIC), Access("bins", "a", GENERIC)),
+        rules=(_BINS,),
+    )
+)
+
+
+def _entry(x: str, position: str, to: str) -> list[str]:
+    """The entry of a key, low word in %_low."""
+    return [
+        f"not.b32 %_low, {position};",
+        f"shl.b32 %_low, %_low, {UNUSED_BITS};",
+        f"mov.b64 {to}, {{%_low, {x}}};",
+    ]
+
+
+def _any(predicates: list[str], label: str) -> list[str]:
+    """Branch to a label where no lane has any of them."""
+    lines = [f"mov.pred %_some, {predicates[0]};"]
+    lines += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
+    return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
+
+
+def _count_more_text(use: UOp, text: dict[str, str]) -> str:
+    """First by the high word alone: few keys share the digits that are known."""
+    bits, keys = use.arg.attr("bits"), pieces(text["src"])
+    low, high = pieces(text["bound"])
+    may = [f"%_m{i}" for i in range(len(keys))]
+    lines = [
+        f"add.u32 %_above, {text['shift']}, {bits};",
+        "mov.b64 %_wide, 1;",
+        "shl.b64 %_wide, %_wide, %_above;",
+        "sub.u64 %_wide, %_wide, 1;",
+        "mov.b64 {%_low, %_span}, %_wide;",
+        f"mov.b64 %_bound, {{{low}, {high}}};",
+    ]
+    for m, x in zip(may, keys, strict=True):
+        lines += [f"sub.u32 %_d, {x}, {high};", f"setp.le.u32 {m}, %_d, %_span;"]
+    lines += _any(may, "NONE")
+    for i, (m, x) in enumerate(zip(may, keys, strict=True)):
+        lines += [
+            f"add.u32 %_d, {text['position']}, {i};",
+            *_entry(x, "%_d", "%_entry"),
+            "xor.b64 %_wide, %_entry, %_bound;",
+            "shr.u64 %_wide, %_wide, %_above;",
+            f"setp.eq.and.u64 {m}, %_wide, 0, {m};",
+            f"shr.u64 %_wide, %_entry, {text['shift']};",
+            "cvt.u32.u64 %_d, %_wide;",
+            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
+            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
+            f"@{m} red.shared.add.u32 [%_d], 1;",
+        ]
+    temps = f"b32 d above low span, b64 wide bound entry, pred some m<{len(keys)}>"
+    return scoped(temps, [*lines, "NONE:"])
+
+
+count_entries = define(
+    Atom(
+        "count_entries",
+        (
+            ("bins", "smem"),
+            ("src", "frag"),
+            ("bound", "frag"),
+            ("position", "value"),
+            ("shift", "value"),
+        ),
+        Scope.WARP,
+        Lanes.ALL,
+        _count_more_text,
+        "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
+        "`shift`; keys of consecutive positions",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("bound", "r", GENERIC),
+            Access("bins", "a", GENERIC),
+        ),
+        rules=(_BINS, Rule("a bound is two registers", lambda u: u.src[2].arg == 2)),
+    )
+)
+
+
+def _everywhere(peers: int, own: str, load: list[str]) -> list[str]:
+    """A load at %_there of every CTA of the cluster, from the own one on; or at %_at alone."""
+    if peers == 1:
+        return ["mov.b32 %_there, %_at;", *load]
+    lines = []
+    for c in range(peers):
+        lines += [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {peers - 1};"]
+        lines += ["mapa.shared::cluster.u32 %_there, %_at, %_rank;", *load]
+    return lines
+
+
+def _pick_text(use: UOp, text: dict[str, str]) -> str:
+    """First the range of bins and then the bin in it, of which a lane has some."""
+    attr = use.arg.attr
+    ranges, peers = attr("ranges"), attr("peers")
+    size = (1 << attr("bits")) // ranges
+    own = size // 32
+    wide = min(4, own)
+    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
+    space = ".shared::cluster" if peers > 1 else ".shared"
+    low, high = pieces(text["bound"])
+    load = [f"@%_hit ld{space}.b32 %_w0, [%_there];", "add.u32 %_all, %_all, %_w0;"]
+    lines = [
+        f"mad.lo.u32 %_at, %lane, 4, {text['bins_reg']};",
+        f"add.u32 %_at, %_at, {4 << attr('bits')};",
+        f"setp.lt.u32 %_hit, %lane, {ranges};",
+        "mov.b32 %_w0, 0;",
+        "mov.b32 %_all, 0;",
+        *_everywhere(peers, text["own"], load),
+        *pick_lane("%_all", text["goal"], "%_lane", "%_left"),
+        f"min.u32 %_lane, %_lane, {ranges - 1};",
+        f"sub.u32 %_lane, {ranges - 1}, %_lane;",
+        "sub.u32 %_digit, 31, %lane;",
+        f"mul.lo.u32 %_digit, %_digit, {own};",
+        f"mad.lo.u32 %_digit, %_lane, {size}, %_digit;",
+        f"mad.lo.u32 %_at, %_digit, 4, {text['bins_reg']};",
+        *(f"mov.b32 %_v{i}, 0;" for i in range(own)),
+    ]
+    load = []
+    for first in range(0, own, wide):
+        load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
+        load += [f"add.u32 %_v{first + i}, %_v{first + i}, %_w{i};" for i in range(wide)]
+    lines += [*_everywhere(peers, text["own"], load), "mov.b32 %_all, %_v0;"]
+    lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
+    lines += [
+        *pick_lane("%_all", "%_left", "%_lane", "%_rest"),
+        "setp.eq.u32 %_hit, %_lane, %lane;",
+        f"add.u32 %_digit, %_digit, {own - 1};",
+        f"mov.b32 %_all, %_v{own - 1};",
+        "mov.pred %_past, 1;",
+    ]
+    for i in reversed(range(1, own)):
+        lines += [
+            f"setp.ge.and.u32 %_past, %_rest, %_v{i}, %_past;",
+            f"@%_past sub.u32 %_rest, %_rest, %_v{i};",
+            "@%_past sub.u32 %_digit, %_digit, 1;",
+            f"@%_past mov.b32 %_all, %_v{i - 1};",
+        ]
+    lines += [
+        "cvt.u64.u32 %_found, %_digit;",
+        f"shl.b64 %_found, %_found, {text['shift']};",
+        f"mov.b64 %_bound, {{{low}, {high}}};",
+        "or.b64 %_bound, %_bound, %_found;",
+        "mov.b64 {%_w0, %_lane}, %_bound;",
+        "add.u32 %_all, %_all, " + str(attr("topk") - 1) + ";",
+        "sub.u32 %_all, %_all, %_rest;",
+        f"@%_hit st.shared.v4.b32 [{text['state']}], {{%_w0, %_lane, %_rest, %_all}};",
+    ]
+    temps = (
+        f"b32 at there rank sum up all lane left rest digit w<{wide}> v<{own}>, b64 found bound, "
+        "pred p hit past"
+    )
+    return scoped(temps, lines)
+
+
+pick_digit = define(
+    Atom(
+        "pick_digit",
+        (
+            ("state", "smem"),
+            ("bins", "smem"),
+            ("bound", "frag"),
+            ("goal", "frag"),
+            ("shift", "value"),
+            ("own", "value"),
+        ),
+        Scope.WARP,
+        Lanes.ALL,
+        _pick_text,
+        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the count, from the highest "
+        "digit on, above the goal; the state with that digit. With `everywhere` bins are added up "
+        "over the CTAs of the cluster",
+        accesses=(
+            Access("bins", "r", GENERIC),
+            Access("bound", "r", GENERIC),
+            Access("goal", "r", GENERIC),
+            Access("state", "w", GENERIC),
+        ),
+        rules=(
+            Rule("a state has four words", lambda u: u.src[0].arg == STATE),
+            Rule("there is a bin for each digit, and the sums of the ranges", lambda u: (
+                u.src[1].arg == (4 << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"))),
+            Rule("every lane has a bin of a range", lambda u: (
+                (1 << u.arg.attr("bits")) // u.arg.attr("ranges") >= 32)),
+            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
+        ),
+    )
+)  # fmt: skip
+
+
+def _gather_text(use: UOp, text: dict[str, str]) -> str:
+    keys, slots, peers = pieces(text["src"]), use.arg.attr("slots"), use.arg.attr("peers")
+    low, high = pieces(text["bound"])
+    space = "relaxed.cluster.shared::cluster" if peers > 1 else "shared"
+    store = ".shared::cluster" if peers > 1 else ".shared"
+    may = [f"%_m{i}" for i in range(len(keys))]
+    lines = list[str]()
+    for m, x in zip(may, keys, strict=True):
+        lines += [f"setp.ge.u32 {m}, {x}, {high};", f"setp.ne.and.u32 {m}, {x}, 0, {m};"]
+    lines += [
+        *_any(may, "NONE"),
+        f"mov.b64 %_bound, {{{low}, {high}}};",
+        "shl.b32 %_below, 1, %lane;",
+        "sub.u32 %_below, %_below, 1;",
+        "setp.eq.u32 %_first, %lane, 0;",
+    ]
+    for name in ("list", "count"):
+        here = text[f"{name}_reg"]
+        there = f"mapa.shared::cluster.u32 %_{name}, {here}, {text['rank']};"
+        lines.append(there if peers > 1 else f"mov.b32 %_{name}, {here};")
+    for i, (m, x) in enumerate(zip(may, keys, strict=True)):
+        lines += [
+            f"add.u32 %_at, {text['position']}, {i};",
+            *_entry(x, "%_at", "%_entry"),
+            f"setp.ge.and.u64 {m}, %_entry, %_bound, {m};",
+            f"vote.sync.ballot.b32 %_lanes, {m}, {ALL_LANES};",
+            "popc.b32 %_all, %_lanes;",
+            "mov.b32 %_at, 0;",
+            "setp.ne.and.u32 %_some, %_all, 0, %_first;",
+            f"@%_some atom.{space}.add.u32 %_at, [%_count], %_all;",
+            f"shfl.sync.idx.b32 %_at, %_at, 0, 31, {ALL_LANES};",
+            "and.b32 %_lanes, %_lanes, %_below;",
+            "popc.b32 %_lanes, %_lanes;",
+            "add.u32 %_at, %_at, %_lanes;",
+            f"setp.lt.and.u32 {m}, %_at, {slots}, {m};",
+            f"mad.lo.u32 %_at, %_at, {ENTRY}, %_list;",
+            f"@{m} st{store}.v2.b32 [%_at], {{%_low, {x}}};",
+        ]
+    temps = (
+        f"b32 at low lanes all below list count, b64 bound entry, pred some first m<{len(keys)}>"
+    )
+    return scoped(temps, [*lines, "NONE:"])
+
+
+gather_entries = define(
+    Atom(
+        "gather_entries",
+        (
+            ("list", "smem"),
+            ("count", "smem"),
+            ("src", "frag"),
+            ("bound", "frag"),
+            ("position", "value"),
+            ("rank", "value"),
+        ),
+        Scope.WARP,
+        Lanes.ALL,
+        _gather_text,
+        "9.7.13.7 atom.shared: entries that are not below the bound to the leader's list, in any "
+        "order, at places that its count gives out; keys of consecutive positions",
+        accesses=(
+            Access("src", "r", GENERIC),
+            Access("bound", "r", GENERIC),
+            Access("count", "a", GENERIC),
+            Access("list", "a", GENERIC),
+        ),
+        rules=(
+            Rule("a bound is two registers", lambda u: u.src[3].arg == 2),
+            Rule("a list has its slots", lambda u: u.src[0].arg == ENTRY * u.arg.attr("slots")),
+            Rule("a count has four bytes", lambda u: u.src[1].arg == 4),
+        ),
+    )
+)
+
+
+def _outrank_text(use: UOp, text: dict[str, str]) -> str:
+    low, high = pieces(text["own"])
+    others, lines = pieces(text["others"]), [f"mov.b64 %_own, {{{low}, {high}}};"]
+    for first in range(0, len(others), 2):
+        lines += [
+            f"mov.b64 %_other, {{{others[first]}, {others[first + 1]}}};",
+            "setp.gt.u64 %_p, %_other, %_own;",
+            f"@%_p add.u32 {text['rank']}, {text['rank']}, 1;",
+        ]
+    return scoped("b64 own other, pred p", lines)
+
+
+outrank = define(
+    Atom(
+        "outrank",
+        (("rank", "frag"), ("own", "frag"), ("others", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _outrank_text,
+        "9.7.6 setp: adds the number of other entries that are greater",
+        accesses=(
+            Access("own", "r", GENERIC),
+            Access("others", "r", GENERIC),
+            Access("rank", "rw", GENERIC),
+        ),
+        rules=(
+            Rule("an entry is two registers", lambda u: (
+                u.src[1].arg == 2 and u.src[2].arg % 2 == 0)),
+            Rule("a rank is one register", lambda u: u.src[0].arg == 1),
+        ),
+    )
+)  # fmt: skip
+put_place = define(
+    Atom(
+        "put_place",
+        (("dst", "smem"), ("offset", "value"), ("inside", "value"), ("src", "frag")),
+        Scope.THREAD,
+        Lanes.ALL,
+        "add.u32 %ra, {dst_reg}, {offset};\n@{inside} red.shared.add.u32 [%ra], {src};",
+        "9.7.13.8 red.shared: one register to a place of its own among zeros",
+        accesses=(Access("src", "r", GENERIC), Access("dst", "a", GENERIC)),
+        rules=(Rule("it puts one register", lambda u: u.src[3].arg == 1),),
+    )
+)
