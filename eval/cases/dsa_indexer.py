@@ -73,9 +73,7 @@ def _float8(values: Values) -> Values:
     return held.view(torch.uint8).numpy()
 
 
-def _put_pages(
-    cache: Values, pages: Values, keys: Values, scales: Values, page_size: int
-) -> None:
+def _put_pages(cache: Values, pages: Values, keys: Values, scales: Values, page_size: int) -> None:
     """A sequence's tokens into its pages: all rows of a page, then all scales."""
     width = keys.shape[-1]
     for first in range(0, len(keys), page_size):

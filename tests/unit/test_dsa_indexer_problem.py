@@ -15,7 +15,7 @@ from ptxflow.compiler.families.dsa_indexer.select import Select
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
-from tests.dsa_indexer_cases import B200, H200, definition, problem, space, strategy
+from tests.dsa_indexer_cases import B200, H200, definition, problem, space
 
 NAME = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
 AXES = {"batch_size": 3, "max_num_pages": 10, "num_pages": 20}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.softmax import part
 from ptxflow.compiler.families.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.families.dsa_indexer.problem import SCALE
 from ptxflow.compiler.families.dsa_indexer.score import Score
@@ -19,6 +18,7 @@ from ptxflow.compiler.ir import (
     global_tensor,
     loop,
     param,
+    part,
     rectangle,
     role,
     slot,

@@ -10,8 +10,6 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.dsa_indexer.decisions import (
-    ENTRY_BITS,
-    digits,
     entries,
     resources,
     select_smem,
@@ -108,9 +106,7 @@ def _more(f: Fields, each: float, most: Any) -> Any:
     """Digits behind the first one: scores of a kind fall into some eight bins of ten bits for each
     power of two, the last of which has a few hundredths of the keys."""
     inside = each * 2.0 ** (10 - f.bits) / 30
-    known = np.where(inside <= most, 0, 1)
-    assert int(np.max(digits(f.bits))) * 12 >= ENTRY_BITS
-    return known
+    return np.where(inside <= most, 0, 1)
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:

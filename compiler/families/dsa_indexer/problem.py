@@ -1,4 +1,4 @@
-"""Problems of the sparse-attention indexer: the best cached tokens of each sequence, by float8 keys.
+"""Problems of the sparse-attention indexer: the best tokens of each sequence, by float8 keys.
 
 A page of the cache is all its keys, a row of float8 values each, then a float32 scale for each.
 """

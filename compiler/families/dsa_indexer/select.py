@@ -15,7 +15,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
 from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.softmax import Registers, part
+from ptxflow.compiler.families.attention.softmax import Registers
 from ptxflow.compiler.families.dsa_indexer.decisions import (
     LINE,
     bin_bytes,
@@ -39,6 +39,7 @@ from ptxflow.compiler.ir import (
     held,
     loop,
     param,
+    part,
     rectangle,
     slot,
     smem,
