@@ -18,6 +18,7 @@ from ptxflow.compiler.atoms.reductions import (
     LEAST,
     count_in,
     scoped,
+    skip_unless_any,
     weigh,
 )
 from ptxflow.compiler.atoms.table import (
@@ -84,18 +85,11 @@ def _there(text: dict[str, str], name: str, peers: int, to: str) -> list[str]:
     return [f"mapa.shared::cluster.u32 {to}, {text[name + '_reg']}, {text['rank']};"]
 
 
-def _any(predicates: list[str], label: str) -> list[str]:
-    """Branch to a label where no lane has any of the predicates."""
-    lines = [f"mov.pred %_some, {predicates[0]};"]
-    lines += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
-    return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
-
-
 def _sift_group(group: list[str], high: str, low: str, label: str) -> list[str]:
     """Nothing, if no lane has an element that may be kept; candidates are rarer still."""
     may = [f"%_m{j}" for j in range(len(group))]
     lines = [f"setp.ge.u32 {m}, {x}, {low};" for m, x in zip(may, group, strict=True)]
-    lines += _any(may, label)
+    lines += skip_unless_any(may, label)
     for j, x in enumerate(group):
         lines += [
             f"setp.ge.u32 %_k{j}, {x}, {high};",
@@ -103,7 +97,7 @@ def _sift_group(group: list[str], high: str, low: str, label: str) -> list[str]:
             f"@%_k{j} add.u32 %_mass, %_mass, %_w;",
             f"setp.lt.and.u32 %_m{j}, {x}, {high}, %_m{j};",
         ]
-    return [*lines, *_any(may, label)]
+    return [*lines, *skip_unless_any(may, label)]
 
 
 def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) -> list[str]:

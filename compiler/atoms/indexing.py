@@ -11,7 +11,13 @@ entries that are not below the bound.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, pick_lane, scoped
+from ptxflow.compiler.atoms.reductions import (
+    ALL_LANES,
+    everywhere,
+    pick_lane,
+    scoped,
+    skip_unless_any,
+)
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
 from ptxflow.compiler.atoms.threads import pieces, vector
 from ptxflow.compiler.ir import UOp
@@ -128,13 +134,6 @@ def _entry(x: str, position: str, to: str) -> list[str]:
     ]
 
 
-def _any(predicates: list[str], label: str) -> list[str]:
-    """Branch to a label where no lane has any of them."""
-    lines = [f"mov.pred %_some, {predicates[0]};"]
-    lines += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
-    return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
-
-
 def _count_more_text(use: UOp, text: dict[str, str]) -> str:
     """First by the high word alone: few keys share the digits that are known."""
     bits, keys = use.arg.attr("bits"), pieces(text["src"])
@@ -150,7 +149,7 @@ def _count_more_text(use: UOp, text: dict[str, str]) -> str:
     ]
     for m, x in zip(may, keys, strict=True):
         lines += [f"sub.u32 %_d, {x}, {high};", f"setp.le.u32 {m}, %_d, %_span;"]
-    lines += _any(may, "NONE")
+    lines += skip_unless_any(may, "NONE")
     for i, (m, x) in enumerate(zip(may, keys, strict=True)):
         lines += [
             f"add.u32 %_d, {text['position']}, {i};",
@@ -193,17 +192,6 @@ count_entries = define(
 )
 
 
-def _everywhere(peers: int, own: str, load: list[str]) -> list[str]:
-    """A load at %_there of every CTA of the cluster, from the own one on; or at %_at alone."""
-    if peers == 1:
-        return ["mov.b32 %_there, %_at;", *load]
-    lines = []
-    for c in range(peers):
-        lines += [f"add.u32 %_rank, {own}, {c};", f"and.b32 %_rank, %_rank, {peers - 1};"]
-        lines += ["mapa.shared::cluster.u32 %_there, %_at, %_rank;", *load]
-    return lines
-
-
 def _pick_text(use: UOp, text: dict[str, str]) -> str:
     """First the range of bins and then the bin in it, of which a lane has some."""
     attr = use.arg.attr
@@ -221,7 +209,7 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
         f"setp.lt.u32 %_hit, %lane, {ranges};",
         "mov.b32 %_w0, 0;",
         "mov.b32 %_all, 0;",
-        *_everywhere(peers, text["own"], load),
+        *everywhere(use, text["own"], load),
         *pick_lane("%_all", text["goal"], "%_lane", "%_left"),
         f"min.u32 %_lane, %_lane, {ranges - 1};",
         f"sub.u32 %_lane, {ranges - 1}, %_lane;",
@@ -235,7 +223,7 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     for first in range(0, own, wide):
         load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
         load += [f"add.u32 %_v{first + i}, %_v{first + i}, %_w{i};" for i in range(wide)]
-    lines += [*_everywhere(peers, text["own"], load), "mov.b32 %_all, %_v0;"]
+    lines += [*everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
     lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
     lines += [
         *pick_lane("%_all", "%_left", "%_lane", "%_rest"),
@@ -313,7 +301,7 @@ def _gather_text(use: UOp, text: dict[str, str]) -> str:
     for m, x in zip(may, keys, strict=True):
         lines += [f"setp.ge.u32 {m}, {x}, {high};", f"setp.ne.and.u32 {m}, {x}, 0, {m};"]
     lines += [
-        *_any(may, "NONE"),
+        *skip_unless_any(may, "NONE"),
         f"mov.b64 %_bound, {{{low}, {high}}};",
         "shl.b32 %_below, 1, %lane;",
         "sub.u32 %_below, %_below, 1;",

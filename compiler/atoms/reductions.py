@@ -46,6 +46,13 @@ def count_in(quantity: str, at: str, x: str, guard: str, weight: str) -> list[st
     return [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}], {weight};"]
 
 
+def skip_unless_any(predicates: list[str], label: str) -> list[str]:
+    """Branch to a label where no lane has any of the predicates."""
+    lines = [f"mov.pred %_some, {predicates[0]};"]
+    lines += [f"or.pred %_some, %_some, {p};" for p in predicates[1:]]
+    return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
+
+
 def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
     """An inclusive sum over the lanes, in place."""
     lines = []
@@ -243,7 +250,7 @@ sum_of_ranges = define(
 )
 
 
-def _everywhere(use: UOp, own: str, load: list[str]) -> list[str]:
+def everywhere(use: UOp, own: str, load: list[str]) -> list[str]:
     """A load at %_there of every CTA of the cluster, from the own one on; or at %_at alone."""
     peers = use.arg.attr("peers")
     if peers == 1:
@@ -294,7 +301,7 @@ def _digit_lines(use: UOp, text: dict[str, str], own: int) -> list[str]:
             f"add.u32 %_v{(first + i) // copies}, %_v{(first + i) // copies}, %_w{i};"
             for i in range(wide)
         ]
-    lines += [*_everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
+    lines += [*everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
     lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
     lines += pick_lane("%_all", "%_goal", "%_lane", "%_rest", "" if attr("ranges") else "%_total")
     lines += ["setp.eq.u32 %_hit, %_lane, %lane;", f"add.u32 %_low, %_low, {own};"]
@@ -333,7 +340,7 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
             f"setp.lt.u32 %_hit, %lane, {ranges};",
             "mov.b32 %_w0, 0;",
             "mov.b32 %_all, 0;",
-            *_everywhere(use, text["own"], load),
+            *everywhere(use, text["own"], load),
             *pick_lane("%_all", "%_goal", "%_lane", "%_rest", "%_total"),
             "setp.ne.u32 %_p, %_lane, 32;",
             f"selp.b32 %_goal, %_rest, {0xFFFFFFFF}, %_p;",  # nothing is found again

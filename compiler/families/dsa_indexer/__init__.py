@@ -24,6 +24,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
 TRIAL_TOPK = 64
+MOST_TURNS = 3  # of an abstract run through a list
 Score = blackwell.Kernel | hopper.Kernel
 
 
@@ -66,6 +67,7 @@ def _select_trip(c: Select, length: int, left: int) -> Trip:
         "s_length": length,
         "s_left": left,
         "s_listed": listed,
+        "s_turns": min(listed, MOST_TURNS),  # of eight entries; more read the same list as often
         "width": -(-length // c.page) + 1,
     }
     name = f"{length} tokens" + (", by all digits" if left else "")

@@ -280,6 +280,7 @@ class Select:
         out = range(0, self.topk, self.threads)
         body: list[Body] = [
             at.ld_shared(listed, slot(self.count, 0, 0, 4), 0, alike=True),
+            at.mov(self.r("turns", 1), (self.listed + (PAIR * AHEAD - 1)) // (PAIR * AHEAD)),
             [self.place(i) for i in turns],
             at.cta_sync(),
             [self.store(i) for i in out],
@@ -326,7 +327,7 @@ class Select:
             )
             for j in range(AHEAD)
         ]
-        turns = (self.listed + (each - 1)) // each
+        turns = held(self.r("turns", 1).src[0])
         return loop(turn, turns, load, at.outrank(rank, entry, others), rolled=True)
 
     def store(self, first: int) -> Body:
