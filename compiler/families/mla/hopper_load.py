@@ -21,11 +21,12 @@ from ptxflow.compiler.strategy import Fields, Load, Problem
 class Costs:
     """Cycles, or the unit that is given; estimates, which no measurement has checked."""
 
-    weigh: float = 450.0  # from scores to the products of their weights, whatever the tile
-    score: float = 5.0  # and for each token of 64 rows
-    lead: float = 0.15  # of that, hidden by a part of the next tile's scores that may be there
-    piece: float = 0.2  # of that, where the first half of the weights comes before the second
-    rescale: float = 150.0  # for sums that follow new maxima, which later tiles have fewer of
+    weigh: float = 290.0  # from scores to the products of their weights, whatever the tile
+    score: float = 4.5  # and for each token of 64 rows
+    piece: float = 2.0  # of that, less where half of the weights comes first
+    lead: float = 0.3  # of all, hidden by scores of the next tile that come before
+    early: float = 0.5  # added by each further part of them that is not there yet
+    rescale: float = 115.0  # for sums that follow new maxima, which later tiles have fewer of
     narrow: float = 0.33  # longer products with keys where a tile has fewer than 64 tokens
     ask: float = 500.0  # for queries, which are copied before the first product
     stage: float = 1000.0  # for outputs, which pass through shared memory
@@ -55,7 +56,9 @@ def _shared(f: Fields, latent: int, row: int) -> Any:
 
 
 def _exposed(f: Fields, c: Costs) -> Any:
-    """Cycles in which nothing is multiplied: of two stages, one is being filled then."""
-    there = np.minimum(f.lead, np.where(f.stages > 2, 3, 1))
-    hidden = c.lead * there + c.piece * (f.pieces - 1)
-    return (c.weigh + c.score * f.tile) * (1 - hidden) + c.rescale * (f.rescale == ALWAYS)
+    """Cycles of a step in which nothing is multiplied. Of two stages one is being filled then, so
+    that few of the next tile's scores can come before; of four they all can."""
+    chain = c.weigh + (c.score - c.piece * (f.pieces - 1)) * f.tile
+    chain = chain + c.rescale * (f.rescale == ALWAYS)
+    two = 1 - c.lead * np.minimum(f.lead, 1) + c.early * np.maximum(f.lead - 1, 0)
+    return chain * np.where(f.stages > 2, 1.0 * (f.lead < 2), two)
