@@ -27,11 +27,18 @@ def as_torch(values: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def assert_as_reference(
-    maker: Family, p: Problem, s: Strategy, given: Definition, made: Case, within: float = 1.0
+    maker: Family,
+    p: Problem,
+    s: Strategy,
+    given: Definition,
+    made: Case,
+    within: float = 1.0,
+    steeper: float = 1.0,
 ) -> None:
     """The strategy's kernels for an H200 on the definition's inputs of seed 1, put in place of the
-    case's: no element wrong, and errors below `within` tolerances."""
+    case's: no element wrong, and errors below `within` tolerances. Scalars are times `steeper`."""
     inputs = make_inputs(given, {n: p[n] for n in given.var_axes if n in dict(p.axes)}, 1)
+    inputs |= {n: v * steeper for n, v in inputs.items() if isinstance(v, float)}
     tensors = {name: values.copy() for name, values in made.tensors.items()}
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor):
