@@ -52,14 +52,18 @@ class Problem:
         """FLOP per byte of compulsory traffic."""
         return self.flops / self.bytes
 
+    def peak_tflops(self, device: Device) -> float:
+        """Of the tensor cores, for operands of the problem's type: twice as much in 8 bits."""
+        return device.tflops_16bit * (2 if self.dtype.startswith("float8") else 1)
+
     def bound(self, device: Device) -> str:
         """`compute` or `memory`: which roof of the device's roofline this problem meets first."""
-        ridge = device.tflops_16bit * 1e12 / device.hbm_bytes_per_s
+        ridge = self.peak_tflops(device) * 1e12 / device.hbm_bytes_per_s
         return "compute" if self.intensity >= ridge else "memory"
 
     def roofline_tflops(self, device: Device) -> float:
         """The most TFLOP/s the device allows for this problem: min(peak, intensity x bandwidth)."""
-        return min(device.tflops_16bit, self.intensity * device.hbm_bytes_per_s / 1e12)
+        return min(self.peak_tflops(device), self.intensity * device.hbm_bytes_per_s / 1e12)
 
     def to_json(self) -> dict[str, Any]:
         return {"family": self.family, "definition": self.definition, "axes": dict(self.axes)}

@@ -26,7 +26,7 @@ class Floors:
     def of(problem: Problem, device: Device) -> Floors:
         """KeyError for a device without rates."""
         return Floors(
-            problem.flops / device.tflops_16bit / 1e6,
+            problem.flops / problem.peak_tflops(device) / 1e6,
             problem.bytes / device.hbm_bytes_per_s * 1e6,
             rates(device).launch_s * 1e6,
         )

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import (
     arithmetic,
     blackwell,
+    blocks,
     candidates,
     chunks,
     common,
     copies,
     draws,
+    experts,
     filters,
     fragments,
     hopper,
@@ -54,6 +56,8 @@ _ROWS = (
     indexing,
     hopper,
     blackwell,
+    blocks,
+    experts,
 )  # importing them fills the table
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
-from ptxflow.compiler.emulator.values import half_bits
+from ptxflow.compiler.emulator.values import e4m3_bits, half_bits
 from ptxflow.compiler.emulator.warp import Array, Step, Warp
 
 Two = Callable[[Any, Any], Any]
@@ -33,6 +33,19 @@ def convert_half(line: Line) -> Step:
             return
         low = half_bits(floats(b(w)), bfloat16)
         write(w, low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16))
+
+    return run
+
+
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32")
+def convert_eighth(line: Line) -> Step:
+    """The first source goes to the upper byte."""
+    line.count(3)
+    write, a, b = line.write(0, 16), line.read(1, 32), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        high, low = (e4m3_bits(floats(x(w))).astype(np.uint16) for x in (a, b))
+        write(w, high << np.uint16(8) | low)
 
     return run
 

@@ -55,6 +55,7 @@ def _load() -> None:
         gqa_decode,
         gqa_prefill,
         mla,
+        moe,
         rmsnorm,
         sampling,
     )

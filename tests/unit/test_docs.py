@@ -172,7 +172,7 @@ def test_the_families_of_the_readme_are_those_that_are_registered() -> None:
     whole = len(names())
     text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
     assert f"{len(rows)} [kernel families](#families) cover {whole - none} of the {whole} " in text
-    assert f"The other {none}, " in text
+    assert not none or f"The other {none}, " in text
 
 
 TARGETS = [
