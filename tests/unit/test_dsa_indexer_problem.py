@@ -10,7 +10,12 @@ import pytest
 
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
-from ptxflow.compiler.families.dsa_indexer.decisions import digits, entries, select_smem
+from ptxflow.compiler.families.dsa_indexer.decisions import (
+    digits,
+    entries,
+    select_registers,
+    select_smem,
+)
 from ptxflow.compiler.families.dsa_indexer.select import Select
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
@@ -106,3 +111,10 @@ def test_long_rows_want_clusters() -> None:
     f = found.fields()
     speed = model_tflops(DSA_INDEXER, f, p, H200)
     assert f.ctas[speed.argmax()] > 1 and speed[f.ctas == 1].max() < speed.max()
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_the_second_kernel_fits_its_registers(dev) -> None:  # type: ignore[no-untyped-def]
+    f = space(problem(64, 2048), dev).fields()
+    assert (select_registers(f) * f.threads <= dev.registers_per_sm).all()
+    assert select_registers(f).max() <= dev.registers_per_thread

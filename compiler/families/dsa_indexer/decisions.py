@@ -57,7 +57,7 @@ def score_registers(f: Fields, problem: Problem, device: Device) -> Any:
     """Of a thread of the first kernel: at least what ptxas takes."""
     heads = problem["num_index_heads"]
     if device.has_tmem:
-        return heads + f.tile // (TMEM_ROWS * f.consumers) * 60
+        return heads + f.tile // (TMEM_ROWS * f.consumers) * min(heads, 60) + 12
     return f.tile // (WARPGROUP_ROWS * f.consumers) * (heads // 2 + 3) + heads // 4 + 20
 
 
@@ -86,8 +86,14 @@ def select_smem(f: Fields, problem: Problem) -> Any:
     return lines * LINE + bin_bytes(f) + STATE + LINE + 512  # a count, alignments
 
 
+def select_registers(f: Fields) -> Any:
+    """Of a thread of the second kernel: a lane holds its bins of all CTAs at a time."""
+    own = (1 << f.bits) // f.threads
+    return np.maximum(56, own * f.ctas + 28)
+
+
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
-    """What strategies take of an SM; of the first kernel."""
+    """What strategies take of an SM: of the first kernel, but the most registers of both."""
     threads = score_threads(f, device)
     held = -(-score_registers(f, problem, device) // 8) * 8
     smem = score_smem(f, problem)
@@ -100,7 +106,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     ]
     if device.has_tmem:
         limits.append(device.tmem_columns // columns)
-    return Resources(smem, held, threads, columns, np.minimum.reduce(limits))
+    most = np.maximum(held, select_registers(f))
+    return Resources(smem, most, threads, columns, np.minimum.reduce(limits))
 
 
 RULES = (
