@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -167,11 +168,23 @@ def sums_load(f: Fields, sequences: int, chunks: Any, latent: int, c: Costs) -> 
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What the axes do not say alone: tokens of a sequence, and waves of one CTA a query."""
+    """Sizes, and for lengths of chunks, or queries of a CTA, how full the rounds of CTAs are."""
     count = problem["len_indptr"] - 1
-    rows = dict(problem.axes).get("total_q", count)
-    return {
-        "log_tokens": float(np.log2(max(tokens(problem) / count, 1.0))),
-        "log_queries": float(np.log2(max(rows / count, 1.0))),
-        "log_waves": float(np.log2(max(rows / device.sms, 1e-3))),
+    length, rows = tokens(problem) / count, dict(problem.axes).get("total_q", count)
+    each = rows / count  # queries of a sequence
+    out = {
+        "log2_tokens": (math.log2(max(length, 1.0)) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 3) / 3,
     }
+    if decodes(problem):
+        ctas = {n: count * math.ceil(length / n) for n in (64, 256, 1024, 4096)}
+    else:
+        ctas = {n: count * math.ceil(each / n) for n in (1, 2, 4)}
+        out["log2_queries"] = (math.log2(max(each, 1.0)) - 8) / 4
+        out["filled"] = 2 * each / (math.ceil(each / 4) * 4) - 1
+        out["seen"] = length / max(length + each, 1.0)
+    for unit, blocks in ctas.items():
+        rounds = max(-(-blocks // device.sms), 1)
+        out[f"rounds_{unit}"] = (math.log2(rounds) - 2) / 3
+        out[f"full_{unit}"] = 2 * blocks / (rounds * device.sms) - 1
+    return out
