@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ptxflow.compiler.emulator import emulate
@@ -13,7 +15,7 @@ from ptxflow.eval.definition import parse
 from tests.mla_cases import H200, PREFILL, definition, problem, wgmma
 from tests.reference_check import assert_as_reference
 
-SMALL = {"latent": 128, "rope": 64}
+SMALL: dict[str, Any] = {"latent": 128, "rope": 64}
 LENGTHS, QUERIES = (130, 3, 67), (3, 5, 2)  # five queries of three tokens: two see none
 S = wgmma(tile=32, lead=1, pieces=2)
 
