@@ -27,9 +27,11 @@ EVERY = 8  # measurements between two tunings
 FAR = 8.0  # nats: the most that a deviation counts for
 SPAN = 40.0  # nats below the best, where beliefs end: no draw ever comes from there
 
-
+# One workload needs no other mixing than many did: the matrices between layers stay, and what is
+# learned are the rows of choices. That comes nearer to the target in as many steps, at a quarter of
+# their cost.
 TUNING = TrainConfig(
-    tau=TAU, batch=256, learning_rate=1e-3, matrix_rate=5e-3, log_z_rate=2e-2, epsilon=0.0,
+    tau=TAU, batch=256, learning_rate=3e-3, matrix_rate=0.0, log_z_rate=2e-2, epsilon=0.0,
     target_share=0.5, warmup=5,
 )  # fmt: skip
 

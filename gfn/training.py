@@ -44,7 +44,7 @@ class TrainConfig:
     seed: int = 0
     batch: int = 1024
     learning_rate: float = 3e-3  # of what is no matrix
-    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised
+    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised; 0: they stay
     log_z_rate: float = 1e-2
     workloads: int = 64  # of a batch, at most: few have many prefixes in common
     hidden: int = 256
@@ -146,27 +146,35 @@ class Trainer:
         self.curriculum = Curriculum(
             [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
         )
-        matrices = [m for m in self.network.matrices() if m.requires_grad]
-        held = {id(p) for p in matrices}
-        rest = [p for p in self.network.parameters() if id(p) not in held and p.requires_grad]
-        self.optimisers: dict[str, torch.optim.Optimizer] = {
-            "adam": torch.optim.Adam(
-                [
-                    {"params": rest, "lr": config.learning_rate},
-                    {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
-                ],
-                betas=(0.9, 0.99),
-                fused=self.compute.type == "cuda",
-            ),
-        }
-        if matrices:
-            self.optimisers["muon"] = torch.optim.Muon(
-                matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
-            )
+        self.optimisers = self._optimisers()
         for optimiser in self.optimisers.values():
             for part in optimiser.param_groups:
                 part["full"] = part["lr"]  # what `rate` is a share of
         self._need(self.curriculum.active)
+
+    def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
+        """Adam for what learns, and Muon for its matrices."""
+        config = self.config
+        if not config.matrix_rate:
+            for matrix in self.network.matrices():  # nor are gradients worked out
+                matrix.requires_grad_(False)
+        matrices = [m for m in self.network.matrices() if m.requires_grad]
+        held = {id(p) for p in matrices}
+        rest = [p for p in self.network.parameters() if id(p) not in held and p.requires_grad]
+        adam = torch.optim.Adam(
+            [
+                {"params": rest, "lr": config.learning_rate},
+                {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
+            ],
+            betas=(0.9, 0.99),
+            fused=self.compute.type == "cuda",
+        )
+        if not matrices:
+            return {"adam": adam}
+        muon = torch.optim.Muon(
+            matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
+        )
+        return {"adam": adam, "muon": muon}
 
     @property
     def progress(self) -> float:

@@ -173,3 +173,13 @@ def test_training_can_begin_with_a_trained_policy(
     write(tmp_path / "p.safetensors", trainer.policy_checkpoint({}))
     assert read(tmp_path / "p.safetensors").network == trainer.network.config
     assert np.isfinite(log_probs(load_policy(tmp_path / "p.safetensors"), other(8))).all()
+
+
+def test_tuning_leaves_the_matrices_as_they_are(
+    policy: Policy, toy: SpaceOf, toy_reward: Any
+) -> None:
+    space = toy(64)
+    tuned = fine_tune(policy, space, measured(space, toy_reward, space.codes[:8])).network
+    for ours, theirs in zip(tuned.matrices(), policy.network.matrices(), strict=True):
+        assert np.array_equal(ours.detach().numpy(), theirs.detach().numpy())
+    assert not np.array_equal(tuned.head.detach().numpy(), policy.network.head.detach().numpy())
