@@ -1,9 +1,9 @@
 """How many mutants the validator kills: `python -m ptxflow.eval.mutation --device b200`.
 
-One kernel for every structure that the builders can make, every mutant of each, and what became of
-them. The kill rate counts each mutant that is not on the list of harmless changes. With --emulate,
-the PTX of every mutant that the validator accepts runs under several schedules, and must still
-compute C exactly and show no hazard: that is what shows the list of harmless changes to be one.
+A few kernels of each family, of different structures, some mutants of each or all, and what became
+of them. The kill rate counts each mutant that is not on the list of harmless changes. The PTX of
+every mutant that the validator accepts runs under several schedules, and must still be as right as
+the kernel's and show no hazard: that is what shows the list of harmless changes to be one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ptxflow.compiler.families import family
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.strategy import Trip
 from ptxflow.eval import proof_summary
-from ptxflow.eval.arguments import UsageError, find_device, parse_axes
-from ptxflow.eval.definition import DefinitionError, names
+from ptxflow.eval.arguments import UsageError, find_device
+from ptxflow.eval.definition import DefinitionError
+from ptxflow.eval.drawing import add_arguments, drawn
 from ptxflow.eval.harmless import reason
 from ptxflow.eval.mutants import OPERATORS, Mutant, mutants
 from ptxflow.eval.proof_summary import Summary, spread
-from ptxflow.eval.survey import draw
 from ptxflow.eval.trial import Emulation, emulate_kernel
 
 VERDICTS = ("killed", "harmless", "survived", "refused")
@@ -75,7 +75,8 @@ class Judged:
 
 
 def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
-    """The smallest kernel of each structure: the same roles, loops and instructions in them."""
+    """The smallest kernel of each structure: the same roles, loops and instructions in them; in the
+    order of their sizes."""
     best: dict[object, tuple[int, Job]] = {}
     for problem, strategy in jobs:
         kernels = kernels_of(family(strategy.family).build(problem, strategy, device))
@@ -89,7 +90,20 @@ def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
         key = frozenset(found), any(kernel.arg.cluster > 1 for kernel in kernels)
         if key not in best or size < best[key][0]:
             best[key] = size, (problem, strategy)
-    return [job for _, job in best.values()]
+    return [job for _, job in sorted(best.values(), key=lambda held: held[0])]
+
+
+def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Job]:
+    """Of each family's structures `most`, spread evenly from the smallest to the largest."""
+    families: dict[str, list[Job]] = {}
+    for job in jobs:
+        families.setdefault(job[1].family, []).append(job)
+    out: list[Job] = []
+    for held in families.values():
+        found = structures(held, device)
+        count = min(most, len(found))
+        out += [found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count)]
+    return out
 
 
 def _kind(role: str, path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
@@ -148,22 +162,31 @@ def pick(found: Sequence[Mutant], count: int, seed: Sequence[int]) -> list[Mutan
     return [found[i] for i in sorted(chosen)]
 
 
-def run(jobs: Sequence[Job], device: Device, workers: int, schedules: int = 0) -> list[Judged]:
-    """Judge every mutant of every job's kernel on `workers` processes."""
-    work = partial(judge_strategy, device, range(schedules))
+def run(
+    jobs: Sequence[Job], device: Device, workers: int, schedules: int = 0, count: int = 0,
+    seed: int = 0,
+) -> list[list[Judged]]:  # fmt: skip
+    """Judge `count` mutants of every job's kernel, or all of them for 0, on `workers` processes."""
+    work = partial(_judge_some, device, range(schedules), count, seed)
     with tqdm(total=len(jobs), desc=f"mutants for {device.arch}", unit="kernel") as bar:
         if workers <= 1:
-            return _gathered(bar, map(work, jobs))
+            return [_told(bar, work(job)) for job in jobs]
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return _gathered(bar, pool.map(work, jobs))
+            return [_told(bar, judged) for judged in pool.map(work, jobs)]
 
 
-def _gathered(bar: tqdm, kernels: Iterable[list[Judged]]) -> list[Judged]:  # type: ignore[type-arg]
-    out: list[Judged] = []
-    for judged in kernels:
-        out += judged
-        bar.update()
-    return out
+def _judge_some(
+    device: Device, seeds: Sequence[int], count: int, seed: int, job: Job
+) -> list[Judged]:
+    if not count:
+        return judge_strategy(device, seeds, job)
+    choose = partial(pick, count=count, seed=(seed, int(job[1].key, 16)))
+    return judge_strategy(device, seeds, job, choose)
+
+
+def _told(bar: tqdm, judged: list[Judged]) -> list[Judged]:  # type: ignore[type-arg]
+    bar.update()
+    return judged
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -194,6 +217,19 @@ def summarise(judged: Sequence[Judged]) -> Summary:
     }
 
 
+def by_family(jobs: Sequence[Job], judged: Sequence[Sequence[Judged]]) -> Summary:
+    """The numbers behind a row for each family."""
+    rows: dict[str, list[Sequence[Judged]]] = {}
+    for (_, strategy), found in zip(jobs, judged, strict=True):
+        rows.setdefault(strategy.family, []).append(found)
+    kept = ("all", "emulated", "validator_s", "emulator_s")
+    out = {}
+    for name, kernels in rows.items():
+        summary = summarise([j for found in kernels for j in found])
+        out[name] = {"kernels": len(kernels), **{k: summary[k] for k in kept}}
+    return out
+
+
 def _verdicts(judged: Iterable[Judged]) -> dict[str, int]:
     found = Counter(j.verdict for j in judged)
     return {verdict: found[verdict] for verdict in VERDICTS}
@@ -217,7 +253,7 @@ def table(summary: Summary) -> str:
     ran = summary["emulated"]
     if ran["schedules"]:
         lines.append(
-            f"accepted mutants that are exactly right under {ran['schedules']} schedules: "
+            f"accepted mutants that are right under {ran['schedules']} schedules: "
             f"{ran['right']} of {ran['right'] + ran['wrong']}"
         )
     titles = {
@@ -235,17 +271,19 @@ def arguments() -> argparse.ArgumentParser:
         prog="python -m ptxflow.eval.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python -m ptxflow.eval.mutation --device h200 --emulate 3 --draws 20",
+        epilog="examples: python -m ptxflow.eval.mutation --device h200 --families rmsnorm\n"
+        "python -m ptxflow.eval.mutation --families gemm --draws 800 --kernels 1000 --mutants 0",
     )
-    gemms = [name for name in names() if name.startswith("gemm_")]
+    add_arguments(parser)
     add = parser.add_argument
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    add("--definition", nargs="+", default=gemms, metavar="NAME|PATH", help="default: every gemm")
-    add("--axes", nargs="+", default=["M=1,64,4096"], metavar="M=1,64", help="default: M=1,64,4096")
-    add("--draws", type=int, default=800, help="strategies to find structures in (default: 800)")
+    add("--draws", type=int, default=24, help="strategies of each family to find structures in "
+        "(default: 24)")  # fmt: skip
+    add("--kernels", type=int, default=5, help="structures of each family, at most (default: 5)")
+    add("--mutants", type=int, default=24, help="of each kernel (default: 24; 0: all there are)")
     add("--seed", type=int, default=0, help="of the draw (default: 0)")
-    add("--emulate", type=int, default=0, metavar="SCHEDULES",
-        help="run accepted mutants under so many schedules (default: 0, do not)")  # fmt: skip
+    add("--emulate", type=int, default=2, metavar="SCHEDULES",
+        help="run accepted mutants under so many schedules (default: 2; 0: do not)")  # fmt: skip
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
@@ -257,19 +295,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(given)
     began = time.monotonic()
     try:
-        if args.draws < 1 or args.emulate < 0 or args.jobs < 1:
-            raise UsageError("--draws and --jobs must be at least 1, --emulate at least 0")
+        if min(args.draws, args.kernels, args.jobs, args.emulate + 1, args.mutants + 1) < 1:
+            raise UsageError(
+                "--draws, --kernels and --jobs must be at least 1, --emulate and --mutants 0"
+            )
         out = proof_summary.writable(args.out) if args.out else None
         device = find_device(args.device)
-        drawn = draw(args.definition, parse_axes(args.axes), device, args.draws, args.seed)
-        jobs = structures(drawn, device)
+        jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
         summary = proof_summary.origin("mutation", given, device, args.jobs)
-        judged = run(jobs, device, args.jobs, args.emulate)
+        found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed)
     except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
         print(f"mutation: {error}", file=sys.stderr)
         return 2
     seconds = round(time.monotonic() - began, 1)
-    summary |= {"kernels": len(jobs), "seconds": seconds, **summarise(judged)}
+    judged = [j for mutants_of_one in found for j in mutants_of_one]
+    summary |= {
+        "kernels": len(jobs), "seconds": seconds, "families": by_family(jobs, found),
+        **summarise(judged),
+    }  # fmt: skip
     if out:
         proof_summary.save(out, summary)
     print(f"{device.name}: {len(jobs)} kernels, {seconds:.0f} s")

@@ -41,12 +41,13 @@ def proven(summaries: Sequence[Summary]) -> str:
 
 
 def mutated(summaries: Sequence[Summary]) -> str:
-    """The totals of each device, then operators and harmless reasons, with a column a device."""
+    """The totals of each family and device, then operators and harmless reasons, with a column a
+    device."""
     names = [s["device"] for s in summaries]
     heads = [f"{name} {verdict}" for name in names for verdict in _ACCEPTABLE]
     reasons = sorted({why for s in summaries for why in s["harmless"]})
     parts = [
-        markdown(TOTALS, [_total(s) for s in summaries]),
+        markdown(TOTALS, [row for s in summaries for row in _totals(s)]),
         markdown(["operator", *heads], _by_operator(summaries)),
         markdown(
             ["why harmless", *names],
@@ -61,17 +62,24 @@ def mutated(summaries: Sequence[Summary]) -> str:
 
 _ACCEPTABLE = ("killed", "harmless")
 TOTALS = (
-    "device", "kernels", "mutants", "killed", "harmless", "survived", "harmless but refused",
-    "schedules", "accepted and right", "accepted and WRONG", "validator s", "emulator s",
+    "device", "family", "kernels", "mutants", "killed", "harmless", "survived",
+    "harmless but refused", "accepted and right", "accepted and WRONG", "validator s",
+    "emulator s",
 )  # fmt: skip
 
 
-def _total(summary: Summary) -> Row:
-    counts, ran = summary["all"], summary["emulated"]
+def _totals(summary: Summary) -> list[Row]:
+    """A row for each family of a device, where the result has them, and one for all."""
+    rows = {**summary.get("families", {}), "all": summary}
+    return [_total(summary["device"], name, row) for name, row in rows.items()]
+
+
+def _total(device: str, name: str, row: Summary) -> Row:
+    counts, ran = row["all"], row["emulated"]
     return (
-        summary["device"], summary["kernels"], sum(counts.values()), counts["killed"],
-        counts["harmless"], counts["survived"], counts["refused"], ran["schedules"],
-        ran["right"], ran["wrong"], told(summary["validator_s"]), told(summary["emulator_s"]),
+        device, name, row["kernels"], sum(counts.values()), counts["killed"], counts["harmless"],
+        counts["survived"], counts["refused"], ran["right"], ran["wrong"],
+        told(row["validator_s"]), told(row["emulator_s"]),
     )  # fmt: skip
 
 
