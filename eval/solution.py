@@ -167,8 +167,12 @@ def _axis_lines(definition: Definition, used_in: str) -> str:
 def _parameter(param: Param, spaces: Sequence[str]) -> str:
     match param:
         case TensorMapParam():
+            own = param.tensor in spaces
+            if own and param.dtype != "uint8":
+                raise SolutionError(f"{param.tensor}: a workspace is mapped as bytes")
+            call = f"{param.tensor}.map(" if own else f"tensor_map({param.tensor}, "
             return (
-                f"tensor_map({param.tensor}, dims={_shape(param.dims)}, "
+                f"{call}dims={_shape(param.dims)}, "
                 f"strides={_shape(param.strides)}, box={tuple(param.box)!r}, "
                 f"swizzle={param.swizzle}, l2_promotion={param.l2_promotion})"
             )
@@ -191,7 +195,7 @@ def _check_names(definition: Definition, launch: Launch) -> None:
     names = [*definition.axes, *definition.inputs, *definition.outputs, *spaces]
     reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
     reserved |= {"STEPS", "tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
-    reserved |= {"Workspace"}
+    reserved |= {"Workspace", "encode"}
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
             raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9, torch.float32: 7}  # CUtensorMapDataType
+BYTES = 0  # CU_TENSOR_MAP_DATA_TYPE_UINT8
+DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9, torch.float32: 7, torch.float8_e4m3fn: BYTES}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CUtensorMapSwizzle
 L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -76,24 +77,36 @@ def load(device: torch.device) -> list[Any]:
     return loaded
 
 
-def tensor_map(
-    tensor: torch.Tensor,
+def room_for_map() -> Place:
+    storage = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
+    return -(-ctypes.addressof(storage) // MAP_ALIGNMENT) * MAP_ALIGNMENT, storage
+
+
+def tensor_map(tensor: torch.Tensor, **shape: Any) -> Place:
+    """A TMA tensor map over a tensor, in aligned storage: see `encode`."""
+    place = room_for_map()
+    encode(place[0], DATA_TYPES[tensor.dtype], tensor.data_ptr(), **shape)
+    return place
+
+
+def encode(
+    start: int,
+    data_type: int,
+    address: int,
     dims: tuple[int, ...],
     strides: tuple[int, ...],
     box: tuple[int, ...],
     swizzle: int,
     l2_promotion: int,
-) -> Place:
-    """A TMA tensor map in aligned storage; dims and box innermost first, strides in bytes."""
-    storage = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
-    start = -(-ctypes.addressof(storage) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+) -> None:
+    """Write a tensor map to a host address; dims and box innermost first, strides in bytes."""
     rank = len(dims)
     driver(
         "cuTensorMapEncodeTiled",
         ctypes.c_void_p(start),
-        DATA_TYPES[tensor.dtype],
+        data_type,
         ctypes.c_uint32(rank),
-        ctypes.c_void_p(tensor.data_ptr()),
+        ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
         (ctypes.c_uint32 * rank)(*box),
@@ -103,7 +116,6 @@ def tensor_map(
         L2_PROMOTIONS[l2_promotion],
         0,  # zeros out of bounds
     )
-    return start, storage
 
 
 def pointer(tensor: torch.Tensor | None) -> Place:
@@ -144,12 +156,22 @@ class Workspace:
 
     def __init__(self, size: int):
         self.size, self.address = size, ctypes.c_uint64()
+        self.maps: list[tuple[int, dict[str, Any]]] = []
 
     def take(self, device: torch.device) -> torch.Tensor:
         """The bytes of a launch, which the kernels' parameters point to from now on."""
         tensor = torch.empty(self.size, dtype=torch.uint8, device=device)
-        self.address.value = tensor.data_ptr()
+        if tensor.data_ptr() != self.address.value:
+            self.address.value = tensor.data_ptr()
+            for start, shape in self.maps:
+                encode(start, BYTES, self.address.value, **shape)
         return tensor
+
+    def map(self, **shape: Any) -> Place:
+        """A tensor map over its bytes, which is written when they are taken."""
+        place = room_for_map()
+        self.maps.append((place[0], shape))
+        return place
 
     @property
     def place(self) -> Place:

@@ -40,6 +40,7 @@ from ptxflow.eval.solution import (
     solution,
     unpack,
 )
+from tests.moe_cases import HOPPER, MOE, sized
 
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch(
@@ -314,6 +315,48 @@ def test_a_program_is_one_call_over_its_workspace(
     # a second call takes its own
     asked, taken = launched(module, arguments, monkeypatch)
     assert [pointers[1 - i] for i, (*_, pointers) in enumerate(asked)] == [taken[0][0]] * 2
+
+
+class Maps:
+    """A libcuda that remembers type, address, dims and box of each tensor map."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def cuTensorMapEncodeTiled(
+        self, start: Any, kind: int, rank: Any, address: Any, *rest: Any
+    ) -> int:
+        dims, _, box, *_ = rest
+        self.asked.append((kind, address.value, tuple(dims), tuple(box)))
+        return 0
+
+
+def test_a_workspace_is_mapped_where_it_is_taken(tmp_path: Path) -> None:
+    """Anew when it comes from another place."""
+    given, s = sized(local=3, hidden=256, inner=128), HOPPER["columns"]
+    launch = MOE.launch(MOE.problem(given.to_json(), {"seq_len": 5}), s, H200)
+    module = imported(tmp_path, solution(given, H200, launch, "//", "k1", "a test"))
+    module.cuda = maps = Maps()
+    axes = given.bind({"seq_len": 5})
+    tensors = {
+        name: torch.empty([axes[a] for a in t.shape], dtype=getattr(torch, t.dtype))
+        for name, t in {**given.inputs, **given.outputs}.items()
+        if t.shape is not None
+    }
+    arguments = [tensors.get(n, 2) for n in (*given.inputs, *given.outputs)]
+    spaces, places = module.geometry(*arguments)
+    assert [len(grid) for grid, _ in places] == [3] * 5
+    assert {address for _, address, *_ in maps.asked} == {
+        tensors[f"gemm{i}_weights"].data_ptr() for i in (1, 2)
+    }
+    (inner,) = (space for space in spaces if space.maps)
+    held = [inner.take(torch.device("cpu")) for _ in range(2)]
+    rows = inner.size // 128
+    expected = [(0, t.data_ptr(), (128, rows), (128, s.tile_t)) for t in held]
+    assert maps.asked[2:] == expected
+    where = held.pop().data_ptr()
+    again = inner.take(torch.device("cpu"))
+    assert len(maps.asked) == 4 + (again.data_ptr() != where)
 
 
 def test_a_workspace_that_is_named_like_a_tensor_is_refused() -> None:
