@@ -43,7 +43,7 @@ def space(p: Problem, dev: Device = H200) -> Space:
 _BASE: dict[str, int | str] = {
     "swap": 1, "tile_t": 8, "consumers": 1, "up_tile": 64, "down_tile": 128, "waves": 1,
     "up_stages": 2, "down_stages": 2, "lag": 1, "order": "weights", "persistent": 0,
-    "partials": "float32", "place_warps": 8, "sum_warps": 2, "dependent": 1,
+    "partials": "float32", "route": "apart", "sum_warps": 2, "dependent": 1,
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def strategy(**changes: int | str) -> Strategy:
 HOPPER = {
     "columns": strategy(),
     "columns of two groups": strategy(
-        tile_t=16, consumers=2, up_tile=256, persistent=1, order="tokens", place_warps=32,
+        tile_t=16, consumers=2, up_tile=256, persistent=1, order="tokens", route="joined",
         up_stages=3, lag=2, dependent=0,
     ),
     "rows": strategy(swap=0, tile_t=64, up_tile=128, down_tile=64),
@@ -64,7 +64,9 @@ HOPPER = {
     ),
 }  # fmt: skip
 BLACKWELL = {
-    "columns": strategy(tile_t=16, up_tile=128, down_tile=256, waves=1, partials="bfloat16"),
+    "columns": strategy(
+        tile_t=16, up_tile=128, down_tile=256, waves=1, partials="bfloat16", route="joined"
+    ),
     "columns of two groups": strategy(
         tile_t=16, consumers=2, up_tile=256, down_tile=256, up_stages=3, lag=2, dependent=0
     ),

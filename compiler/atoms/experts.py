@@ -8,8 +8,10 @@ tokens a lane is a token, in sets of experts it is one of 32 experts, a *word* o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, scoped
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, atom, define
 from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, OF_TWO, each, pieces
 from ptxflow.compiler.ir import Op, UOp
 
@@ -284,6 +286,17 @@ choosers = define(
         rules=(
             Rule("one set of eight choices", lambda u: u.src[0].arg == 1 and u.src[1].arg == 8),
         ),
+    )
+)
+ld_global_own = define(
+    replace(
+        atom("ld_global"),
+        name="ld_global_own",
+        isa="9.7.9.8 ld.global of what the kernel itself has written, before its warps met; zeros "
+        "where not `inside`",
+        accesses=(Access("tile", "r", GENERIC), Access("dst", "w", GENERIC)),
+        sass=(),
+        defaults=(("cache", ""), ("handed", True), ("offset", 0), ("prefetch", 0)),
     )
 )
 add_size = define(

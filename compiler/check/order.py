@@ -40,12 +40,12 @@ def check_order(kernels: Sequence[UOp]) -> None:
 
 
 def read_after_write(kernels: Sequence[UOp]) -> set[str]:
-    """Tensors that a kernel reads and one before it wrote."""
+    """Tensors that a kernel reads and one before it wrote, or it itself."""
     written, out = set[str](), set[str]()
     for kernel in kernels:
         reads, writes = touched(kernel)
-        out |= reads & written
         written |= writes
+        out |= reads & written
     return out
 
 

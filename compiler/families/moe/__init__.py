@@ -7,7 +7,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.moe import blackwell, hopper
-from ptxflow.compiler.families.moe.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.families.moe.decisions import DECISIONS, JOINED, RULES, resources
 from ptxflow.compiler.families.moe.load import COSTS, features, load
 from ptxflow.compiler.families.moe.problem import BLOCK, EXPERTS, problem
 from ptxflow.compiler.families.moe.route import LANES, PLACE, ROUTE, Place, Route
@@ -32,13 +32,9 @@ def products(p: Problem, s: Strategy, device: Device) -> tuple[Products, Product
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernels: routing, places, both products, the sum over experts."""
     up, down = products(p, s, device)
-    return program(
-        Route(p, s, device).build(),
-        Place(p, s, device).build(),
-        up.build(),
-        down.build(),
-        Total(p, s, device).build(),
-    )
+    route = [] if s.route == JOINED else [Route(p, s, device).build()]
+    place, total = Place(p, s, device).build(), Total(p, s, device).build()
+    return program(*route, place, up.build(), down.build(), total)
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -47,11 +43,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     filled, filled, past their second turn; several tiles."""
     route, place = Route(p, s, device), Place(p, s, device)
     out = []
-    for tokens in sorted({1, route.warps}):
+    for tokens in () if place.joined else sorted({1, route.warps}):
         written = (("choices", tokens, 8), ("shares", tokens, 8))
         out.append(Trip(f"{tokens} tokens", (("seq_len", tokens),), written, ROUTE))
-    many = 2 * place.warps * LANES + 1
-    for tokens, tiles in ((1, 0), (1, 1), (many, many)):
+    many = 2 * place.warps * LANES
+    for tokens, tiles in ((LANES, 0), (LANES, 1), (many, many)):
         values = (("seq_len", tokens), (place.told("tiles").arg[0], tiles))
         listed = (("places", tokens, 8), ("work", tiles, 4), ("tiles", 1, 1))
         name = f"{tokens} tokens, {tiles} tiles"
@@ -88,13 +84,15 @@ def _of_product(g: Products) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over seq_len."""
     route, place, total = Route(p, s, device), Place(p, s, device), Total(p, s, device)
-    following = (
-        _plain(PLACE, "1", place.warps, place.params, place.dependent, place.smem_bytes),
+    late = place.dependent and not place.joined
+    steps = (
+        _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False),
+        _plain(PLACE, "1", place.warps, place.params, late, place.smem_bytes),
         *(product.launched() for product in products(p, s, device)),
         _plain(TOTAL, "seq_len", total.warps, total.params, total.dependent),
     )
-    first = _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False)
-    return replace(first, then=following, workspace=route.workspace)
+    first, *following = steps[1:] if place.joined else steps
+    return replace(first, then=tuple(following), workspace=route.workspace)
 
 
 def _plain(

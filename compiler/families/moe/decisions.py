@@ -16,6 +16,7 @@ from ptxflow.compiler.families.moe.problem import BLOCK
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 WEIGHTS, TOKENS = "weights", "tokens"
+APART, JOINED = "apart", "joined"
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 LINES = 4  # rows that a warp gathers at a time
@@ -38,7 +39,7 @@ DECISIONS = (
     Decision("order", (WEIGHTS, TOKENS), "what neighbouring tiles differ in"),
     Decision("persistent", (0, 1), "one wave of blocks that loop over tiles"),
     Decision("partials", (BFLOAT16, FLOAT32), "what an expert's outputs are stored as"),
-    Decision("place_warps", (8, 32), "warps of the CTA that places tokens"),
+    Decision("route", (APART, JOINED), "tokens are routed by many CTAs, or by the one that places"),
     Decision("sum_warps", (2, 8), "warps that add up a token's outputs"),
     Decision("dependent", (0, 1), "kernels start while those before them still run"),
 )

@@ -6,7 +6,7 @@ Routing is taken to be even: how many tokens an expert has is binomial.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,12 +17,13 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.moe.decisions import (
     DECISIONS,
     FLOAT32,
+    JOINED,
     TMEM_ROWS,
     WARPGROUP_ROWS,
     WEIGHTS,
 )
 from ptxflow.compiler.families.moe.problem import BLOCK, EXPERTS, mean_rows, touched
-from ptxflow.compiler.families.moe.route import TOKENS
+from ptxflow.compiler.families.moe.route import PLACE_WARPS, TOKENS
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 TILES = tuple(int(c) for d in DECISIONS if d.name == "tile_t" for c in d.choices)
@@ -40,7 +41,8 @@ class Costs:
     setup: float = 2000.0  # of a CTA: its tiles, its first rows
     store: float = 16.0  # bytes of a tile's sums that leave in a cycle
     waiting: float = 2.0  # of a launch that does not start early, in thousands of cycles
-    place: float = 40.0  # of 32 tokens, in the one CTA that finds their rows
+    place: float = 140.0  # of 32 tokens, in the one CTA that finds their rows
+    route: float = 3000.0  # of a token for each of 32 warps
     latency: float = 0.8  # of a step's loads, over what the device's rates say
     behind: float = 0.5  # more of it where gathered rows are handed over at once
     l2_share: float = 0.6  # of L2 that weights keep between row tiles
@@ -80,11 +82,24 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     total = _small(one * tokens, 32 / f.sum_warps * 40 + late, moved, 500.0)
     down = _product(f, problem, device, c, False, late, total)
     up = _product(f, problem, device, c, True, late, down)
-    turns = -(-tokens // 32) / f.place_warps
-    placed = turns * c.place * f.place_warps / 4 + 30 * f.place_warps
-    place = _small(one, placed + late, 100.0 * tokens + 0 * one, 800.0, up)
+    placed = -(-tokens // 32) * c.place + 30 * PLACE_WARPS
+    joined = f.route == JOINED
+    alone = np.where(joined, c.route * -(-tokens // PLACE_WARPS), late)
     routed = 4.0 * EXPERTS * tokens + 0 * one
-    return _small(one * -(-tokens // TOKENS), 1500.0 + 0 * one, routed, 800.0, place)
+    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, 800.0, up)
+    route = _small(one * -(-tokens // TOKENS), 0.5 * c.route + 0 * one, routed, 800.0, place)
+    return _first(joined, place, route)
+
+
+def _first(joined: Any, place: Load, route: Load) -> Load:
+    """The first kernel: that of places, or that of routing, behind which places come."""
+    found = {
+        name: np.where(joined, value, getattr(route, name))
+        for name, value in vars(place).items()
+        if name != "following"
+    }
+    behind = replace(place, blocks=np.where(joined, 0, place.blocks))
+    return Load(**found, following=behind)
 
 
 def _small(

@@ -6,9 +6,12 @@ bits each time.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, LANE_EXPERTS, WORD
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.moe.decisions import JOINED
 from ptxflow.compiler.families.moe.problem import EXPERTS
 from ptxflow.compiler.families.moe.shape import NOWHERE, TILE_WORDS, Shape
 from ptxflow.compiler.ir import (
@@ -35,20 +38,69 @@ from ptxflow.compiler.strategy import Problem, Strategy
 ROUTE, PLACE = "moe_route", "moe_place"
 LANES = 32
 TOKENS = 4  # that a CTA routes
+PLACE_WARPS, FEWER_WARPS = 32, 16  # of the CTA that places; fewer where experts are many
+MANY_WORDS = 4
+
+
+#: what routing reads and writes
+ROUTED = (
+    ("routing_logits", "ptr"),
+    ("routing_bias", "ptr"),
+    ("choices", "ptr"),
+    ("shares", "ptr"),
+    ("local_expert_offset", "u32"),
+    ("routed_scaling_factor", "u32"),
+)
+
+
+def route_token(g: Shape, token: UOp) -> list[Body]:
+    """A warp finds the choices of a token, and their shares."""
+    r = g.r
+    logits, scores, bias = r("logits", 8), r("scores", 8), r("bias", 8)
+    biased, keys, chosen = r("biased", 8), r("keys", 8), r("chosen", 1)
+    factor, shares = r("factor", 1), r("weights", 8)
+    first = LANE * LANE_EXPERTS
+    row = rectangle(global_tensor("routing_logits"), token, 0, 1, EXPERTS)
+    whole = rectangle(global_tensor("routing_bias"), 0, 0, 1, EXPERTS)
+    packed = r("packed", 4)
+    stores = [rectangle(global_tensor(n), token, 0, 1, CHOSEN) for n in ("choices", "shares")]
+    return [
+        [
+            at.ld_global(
+                part(logits, 4 * i, 4),
+                param("routing_logits"),
+                token * EXPERTS + first + 4 * i,
+                1,
+                row,
+                element=4,
+            )
+            for i in range(2)
+        ],
+        at.ld_global(packed, param("routing_bias"), first, 1, whole, element=2),
+        at.unpack(bias, packed, dtype="bf16"),
+        at.sigmoid(scores, logits),
+        at.sum_f32(biased, scores, bias),
+        at.keep_groups(keys, biased),
+        at.take_best(chosen, keys),
+        at.mov(factor, param("routed_scaling_factor")),
+        at.share_chosen(shares, scores, chosen, factor),
+        at.st_chosen(
+            param("choices"),
+            param("shares"),
+            token,
+            param("local_expert_offset"),
+            *stores,
+            chosen,
+            shares,
+            local=g.local,
+        ),
+    ]
 
 
 class Route(Shape):
     """A warp for each token: its choices and their shares, in ascending order of experts."""
 
-    params = (
-        ("routing_logits", "ptr"),
-        ("routing_bias", "ptr"),
-        ("choices", "ptr"),
-        ("shares", "ptr"),
-        ("local_expert_offset", "u32"),
-        ("routed_scaling_factor", "u32"),
-        ("seq_len", "u32"),
-    )
+    params = (*ROUTED, ("seq_len", "u32"))
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "t_")
@@ -57,7 +109,7 @@ class Route(Shape):
     def build(self) -> UOp:
         """The lowered kernel."""
         token = CTAID * self.warps + WARP
-        body = when(token < param("seq_len"), self._token(token))
+        body = when(token < param("seq_len"), route_token(self, token))
         info = KernelInfo(
             name=ROUTE,
             arch=self.device.arch,
@@ -68,63 +120,23 @@ class Route(Shape):
         )
         return finish(info, body)
 
-    def _token(self, token: UOp) -> list[Body]:
-        r = self.r
-        logits, scores, bias = r("logits", 8), r("scores", 8), r("bias", 8)
-        biased, keys, chosen = r("biased", 8), r("keys", 8), r("chosen", 1)
-        factor, shares = r("factor", 1), r("weights", 8)
-        first = LANE * LANE_EXPERTS
-        row = rectangle(global_tensor("routing_logits"), token, 0, 1, EXPERTS)
-        whole = rectangle(global_tensor("routing_bias"), 0, 0, 1, EXPERTS)
-        packed = r("packed", 4)
-        stores = [rectangle(global_tensor(n), token, 0, 1, CHOSEN) for n in ("choices", "shares")]
-        return [
-            [
-                at.ld_global(
-                    part(logits, 4 * i, 4),
-                    param("routing_logits"),
-                    token * EXPERTS + first + 4 * i,
-                    1,
-                    row,
-                    element=4,
-                )
-                for i in range(2)
-            ],
-            at.ld_global(packed, param("routing_bias"), first, 1, whole, element=2),
-            at.unpack(bias, packed, dtype="bf16"),
-            at.sigmoid(scores, logits),
-            at.sum_f32(biased, scores, bias),
-            at.keep_groups(keys, biased),
-            at.take_best(chosen, keys),
-            at.mov(factor, param("routed_scaling_factor")),
-            at.share_chosen(shares, scores, chosen, factor),
-            at.st_chosen(
-                param("choices"),
-                param("shares"),
-                token,
-                param("local_expert_offset"),
-                *stores,
-                chosen,
-                shares,
-                local=self.local,
-            ),
-        ]
-
 
 class Place(Shape):
     """One CTA: how many tokens chose each expert, where its rows and tiles begin, and which row a
     token's choice has. Lanes are tokens, or experts."""
 
-    params = (
-        *((name, "ptr") for name in ("choices", "places", "tokens", "work", "tiles")),
-        ("seq_len", "u32"),
-    )
-
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "p_")
-        self.warps: int = s.place_warps
+        self.warps = PLACE_WARPS if self.words <= MANY_WORDS else FEWER_WARPS
+        self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        routed = ROUTED if self.joined else (("choices", "ptr"),)
+        written = ("places", "tokens", "work", "tiles")
+        return (*routed, *((name, "ptr") for name in written), ("seq_len", "u32"))
 
     @property
     def smem_bytes(self) -> int:
@@ -132,7 +144,8 @@ class Place(Shape):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = [*self.wait(), *self._count(), at.cta_sync(), *self._begin()]
+        body: list[Body] = [self._route() if self.joined else self.wait()]
+        body += [*self._count(), at.cta_sync(), *self._begin()]
         body += [self._list_tiles(), self._list_rows()]
         info = KernelInfo(
             name=PLACE,
@@ -141,9 +154,17 @@ class Place(Shape):
             cluster=1,
             params=self.params,
             storage=(self.counts, *self.r.storage),
-            dependent=self.dependent,
+            dependent=self.dependent and not self.joined,
         )
         return finish(info, *flatten(body))
+
+    def _route(self) -> list[Body]:
+        """All tokens, a warp each in turn; others read what it leaves."""
+        token = var("routed")
+        tokens = loop(
+            token, param("seq_len"), route_token(self, token), start=WARP, step=self.warps
+        )
+        return [tokens, at.cta_sync()]
 
     @property
     def _batches(self) -> UOp:
@@ -157,15 +178,15 @@ class Place(Shape):
         inside = token < param("seq_len")
         choices = self.r("choices", CHOSEN)
         place = rectangle(global_tensor("choices"), batch * LANES, 0, LANES, CHOSEN)
+        load = at.ld_global_own if self.joined else partial(at.ld_global, handed=True)
         out = [
-            at.ld_global(
+            load(
                 part(choices, i, 4),
                 param("choices"),
                 token * CHOSEN + i,
                 inside,
                 place,
                 element=4,
-                handed=True,
             )
             for i in range(0, CHOSEN, 4)
         ]
