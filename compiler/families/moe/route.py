@@ -38,8 +38,7 @@ from ptxflow.compiler.strategy import Problem, Strategy
 ROUTE, PLACE = "moe_route", "moe_place"
 LANES = 32
 TOKENS = 4  # that a CTA routes
-PLACE_WARPS, FEWER_WARPS = 32, 16  # of the CTA that places; fewer where experts are many
-MANY_WORDS = 4
+PLACE_WARPS = 32  # of the CTA that places; where experts are many, registers leave fewer
 
 
 #: what routing reads and writes
@@ -127,7 +126,7 @@ class Place(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "p_")
-        self.warps = PLACE_WARPS if self.words <= MANY_WORDS else FEWER_WARPS
+        self.warps = PLACE_WARPS // (1 if self.words <= 2 else 2 if self.words <= 5 else 4)
         self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
