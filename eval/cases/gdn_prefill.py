@@ -3,8 +3,9 @@
 Sequences are uneven: the first is short, the last has what is left, others are empty. Bounds follow
 first-order errors of a chunked form: operands of products are rounded to 16 bits, ROUNDING of what
 they are, so that an update is off by as much of the value and of what the state holds for its key,
-and the state and outputs by what updates are off by, decayed, and ROUNDING of their own. Roundings
-are independent: they add up in quadrature, and DEVIATIONS of that are allowed.
+and the state and outputs by what updates are off by, decayed, and ROUNDING of their own. Weights of
+values that decays made tiny are off by LEAST instead. Roundings are independent: they add up in
+quadrature, and DEVIATIONS of that are allowed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ptxflow.eval.cases.case import Case, Tensors, Values, plain, poisoned, stor
 
 #: two factors of half an ulp each; products within a chunk may take the tensors' own 16-bit type
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
+LEAST = 2.0**-25  # half of what float16 can tell from 0, in which chunks may weigh values
 DEVIATIONS = 4.0  # of errors that are taken to be as large as they can at every rounding
 SHORT = 3  # tokens of the first of several sequences
 GATES = (30.0, -40.0, 19.5, -12.0)  # of some tokens: softplus is x, e^x, or in between
@@ -84,6 +86,7 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
             continue
         state = wide["state"][s] if "state" in wide else states[s]
         error = np.zeros_like(state)  # squared
+        before = np.zeros_like(wide["v"][0])  # sum of squared values
         for t in range(first, end):
             fading = decay[t, :, None, None]
             state, error = state * fading, error * fading**2
@@ -93,7 +96,9 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
             state = state + change[..., None] * k[t][:, None]
             error = error + off[..., None] * square[:, None]
             out[t] = scale * _dot(state, q[t])
-            out_error[t] = scale * np.sqrt(_dot(error + state**2, q[t] ** 2))
+            before += v**2
+            lost = (LEAST / step) ** 2 * before
+            out_error[t] = scale * np.sqrt(_dot(error + state**2, q[t] ** 2) + lost)
         states[s], state_error[s] = state, np.sqrt(error + state**2)
     state_error, out_error = (DEVIATIONS * step * e for e in (state_error, out_error))
     ends = [plain(stored(out + e, problem.dtype)) for e in (-out_error, out_error)]
