@@ -151,7 +151,9 @@ def costs(policies: Mapping[str, Policy]) -> dict[str, Any]:
     out = {}
     for name, policy in policies.items():
         settings, train, result = (policy.about[k] for k in ("settings", "train", "result"))
-        walks = result["steps"] * train["batch"]
+        runs = [*policy.about.get("before", []), {**result, "batch": train["batch"]}]
+        walks = [run["steps"] * run["batch"] for run in runs]
+        seconds = sum(n / run["trajectories_per_s"] for n, run in zip(walks, runs, strict=True))
         measured = {}
         for path in settings["reward"].get("surrogates", []):
             try:
@@ -163,8 +165,8 @@ def costs(policies: Mapping[str, Policy]) -> dict[str, Any]:
                 print(f"evaluate: {error}", file=sys.stderr)
         out[name] = {
             "device": settings["device"], "reward": settings["reward"]["source"],
-            "steps": result["steps"], "strategies": walks,
-            "minutes": round(walks / result["trajectories_per_s"] / 60, 1),
+            "steps": sum(run["steps"] for run in runs), "strategies": sum(walks),
+            "minutes": round(seconds / 60, 1),
             "workloads": result["trained"]["workloads"], "measured": measured,
         }  # fmt: skip
     return out

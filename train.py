@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
 MEASUREMENTS = "measurements.jsonl"
+LENGTH = ("steps", "trajectories_per_s")  # in a result: how long its run was
 
 
 def gpu_at_hand() -> bool:
@@ -163,6 +164,7 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
         before = run.settings["begun"].get("families", {})
         kept = {name: before[name] for name in run.trainer.kept if name in before}
         about["result"] = with_kept(summary, kept)
+        about["before"] = run.settings["begun"].get("before", [])
         write(export, run.trainer.policy_checkpoint(about))
     print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
           f"{config.tau}, TFLOPS by {title(reward)} (* never trained)\n{distance_table(rows)}\n\n"
@@ -179,7 +181,8 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def begun_with(settings: Settings) -> dict[str, Any]:
-    """What the policy that a run begins with was trained on, and with what results by family."""
+    """What the policy that a run begins with was trained on, with what results by family, and how
+    long each of the runs was that made it."""
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
 
@@ -187,9 +190,12 @@ def begun_with(settings: Settings) -> dict[str, Any]:
         about = load_policy(Path(settings.init)).about if settings.init else {}
     except CheckpointError as error:
         raise BadInput(str(error)) from None
+    result, train = about.get("result", {}), about.get("train", {})
+    made = {"batch": train.get("batch")} | {k: result.get(k) for k in LENGTH}
     return {
         "definitions": about.get("settings", {}).get("definitions", []),
-        "families": about.get("result", {}).get("families", {}),
+        "families": result.get("families", {}),
+        "before": [*about.get("before", []), *([made] if None not in made.values() else [])],
     }
 
 

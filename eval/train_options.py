@@ -67,7 +67,7 @@ class Settings:
     reward: dict[str, Any] = field(default_factory=lambda: {"source": "model"})
     live: int = 0  # samples of a workload that are measured at a time on the way
     init: str | None = None  # the policy that it began with, and
-    begun: dict[str, Any] = field(default_factory=dict)  # its definitions, and results by family
+    begun: dict[str, Any] = field(default_factory=dict)  # its definitions, results, and lengths
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:

@@ -45,6 +45,8 @@ def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     assert new.config["settings"]["definitions"] == [NAME, "rmsnorm_h512"]
     told, results = old.config["result"], new.config["result"]
     assert results["families"]["gemm"] == told["families"]["gemm"]
+    made = {"steps": told["steps"], "trajectories_per_s": told["trajectories_per_s"], "batch": 32}
+    assert new.config["before"] == [made] and old.config["before"] == []
     count = told["trained"]["workloads"] + results["families"]["rmsnorm"]["trained"]["workloads"]
     assert results["trained"]["workloads"] == count
     means = [results["families"][f]["trained"]["mean"] for f in ("gemm", "rmsnorm")]
