@@ -1,0 +1,72 @@
+"""docs/definitions.md says what spaces, proofs and committed measurements say today."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler.device import H200
+from ptxflow.env.space import enumerate_space
+from ptxflow.eval import whole_set
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load, names
+from ptxflow.eval.records import Record
+from ptxflow.eval.roofline import Floors
+from ptxflow.eval.whole_set import main, proven, space_cells, speeds, typical
+
+PAGE = whole_set.ROOT / "docs" / "definitions.md"
+NAME = "gemm_n128_k2048"
+
+
+def test_the_page_is_today_s(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["--into", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text == PAGE.read_text(encoding="utf-8"), "run its command again"
+    assert len(names()) == 46 and all(f"| {name} | " in text for name in names())
+
+
+def test_a_space_is_counted_at_the_typical_workload() -> None:
+    definition = load(NAME)
+    maker, problem = find_problem(definition, typical(definition))
+    count, every = (
+        len(enumerate_space(maker, problem, H200)),
+        prod(len(d.choices) for d in maker.decisions),
+    )
+    assert space_cells(definition, H200) == (f"{count:,}", f"{count / every:.1e}")
+
+
+def test_proofs_of_several_files_are_added_up() -> None:
+    row = {"strategies": 5, "passed": {"emulator": 4}}
+    one = {"kind": "prove", "device": "b200", "rows": {NAME: row}}
+    others = [{**one, "device": "h200"}, {"kind": "mutation", "device": "b200"}]
+    assert proven([one, one, *others], "b200") == {NAME: "8 of 10"}
+
+
+def test_the_best_right_kernel_of_a_workload_speaks() -> None:
+    def timed(key: str, us: float, m: int, status: str = "ok") -> Record:
+        return Record(
+            NAME, {"M": m}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
+            correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
+            peers={"torch.mm": 8.0}, ratio=8.0 / us,
+        )  # fmt: skip
+
+    records = [timed("a", 4.0, 6), timed("b", 2.0, 6, "wrong"), timed("c", 16.0, 64)]
+    elsewhere = replace(records[0], device="h100")
+    speed = speeds([*records, elsewhere])[NAME]
+    assert (speed.kernels, speed.right, speed.ratios) == (3, 2, (2.0, 0.5))
+    floors = [Floors.of(find_problem(load(NAME), {"M": m})[1], H200) for m in (6, 64)]
+    assert speed.shares == pytest.approx([floors[0].attainable / 4, floors[1].attainable / 16])
+
+
+def test_a_page_without_sections_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    assert main(["--into", str(page), "--records", "--proof"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
