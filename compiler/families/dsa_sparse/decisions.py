@@ -12,11 +12,13 @@ import numpy as np
 
 from ptxflow.compiler.families.mla.decisions import (
     MAX_ROUNDS,
-    SUM_RULE,
+    MMA_COLUMNS,
     TILING,
     tiling_rules,
 )
 from ptxflow.compiler.strategy import Decision, Fields, Problem, rule
+
+MAX_SUMS = 32  # chunks of 8 heads each that a thread of the second kernel has registers for
 
 DECISIONS = (
     Decision(
@@ -67,5 +69,9 @@ RULES = (
             f.sum_chunks < 2 * chunks(f, p),
         ).astype(bool),
     ),
-    SUM_RULE,
+    rule(
+        "the chunks that the second kernel loads at a time exceed the registers of a thread",
+        "sum_chunks",
+        lambda f, p, d: f.sum_chunks * (p["num_qo_heads"] // MMA_COLUMNS) <= MAX_SUMS,
+    ),
 )

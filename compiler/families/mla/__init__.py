@@ -22,7 +22,13 @@ from ptxflow.compiler.families.mla.hopper import Hopper
 from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.families.mla.hopper_group import SITES
 from ptxflow.compiler.families.mla.launching import launch_of, with_sums
-from ptxflow.compiler.families.mla.load import COSTS, features, load, prefill_load
+from ptxflow.compiler.families.mla.load import (
+    COSTS,
+    features,
+    load,
+    prefill_features,
+    prefill_load,
+)
 from ptxflow.compiler.families.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.families.mla.shape import BLOCK
 from ptxflow.compiler.families.mla.span import COUNT, Work
@@ -189,7 +195,7 @@ MLA_PREFILL = register(
         problem=problem,
         resources=prefill_resources,
         load=prefill_load,
-        features=features,
+        features=prefill_features,
         costs=COSTS,
         build=build,
         trips=trips,

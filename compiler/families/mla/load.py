@@ -168,23 +168,30 @@ def sums_load(f: Fields, sequences: int, chunks: Any, latent: int, c: Costs) -> 
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, and for lengths of chunks, or queries of a CTA, how full the rounds of CTAs are."""
+    """What the axes of decoding do not say alone: tokens of a sequence, and waves of one CTA a
+    query."""
     count = problem["len_indptr"] - 1
-    length, rows = tokens(problem) / count, dict(problem.axes).get("total_q", count)
-    each = rows / count  # queries of a sequence
+    return {
+        "log_tokens": math.log2(max(tokens(problem) / count, 1.0)),
+        "log_queries": 0.0,  # of one each; policies were trained with it
+        "log_waves": math.log2(max(count / device.sms, 1e-3)),
+    }
+
+
+def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, and for the queries of a CTA how full it is, and how full the rounds of CTAs are."""
+    count = problem["len_indptr"] - 1
+    length, each = tokens(problem) / count, problem["total_q"] / count
     out = {
         "log2_tokens": (math.log2(max(length, 1.0)) - 10) / 4,
         "log2_sequences": (math.log2(count) - 3) / 3,
+        "log2_queries": (math.log2(max(each, 1.0)) - 8) / 4,
+        "filled": 2 * each / (math.ceil(each / 4) * 4) - 1,
+        "seen": length / max(length + each, 1.0),
     }
-    if decodes(problem):
-        ctas = {n: count * math.ceil(length / n) for n in (64, 256, 1024, 4096)}
-    else:
-        ctas = {n: count * math.ceil(each / n) for n in (1, 2, 4)}
-        out["log2_queries"] = (math.log2(max(each, 1.0)) - 8) / 4
-        out["filled"] = 2 * each / (math.ceil(each / 4) * 4) - 1
-        out["seen"] = length / max(length + each, 1.0)
-    for unit, blocks in ctas.items():
+    for queries in (1, 2, 4):
+        blocks = count * math.ceil(each / queries)
         rounds = max(-(-blocks // device.sms), 1)
-        out[f"rounds_{unit}"] = (math.log2(rounds) - 2) / 3
-        out[f"full_{unit}"] = 2 * blocks / (rounds * device.sms) - 1
+        out[f"rounds_{queries}"] = (math.log2(rounds) - 2) / 3
+        out[f"full_{queries}"] = 2 * blocks / (rounds * device.sms) - 1
     return out
