@@ -18,14 +18,19 @@ from ptxflow.gfn.forest import family_shape, feature_names
 from ptxflow.gfn.inference import Policy
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 
+FIRST = "0.weight"  # of the encoder: its columns are the features
+
 
 def joined_config(old: NetworkConfig, fresh: NetworkConfig) -> NetworkConfig:
     """The families and features of both; of what both have, the old standardisation.
 
-    A family whose decision space has changed is the fresh one.
+    A family whose decision space has changed is the fresh one, and features that a family of
+    `fresh` no longer has are gone.
     """
     shapes = {f.name: f for f in (*old.families, *fresh.families)}
-    names = tuple(dict.fromkeys((*old.features, *fresh.features)))
+    anew = {f.name for f in fresh.families}
+    kept = [n for n in old.features if n.split(".")[0] not in anew or n in fresh.features]
+    names = tuple(dict.fromkeys((*kept, *fresh.features)))
     center, gain = (
         tuple(
             tuple((_of(fresh, rows, family) | _of(old, rows, family)).get(n, 0.0) for n in names)
@@ -54,17 +59,35 @@ def joined(old: PolicyNetwork, config: NetworkConfig, seed: int = 0) -> PolicyNe
         new = PolicyNetwork(config)
     for ours, theirs in zip(new.trunk.parameters(), old.trunk.parameters(), strict=True):
         ours.copy_(theirs)
-    inputs = [config.features.index(name) for name in old.config.features]
-    for ours, theirs in zip(new.encoder.parameters(), old.encoder.parameters(), strict=True):
-        if ours.shape == theirs.shape:
-            ours.copy_(theirs)
-        else:  # the first layer: columns of features that are new say nothing yet
+    shared = [name for name in old.config.features if name in config.features]
+    inputs = [config.features.index(name) for name in shared]
+    before = [old.config.features.index(name) for name in shared]
+    for name, theirs in old.encoder.named_parameters():
+        ours = new.encoder.get_parameter(name)
+        if name == FIRST:  # columns of features that are new say nothing yet
             ours.zero_()
-            ours[:, inputs] = theirs.to(ours.device)
+            ours[:, inputs] = theirs.to(ours.device)[:, before]
+        else:
+            ours.copy_(theirs)
+    new.get_parameter("encoder.0.bias").add_(_said_by_absence(old, config))
     for number, shape in enumerate(old.config.families):
         if shape in config.families:
             _take_over(new, config.family(shape.name), old, number)
     return new
+
+
+def _said_by_absence(old: PolicyNetwork, config: NetworkConfig) -> Tensor:
+    """[hidden / 2] what features that are gone added to the first layer of all families that stay:
+    where features are standardised alike for all, one that a family lacks is no 0 there."""
+    gone = [i for i, name in enumerate(old.config.features) if name not in config.features]
+    stay = [i for i, f in enumerate(old.config.families) if f in config.families]
+    first = old.get_parameter(f"encoder.{FIRST}")
+    if not (stay and gone):
+        return first.new_zeros(len(first))
+    absent = -(old.standardise.center * old.standardise.gain)[stay][:, gone]
+    if (absent != absent[0]).any():
+        raise ValueError("features that are gone were standardised apart for families that stay")
+    return first[:, gone] @ absent[0]
 
 
 def _take_over(new: PolicyNetwork, number: int, old: PolicyNetwork, was: int) -> None:
@@ -95,7 +118,8 @@ def own_parts(network: PolicyNetwork, families: Collection[str]) -> dict[str, Te
         own["family"][number] = True
     others = [i for i, f in enumerate(config.families) if f.name not in families]
     muted = (network.standardise.gain[others] == 0).all(0)
-    own["encoder.0.weight"] = muted.expand_as(network.get_parameter("encoder.0.weight"))
+    first = f"encoder.{FIRST}"
+    own[first] = muted.expand_as(network.get_parameter(first))
     return own
 
 

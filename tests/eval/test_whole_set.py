@@ -13,6 +13,7 @@ from ptxflow.env.space import enumerate_space
 from ptxflow.eval import whole_set
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load, names
+from ptxflow.eval.proof_summary import Summary
 from ptxflow.eval.records import Record
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.whole_set import main, proven, space_cells, speeds, typical
@@ -43,7 +44,7 @@ def test_a_space_is_counted_at_the_typical_workload() -> None:
 def test_proofs_of_several_files_are_added_up() -> None:
     row = {"strategies": 5, "passed": {"emulator": 4}}
     one = {"kind": "prove", "device": "b200", "rows": {NAME: row}}
-    others = [{**one, "device": "h200"}, {"kind": "mutation", "device": "b200"}]
+    others: list[Summary] = [{**one, "device": "h200"}, {"kind": "mutation", "device": "b200"}]
     assert proven([one, one, *others], "b200") == {NAME: "8 of 10"}
 
 

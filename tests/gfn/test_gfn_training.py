@@ -16,6 +16,8 @@ from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.inference import load_policy, log_probs
+from ptxflow.gfn.joining import joined, joined_config
+from ptxflow.gfn.network import FamilyShape, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.run import Run
 from ptxflow.gfn.targets import Targets
 from ptxflow.gfn.training import TrainConfig, Trainer, watched
@@ -82,6 +84,24 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
     both = load_policy(tmp_path / "q.safetensors")
     for space in (toy(4), toy(64), toy(16)):
         assert (log_probs(both, space) == log_probs(policy, space)).all(), "to the bit"
+
+
+def test_features_that_a_family_lost_are_gone_with_its_old_decisions() -> None:
+    """And the family that kept its own says what it said."""
+    toy, other = FamilyShape("toy", (2, 3), "a"), FamilyShape("other", (4,), "b")
+    old = PolicyNetwork(_config((toy, other), ("size", "toy.x", "other.y")))
+    changed = replace(other, digest="c")
+    config = joined_config(old.config, _config((changed,), ("more", "size", "other.z")))
+    assert config.features == ("size", "toy.x", "more", "other.z")
+    assert config.families == (toy, changed)
+    new, values = joined(old, config), torch.randn(5, 2)
+    before = torch.cat([values, torch.zeros(5, 1)], 1)
+    after = torch.cat([values, torch.randn(5, 2)], 1)  # which a toy mutes
+    torch.testing.assert_close(new.conditions(after, 0), old.conditions(before, 0))
+
+
+def _config(families: tuple[FamilyShape, ...], features: tuple[str, ...]) -> NetworkConfig:
+    return NetworkConfig(families, features, (0.5,) * len(features), (2.0,) * len(features), 16, 1)
 
 
 def test_a_resumed_run_continues_exactly(
