@@ -22,6 +22,7 @@ from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
 FORMAT = 1
 KEY = "ptxflow"
+GONE = "gone."  # before names of features that their family had once
 HEADER_LIMIT = 100 * 10**6  # bytes, of the safetensors format
 
 
@@ -114,7 +115,7 @@ def require_space(
             f"{where}: the checkpoint is of another decision space of {family.name!r} "
             f"({known[family.name].digest}, now {family.digest}): train it anew"
         )
-    others = known.keys() - {family.name}
+    others = {*known.keys() - {family.name}, GONE.rstrip(".")}
     expected = {name for name in config.features if name.split(".")[0] not in others}
     if differing := expected ^ set(features):
         raise CheckpointError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.space import Space
+from ptxflow.gfn.checkpoint import GONE
 from ptxflow.gfn.forest import family_shape, feature_names
 from ptxflow.gfn.inference import Policy
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
@@ -24,21 +25,32 @@ FIRST = "0.weight"  # of the encoder: its columns are the features
 def joined_config(old: NetworkConfig, fresh: NetworkConfig) -> NetworkConfig:
     """The families and features of both; of what both have, the old standardisation.
 
-    A family whose decision space has changed is the fresh one, and features that a family of
-    `fresh` no longer has are gone.
+    A family whose decision space has changed is the fresh one. Features that a family of `fresh`
+    no longer has stay under another name: where all families have one standardisation, what one
+    of them lacks is a constant to the others.
     """
     shapes = {f.name: f for f in (*old.families, *fresh.families)}
-    anew = {f.name for f in fresh.families}
-    kept = [n for n in old.features if n.split(".")[0] not in anew or n in fresh.features]
+    lost = _lost(old, fresh)
+    kept = {lost.get(n, n): n for n in old.features}
     names = tuple(dict.fromkeys((*kept, *fresh.features)))
     center, gain = (
         tuple(
-            tuple((_of(fresh, rows, family) | _of(old, rows, family)).get(n, 0.0) for n in names)
+            tuple(
+                _of(old, rows, family).get(kept.get(n, n), _of(fresh, rows, family).get(n, 0.0))
+                for n in names
+            )
             for family in shapes
         )
         for rows in ("center", "gain")
     )
     return replace(old, families=tuple(shapes.values()), features=names, center=center, gain=gain)
+
+
+def _lost(old: NetworkConfig, fresh: NetworkConfig) -> dict[str, str]:
+    """The new names of features that families of `fresh` had, and have no more."""
+    anew = {f.name for f in fresh.families}
+    gone = [n for n in old.features if n.split(".")[0] in anew and n not in fresh.features]
+    return {name: GONE + name for name in gone}
 
 
 def _of(config: NetworkConfig, rows: str, family: str) -> dict[str, float]:
@@ -59,35 +71,19 @@ def joined(old: PolicyNetwork, config: NetworkConfig, seed: int = 0) -> PolicyNe
         new = PolicyNetwork(config)
     for ours, theirs in zip(new.trunk.parameters(), old.trunk.parameters(), strict=True):
         ours.copy_(theirs)
-    shared = [name for name in old.config.features if name in config.features]
-    inputs = [config.features.index(name) for name in shared]
-    before = [old.config.features.index(name) for name in shared]
+    names = [n if n in config.features else GONE + n for n in old.config.features]
+    inputs = [config.features.index(name) for name in names]
     for name, theirs in old.encoder.named_parameters():
         ours = new.encoder.get_parameter(name)
         if name == FIRST:  # columns of features that are new say nothing yet
             ours.zero_()
-            ours[:, inputs] = theirs.to(ours.device)[:, before]
+            ours[:, inputs] = theirs.to(ours.device)
         else:
             ours.copy_(theirs)
-    new.get_parameter("encoder.0.bias").add_(_said_by_absence(old, config))
     for number, shape in enumerate(old.config.families):
         if shape in config.families:
             _take_over(new, config.family(shape.name), old, number)
     return new
-
-
-def _said_by_absence(old: PolicyNetwork, config: NetworkConfig) -> Tensor:
-    """[hidden / 2] what features that are gone added to the first layer of all families that stay:
-    where features are standardised alike for all, one that a family lacks is no 0 there."""
-    gone = [i for i, name in enumerate(old.config.features) if name not in config.features]
-    stay = [i for i, f in enumerate(old.config.families) if f in config.families]
-    first = old.get_parameter(f"encoder.{FIRST}")
-    if not (stay and gone):
-        return first.new_zeros(len(first))
-    absent = -(old.standardise.center * old.standardise.gain)[stay][:, gone]
-    if (absent != absent[0]).any():
-        raise ValueError("features that are gone were standardised apart for families that stay")
-    return first[:, gone] @ absent[0]
 
 
 def _take_over(new: PolicyNetwork, number: int, old: PolicyNetwork, was: int) -> None:

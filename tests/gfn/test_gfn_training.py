@@ -14,6 +14,7 @@ import torch
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
+from ptxflow.gfn.checkpoint import require_space
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.inference import load_policy, log_probs
 from ptxflow.gfn.joining import joined, joined_config
@@ -86,18 +87,19 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
         assert (log_probs(both, space) == log_probs(policy, space)).all(), "to the bit"
 
 
-def test_features_that_a_family_lost_are_gone_with_its_old_decisions() -> None:
+def test_features_that_a_family_lost_say_no_more_than_before() -> None:
     """And the family that kept its own says what it said."""
     toy, other = FamilyShape("toy", (2, 3), "a"), FamilyShape("other", (4,), "b")
     old = PolicyNetwork(_config((toy, other), ("size", "toy.x", "other.y")))
     changed = replace(other, digest="c")
     config = joined_config(old.config, _config((changed,), ("more", "size", "other.z")))
-    assert config.features == ("size", "toy.x", "more", "other.z")
+    assert config.features == ("size", "toy.x", "gone.other.y", "more", "other.z")
     assert config.families == (toy, changed)
     new, values = joined(old, config), torch.randn(5, 2)
     before = torch.cat([values, torch.zeros(5, 1)], 1)
-    after = torch.cat([values, torch.randn(5, 2)], 1)  # which a toy mutes
+    after = torch.cat([before, torch.randn(5, 2)], 1)  # which a toy mutes
     torch.testing.assert_close(new.conditions(after, 0), old.conditions(before, 0))
+    require_space("here", config, changed, ("size", "more", "other.z"))
 
 
 def _config(families: tuple[FamilyShape, ...], features: tuple[str, ...]) -> NetworkConfig:
