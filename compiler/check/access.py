@@ -282,7 +282,7 @@ class Accesses(Contents):
                 if conflict is not None:
                     raise HazardError(explain.race(self, agent, node, access, history, conflict))
                 self._check_data(agent, node, access, history, region)
-                if kind is Op.FRAG and access.done == "now":
+                if kind is Op.FRAG:
                     self._check_sum(agent, node, access, history, region)
                 elif kind is Op.SMEM and (history.fresh or node.arg.attr("begun")):
                     self._check_begun(agent, node, access, history, region)

@@ -30,7 +30,7 @@ def test_what_is_drawn_of_a_family_depends_on_the_seed_alone() -> None:
     assert alone == both[3:] and len({problem.definition for problem, _ in alone}) == 3
     assert {strategy.family for _, strategy in both[:3]} == {"gdn_decode"}
     assert alone != draw_families(["sampling"], H200, 3, 1)
-    with pytest.raises(UsageError, match="no family abacus; there are gdn_decode, "):
+    with pytest.raises(UsageError, match=r"no family abacus; there are .*gdn_decode, "):
         draw_families(["abacus"], H200, 1, 0)
 
 

@@ -22,6 +22,7 @@ from ptxflow.compiler.ir import (
     smem,
     walk,
 )
+from ptxflow.eval.mutants import mutants
 from tests.gqa_prefill_cases import CASES, H200, IDS, PATHS, PREFILL, problem, strategy
 from tests.machine.truth import Options, block, table
 
@@ -66,6 +67,22 @@ def test_outputs_are_not_rescaled_while_they_are_computed() -> None:
     loose = [q for q in waits if _node(kernel, q).arg.attr("pending") == 0]
     with pytest.raises(HazardError, match=r"rescale_rows|pack"):
         check(edit(kernel, loose[1], (at.wgmma_wait(pending=1),)), trips, H200)
+
+
+def test_scores_are_not_added_to_those_of_the_step_before() -> None:
+    """A sum that wgmma goes on with after it was read, though nothing else is out of order."""
+    p, s = problem(), strategy()
+    kernel, trips = PREFILL.build(p, s, H200), PREFILL.trips(p, s, H200)
+    added = [
+        m for m in mutants(kernel)
+        if m.change == "accumulate 1" and m.nodes[0].arg.atom == "wgmma"
+    ]  # fmt: skip
+    told = []
+    for mutant in added:
+        with pytest.raises(HazardError) as refused:
+            check(mutant.tree, trips, H200)
+        told.append(str(refused.value))
+    assert any("adds to scores, which was read already" in text for text in told), told
 
 
 def _node(kernel: UOp, path: tuple[int, ...]) -> UOp:

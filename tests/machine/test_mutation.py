@@ -60,7 +60,7 @@ def test_the_table_counts_what_is_harmful():
     ]
     text = table(summarise(judged))
     assert "kill rate: 1 of 2 = 50.00% (of 4 enumerated, 2 are harmless)" in text
-    assert "exactly right under 3 schedules: 1 of 2" in text
+    assert "accepted mutants that are right under 3 schedules: 1 of 2" in text
     assert "harmless:\n      1 they commute\nsurvivors:\n      1 c\n" in text
     assert "harmless, but refused:\n      1 d\naccepted, and WRONG:\n      1 c: 1 differs" in text
 
