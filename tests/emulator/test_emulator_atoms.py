@@ -12,6 +12,11 @@ from ptxflow.compiler.atoms import Atom, all_atoms
 from ptxflow.compiler.emulator import PtxSyntaxError
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
+from ptxflow.compiler.families import family
+from ptxflow.compiler.ir import Op, kernels_of, walk
+from ptxflow.compiler.ptx import write
+from tests import dsa_indexer_cases as indexer
+from tests import moe_cases as moe
 
 FORMS: dict[str, tuple[Any, ...]] = {  # of attributes; the others have one value below
     "dtype": ("f16", "bf16"),
@@ -109,7 +114,29 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
     return row.ptx(use, operands) if callable(row.ptx) else row.ptx.format_map(operands)
 
 
-@pytest.mark.parametrize("row", all_atoms(), ids=lambda row: row.name)
+#: operands whose sizes hang together, or attributes of one family: known from its kernels
+IN_KERNELS = {
+    "promote", "scale_picked", "silu_gate", "largest", "pack_fp8", "st_global_fp8", "take_best",
+    "share_chosen", "st_chosen", "choosers", "add_size", "add_counts", "begin_experts",
+    "find_tile", "rank_rows", "sort_key", "count_entries", "pick_digit", "gather_entries",
+    "outrank", "put_place",
+}  # fmt: skip
+GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
+
+
+def test_atoms_of_one_family_are_known_in_all_its_kernels() -> None:
+    seen = set[str]()
+    cases = [(moe.problem(), *case) for case in moe.CASES]
+    cases += [(indexer.problem(), *case) for case in indexer.CASES]
+    for problem, dev, _, strategy in cases:
+        program = family(strategy.family).build(problem, strategy, dev)
+        for kernel in kernels_of(program):
+            seen |= {node.arg.atom for _, node in walk(kernel) if node.op is Op.ATOM}
+            assert Program(parse(write(kernel, dev))).code
+    assert seen >= IN_KERNELS
+
+
+@pytest.mark.parametrize("row", GENERIC, ids=lambda row: row.name)
 def test_every_form_of_an_atom_is_known(row: Atom) -> None:
     for arch, text in itertools.product(row.archs, forms(row)):
         if "16x256b" in text:  # four registers are one repetition
