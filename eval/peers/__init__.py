@@ -20,21 +20,22 @@ from ptxflow.eval.arguments import UsageError, find_problem
 from ptxflow.eval.checking import Bench, compare
 from ptxflow.eval.definition import Definition
 from ptxflow.eval.disagreement import Json, Outputs
-from ptxflow.eval.peers import attention, gdn, plain
+from ptxflow.eval.peers import attention, gdn, moe, plain, sparse
 from ptxflow.eval.peers.ready import Call, Given, Maker, NotOffered, Ready
 from ptxflow.eval.tolerance import ELEMENTWISE, Tolerance
 
 SLACK = 4.0  # tolerances of a library: it may round once more on the way, as torch's addition does
 WRONG = 0.05  # more of the first output than this outside them is another computation
-PREFILL = " prefill"  # of an op type, where its definitions pack queries
+PREFILL, INDEXER = " prefill", " indexer"  # of an op type, by what its definitions are given:
+KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 
-#: by op type, with PREFILL where queries are packed; the first is the yardstick
+#: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
 PEERS: dict[str, dict[str, Maker]] = {
     "gemm": {"torch.mm": plain.torch_mm, COPY: plain.copy},
     "rmsnorm": {
         COPY: plain.copy,
         "torch.rms_norm": plain.torch_rms_norm,
-        "torch.compile": plain.torch_compile_rms_norm,
+        "torch.compile": plain.compiled(plain.rms_norm, plain.rms_norm_arguments),
         "flashinfer": plain.flashinfer_rmsnorm,
     },
     "sampling": {
@@ -44,6 +45,21 @@ PEERS: dict[str, dict[str, Maker]] = {
     },
     "gdn": {COPY: plain.copy, "torch": plain.torch_reference},
     "gdn" + PREFILL: {COPY: plain.copy, "torch.chunked": gdn.torch_chunked},
+    "dsa_paged": {
+        COPY: plain.copy,
+        "torch": plain.eager(sparse.attention, sparse.attention_arguments),
+        "torch.compile": plain.compiled(sparse.attention, sparse.attention_arguments),
+    },
+    "dsa_paged" + INDEXER: {
+        COPY: plain.copy,
+        "torch": plain.eager(sparse.index, sparse.index_arguments),
+        "torch.compile": plain.compiled(sparse.index, sparse.index_arguments),
+    },
+    "moe": {
+        COPY: plain.copy,
+        "torch.grouped": plain.eager(moe.mixture, moe.arguments),
+        "torch.compile": plain.compiled(moe.mixture, moe.static_arguments),
+    },
     "gqa_paged": {
         COPY: plain.copy,
         "torch": plain.torch_reference,
@@ -77,8 +93,8 @@ PEERS: dict[str, dict[str, Maker]] = {
 
 def makers_of(definition: Definition) -> dict[str, Maker]:
     """The makers of a definition's peers by name; a copy alone where no library is known."""
-    packed = PREFILL if {"qo_indptr", "cu_seqlens"} & set(definition.inputs) else ""
-    return PEERS.get(definition.op_type + packed, {COPY: plain.copy})
+    kinds = (kind for name, kind in KINDS.items() if name in definition.inputs)
+    return PEERS.get(definition.op_type + next(kinds, ""), {COPY: plain.copy})
 
 
 def differences(ready: Ready, definition: Definition, bench: Bench) -> dict[str, Json | None]:

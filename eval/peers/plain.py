@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ptxflow.eval.peers.ready import Given, Ready, computing
+from ptxflow.eval.peers.ready import Given, Maker, Ready, computing
+
+Formula = Callable[..., Any]
+Arguments = Callable[[Given], Sequence[Any]]  # of a formula
 
 
 def copy(given: Given) -> Ready:
@@ -26,6 +30,36 @@ def torch_reference(given: Given) -> Ready:
     run = given.definition.reference()
     arguments = given.arguments()
     return computing(lambda: run(*arguments))
+
+
+def eager(formula: Formula, arguments: Arguments) -> Maker:
+    """A formula in torch, operation by operation, of arguments made before it is timed."""
+
+    def make(given: Given) -> Ready:
+        return _of(formula, arguments, given)
+
+    return make
+
+
+def compiled(formula: Formula, arguments: Arguments) -> Maker:
+    """The same through torch.compile, for these shapes alone."""
+
+    def make(given: Given) -> Ready:
+        on_gpu = any(t.is_cuda for t in given.tensors.values())
+        if on_gpu and importlib.util.find_spec("triton") is None:
+            raise ModuleNotFoundError("no Triton")
+        from torch import _dynamo, _inductor
+
+        _dynamo.reset()  # else the ninth workload is no longer compiled
+        _inductor.config.compile_threads = 1  # no pool of processes
+        return _of(torch.compile(formula, dynamic=False, fullgraph=True), arguments, given)
+
+    return make
+
+
+def _of(formula: Formula, arguments: Arguments, given: Given) -> Ready:
+    own = arguments(given)
+    return Ready(lambda: formula(*own), computing(lambda: formula(*arguments(given))).outputs)
 
 
 def torch_mm(given: Given) -> Ready:
@@ -54,18 +88,9 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     return (total * scale * weight.float()).to(weight.dtype)
 
 
-def torch_compile_rms_norm(given: Given) -> Ready:
-    """The formula through torch.compile, for these shapes alone."""
+def rms_norm_arguments(given: Given) -> list[Any]:
     t = given.tensors
-    arguments = t["hidden_states"], t.get("residual"), t["weight"], given.constants["eps"]
-    if t["weight"].is_cuda and importlib.util.find_spec("triton") is None:
-        raise ModuleNotFoundError("no Triton")
-    from torch import _dynamo, _inductor
-
-    _dynamo.reset()  # else the ninth workload is no longer compiled
-    _inductor.config.compile_threads = 1  # no pool of processes
-    compiled = torch.compile(rms_norm, dynamic=False, fullgraph=True)
-    return computing(lambda: compiled(*arguments))
+    return [t["hidden_states"], t.get("residual"), t["weight"], given.constants["eps"]]
 
 
 def flashinfer_rmsnorm(given: Given) -> Ready:

@@ -278,12 +278,9 @@ def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
         assert found.absent["torch.sdpa"] == "it takes sequences of one length, without a prefix"
 
 
-def test_every_attention_definition_has_peers_of_its_own() -> None:
-    for name in NAMES:
-        assert len(peers.makers_of(load(name))) > 2
-    assert list(
-        peers.makers_of(load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"))
-    ) == [COPY]
+def test_every_definition_has_a_library_beside_it() -> None:
+    for name in names():
+        assert len(peers.makers_of(load(name))) > 1
 
 
 def test_libraries_are_timed_without_a_kernel(
