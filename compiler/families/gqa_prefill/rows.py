@@ -81,10 +81,11 @@ class RowSoftmax:
 
     def rescale(self, when_: str, outputs: Body) -> Body:
         """What was summed so far, and by `outputs` what `factor` is to multiply, as the reference
-        moved."""
-        fall, factor = self.keep("fall", 1), self.keep("factor", 1)
+        moved: by exactly 1 where it stays, as errors of a rounding would add up over the steps."""
+        old, fall, factor = (self.keep(name, 1) for name in ("old_shift", "fall", "factor"))
         body: list[Body] = [
-            at.fma_f32(fall, self.top, self.scale, self.keep("shift", 1)),
+            at.scale_f32(old, self.top, self.keep("minus_scale", 1)),
+            at.sub_f32(fall, self.keep("shift", 1), old),
             at.exp2_f32(factor, fall),
             at.rescale(self.total, factor),
             outputs,

@@ -41,7 +41,8 @@ class Softmax:
     def weigh(self, when: str, scores: UOp, weights: UOp, masked: bool) -> list[UOp]:
         """Scores to weights, maximum and sums; `when` names the step's registers, "first" begins.
 
-        All but the first leave in `factor` what sums and outputs so far are multiplied by.
+        All but the first leave in `factor` what sums and outputs so far are multiplied by: exactly
+        1 where the maximum stays, as errors of a rounding would add up over the steps.
         """
         first = when == "first"
         out, top = self._maximum(when, scores, first)
@@ -55,9 +56,11 @@ class Softmax:
         else:
             out.append(at.scale_f32(shift, top, self.keep("minus_scale", 1)))
         if not first:
+            old, fall = self.keep(f"{when}_old_shift", 2), self.keep(f"{when}_fall", 2)
             out += [
-                at.fma_f32(self.keep(f"{when}_fall", 2), self.top, self.scale, shift),
-                at.exp2_f32(self.factor(when), self.keep(f"{when}_fall", 2)),
+                at.scale_f32(old, self.top, self.keep("minus_scale", 1)),
+                at.sub_f32(fall, shift, old),
+                at.exp2_f32(self.factor(when), fall),
             ]
         out += [at.exp2_rows(weights, scores, self.scale, shift), at.copy(self.top, top)]
         return [*out, *self._sum(when, weights, first)]
