@@ -44,21 +44,26 @@ PEERS: dict[str, dict[str, Maker]] = {
         "flashinfer": plain.flashinfer_sampling,
     },
     "gdn": {COPY: plain.copy, "torch": plain.torch_reference},
-    "gdn" + PREFILL: {COPY: plain.copy, "torch.chunked": gdn.torch_chunked},
+    "gdn" + PREFILL: {
+        COPY: plain.copy,
+        "torch.chunked": gdn.torch_chunked,
+        "flashinfer": plain.called(gdn.flashinfer, gdn.flashinfer_arguments),
+    },
     "dsa_paged": {
         COPY: plain.copy,
-        "torch": plain.eager(sparse.attention, sparse.attention_arguments),
+        "torch": plain.called(sparse.attention, sparse.attention_arguments),
         "torch.compile": plain.compiled(sparse.attention, sparse.attention_arguments),
     },
     "dsa_paged" + INDEXER: {
         COPY: plain.copy,
-        "torch": plain.eager(sparse.index, sparse.index_arguments),
+        "torch": plain.called(sparse.index, sparse.index_arguments),
         "torch.compile": plain.compiled(sparse.index, sparse.index_arguments),
     },
     "moe": {
         COPY: plain.copy,
-        "torch.grouped": plain.eager(moe.mixture, moe.arguments),
+        "torch.grouped": plain.called(moe.mixture, moe.arguments),
         "torch.compile": plain.compiled(moe.mixture, moe.static_arguments),
+        "flashinfer": plain.called(moe.flashinfer, moe.flashinfer_arguments),
     },
     "gqa_paged": {
         COPY: plain.copy,

@@ -1,8 +1,10 @@
-"""Peers of the gated delta rule over packed sequences: the chunked form, in torch."""
+"""Peers of the gated delta rule over packed sequences: the chunked form in torch, FlashInfer's."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,3 +65,34 @@ def _chunk(
     out = raised * (q @ state.mT) + (q @ k.mT * decays) @ x
     leaving = (total[:, -1:] - total).exp()[..., None] * x
     return out, raised[:, -1:] * state + leaving.mT @ k
+
+
+def flashinfer_arguments(given: Given) -> list[Any]:
+    """The inputs of `flashinfer`. Decays and strengths are computed here, so not in what is timed,
+    and new states are 0 where a sequence has no token."""
+    q, k, v, state, A_log, a, dt_bias, b, bounds, scale = given.arguments()
+    decay, beta = gates(A_log, a, dt_bias, b)
+    out, states = (torch.zeros_like(given.tensors[name]) for name in given.definition.outputs)
+    return [q, k, v, decay, beta, scale_of(scale, q.shape[-1]), state, bounds, out, states]
+
+
+def flashinfer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    state: Tensor | None,
+    bounds: Tensor,
+    out: Tensor,
+    states: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Output and new states by FlashInfer's kernel for sm_90a, written into `out` and `states`.
+
+    decay and beta [tokens, value heads] float32, bounds int64, states [sequences, heads, V, K].
+    """
+    importlib.import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule(
+        q, k, v, decay, beta, scale, state, True, bounds, output=out, output_state=states
+    )
+    return out, states

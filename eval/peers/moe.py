@@ -1,14 +1,16 @@
-"""Peers of a mixture of experts: grouped products in torch."""
+"""Peers of a mixture of experts: grouped products in torch, FlashInfer's fused one."""
 
 from __future__ import annotations
 
+import importlib
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ptxflow.eval.peers.ready import Given
+from ptxflow.eval.peers.ready import Given, NotOffered
 from ptxflow.eval.references.moe import dequantise, route
 
 COUNTED = 512  # tokens, from which waiting for a count costs less than rows that nobody needs
@@ -22,6 +24,12 @@ def widened(weights: Tensor, scale: Tensor) -> Tensor:
     return wide
 
 
+def tokens_widened(x: Tensor, scale: Tensor) -> Tensor:
+    """bfloat16 of float8 x [tokens, hidden] and scales [blocks, tokens]."""
+    wide = x.to(torch.bfloat16).unflatten(-1, (len(scale), -1)) * scale.T[..., None]
+    return wide.to(torch.bfloat16).flatten(1)
+
+
 def static_arguments(given: Given) -> list[Any]:
     """The inputs of `mixture`, without a count of rows.
 
@@ -32,8 +40,7 @@ def static_arguments(given: Given) -> list[Any]:
     up = widened(t["gemm1_weights"], t["gemm1_weights_scale"])
     down = widened(t["gemm2_weights"], t["gemm2_weights_scale"])
     names = ("routing_logits", "routing_bias", "hidden_states", "hidden_states_scale")
-    offset, factor = (given.scalars[n] for n in ("local_expert_offset", "routed_scaling_factor"))
-    return [*(t[n] for n in names), up, down, offset, factor, False]
+    return [*(t[n] for n in names), up, down, *given.arguments()[-2:], False]
 
 
 def arguments(given: Given) -> list[Any]:
@@ -70,11 +77,45 @@ def mixture(
         rows = int(ends[-1])
         local, order = local[:rows], order[:rows]
     tokens = order // top_k
-    wide = x.to(torch.bfloat16).unflatten(-1, (len(scale), -1)) * scale.T[..., None]
-    each = wide.to(torch.bfloat16).flatten(1)[tokens]
+    each = tokens_widened(x, scale)[tokens]
     linear, gate = F.grouped_mm(each, up.mT, offs=ends).chunk(2, -1)
     out = F.grouped_mm(linear * F.silu(gate), down.mT, offs=ends)
     weighted = out * (share.flatten()[order] * factor)[:, None]
     weighted = weighted.masked_fill((local == experts)[:, None], 0.0)  # nothing wrote these rows
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     return total.index_add(0, tokens, weighted).to(torch.bfloat16)
+
+
+def flashinfer_arguments(given: Given) -> list[Any]:
+    """The inputs of `flashinfer`, which takes a choice of experts and tokens in bfloat16: routing
+    and that widening are done here, so not in what is timed. Its scales are laid out as ours."""
+    t, experts = given.tensors, len(given.tensors["gemm1_weights"])
+    offset, factor = given.arguments()[-2:]
+    rank, rest = divmod(int(offset), experts)
+    if rest:
+        raise NotOffered(f"it takes ranks of {experts} experts each")
+    chosen, share = route(t["routing_logits"], t["routing_bias"])
+    x = tokens_widened(t["hidden_states"], t["hidden_states_scale"])
+    up, down = ([t[f"{name}_weights{s}"] for s in ("", "_scale")] for name in ("gemm1", "gemm2"))
+    ranks = t["routing_logits"].shape[1] // experts
+    out = torch.full_like(t["output"], math.nan)  # what it leaves out is not right by chance
+    return [x, chosen.int(), share * factor, up, down, rank, ranks, out]
+
+
+def flashinfer(
+    x: Tensor,
+    chosen: Tensor,
+    share: Tensor,
+    up: list[Tensor],
+    down: list[Tensor],
+    rank: int,
+    ranks: int,
+    out: Tensor,
+) -> Tensor:
+    """FlashInfer's fused mixture for Hopper into `out`: it quantises tokens and what lies between
+    the products to float8 by blocks of 128. `up` and `down` are weights and their scales."""
+    importlib.import_module("flashinfer.fused_moe").cutlass_fused_moe(
+        x, chosen, share, up[0], down[0], torch.bfloat16, quant_scales=[up[1], down[1]],
+        ep_size=ranks, ep_rank=rank, output=out, use_deepseek_fp8_block_scale=True,
+    )  # fmt: skip
+    return out

@@ -32,8 +32,9 @@ def torch_reference(given: Given) -> Ready:
     return computing(lambda: run(*arguments))
 
 
-def eager(formula: Formula, arguments: Arguments) -> Maker:
-    """A formula in torch, operation by operation, of arguments made before it is timed."""
+def called(formula: Formula, arguments: Arguments) -> Maker:
+    """A formula in torch, operation by operation, or a library's function: of arguments that are
+    made before it is timed, and made again before it is compared."""
 
     def make(given: Given) -> Ready:
         return _of(formula, arguments, given)
@@ -42,7 +43,7 @@ def eager(formula: Formula, arguments: Arguments) -> Maker:
 
 
 def compiled(formula: Formula, arguments: Arguments) -> Maker:
-    """The same through torch.compile, for these shapes alone."""
+    """A formula through torch.compile, for these shapes alone."""
 
     def make(given: Given) -> Ready:
         on_gpu = any(t.is_cuda for t in given.tensors.values())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
@@ -15,7 +18,8 @@ from ptxflow.eval.definition import load, names
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.measure import case_of
 from ptxflow.eval.peers import Beside, moe, sparse
-from ptxflow.eval.peers.ready import Given
+from ptxflow.eval.peers.ready import Given, NotOffered
+from ptxflow.eval.references.moe import dequantise
 
 CPU = torch.device("cpu")
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
@@ -126,3 +130,50 @@ def test_scores_keep_float32_on_a_gpu() -> None:
         q, k = (torch.empty(3, n, 512, dtype=torch.bfloat16, device="cuda") for n in (16, 256))
         z = sparse.product(q, k.mT)
         assert (z.shape, z.dtype) == ((3, 16, 256), torch.float32)
+
+
+def cutlass_fused_moe(
+    input: Tensor,
+    token_selected_experts: Tensor,
+    token_final_scales: Tensor,
+    fc1_expert_weights: Tensor,
+    fc2_expert_weights: Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: list[Tensor],
+    ep_size: int,
+    ep_rank: int,
+    output: Tensor,
+    use_deepseek_fp8_block_scale: bool,
+) -> list[Tensor]:
+    """The library's function with its checks, computed choice by choice."""
+    assert use_deepseek_fp8_block_scale and output_dtype == torch.bfloat16 == input.dtype
+    assert token_selected_experts.dtype == torch.int32
+    assert token_final_scales.dtype == torch.float32
+    assert fc1_expert_weights.dtype == fc2_expert_weights.dtype == torch.float8_e4m3fn
+    assert {len(scale.shape) for scale in quant_scales} == {3}
+    local = len(fc1_expert_weights)
+    assert ep_size * local == 32 and 0 <= ep_rank < ep_size
+    total = torch.zeros(output.shape)
+    for t, place in (token_selected_experts // local == ep_rank).nonzero().tolist():
+        expert = int(token_selected_experts[t, place]) - ep_rank * local
+        up, down = (
+            dequantise(w[expert], scale[expert])
+            for w, scale in zip((fc1_expert_weights, fc2_expert_weights), quant_scales, strict=True)
+        )
+        linear, gate = (up @ input[t].float()).chunk(2)
+        total[t] += token_final_scales[t, place] * (down @ (linear * gate.sigmoid() * gate))
+    output.copy_(total)
+    return [output]
+
+
+def test_flashinfer_gets_a_choice_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(cutlass_fused_moe=cutlass_fused_moe)
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", library)  # type: ignore[arg-type]
+    definition, axes = resized(MOE), {"seq_len": 21}
+    bench = Bench(case_of(definition, axes, CPU), CPU, (1, 2))
+    found = Beside(definition, axes, bench)
+    assert "flashinfer" in found.calls(every=True) and found.about() == {}
+    given = Given(definition, bench.tensors, {**bench.scalars, "local_expert_offset": 6}, 0)
+    with pytest.raises(NotOffered, match="ranks of 4 experts"):
+        peers.makers_of(definition)["flashinfer"](given)
