@@ -24,15 +24,15 @@ def describe_problem(
 ) -> dict[str, float]:
     """Features by name, in a fixed order; `family` defaults to the registered one."""
     family = family or families.family(problem.family)
-    roofline = problem.roofline_tflops(device)
-    ridge = device.tflops_16bit * 1e12 / device.hbm_bytes_per_s
+    roofline, peak = problem.roofline_tflops(device), problem.peak_tflops(device)
+    ridge = peak * 1e12 / device.hbm_bytes_per_s
     out = {
         "log2_flops": (math.log2(problem.flops) - 33) / 8,
         "log2_bytes": (math.log2(problem.bytes) - 24) / 6,
         "log2_bytes_over_l2": math.log2(problem.bytes / device.l2_bytes) / 6,
         "log2_intensity": (math.log2(problem.intensity) - 6) / 5,
         "log2_intensity_over_ridge": math.log2(problem.intensity / ridge) / 5,
-        "roofline_over_peak": 2 * roofline / device.tflops_16bit - 1,
+        "roofline_over_peak": 2 * roofline / peak - 1,
         "attainable_over_roofline": 2 * attainable_tflops(problem, device) / roofline - 1,
         "memory_bound": float(problem.bound(device) == "memory"),
     }

@@ -10,8 +10,7 @@ import pytest
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.dsa_sparse.decisions import MAX_SUMS
-from ptxflow.compiler.families.mla.decisions import register_limit, registers
+from ptxflow.compiler.families.mla.decisions import MAX_SUMS, register_limit, registers
 from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem

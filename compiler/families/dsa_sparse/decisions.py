@@ -12,13 +12,11 @@ import numpy as np
 
 from ptxflow.compiler.families.mla.decisions import (
     MAX_ROUNDS,
-    MMA_COLUMNS,
+    SUMS_FIT,
     TILING,
     tiling_rules,
 )
 from ptxflow.compiler.strategy import Decision, Fields, Problem, rule
-
-MAX_SUMS = 32  # chunks of 8 heads each that a thread of the second kernel has registers for
 
 DECISIONS = (
     Decision(
@@ -69,9 +67,5 @@ RULES = (
             f.sum_chunks < 2 * chunks(f, p),
         ).astype(bool),
     ),
-    rule(
-        "the chunks that the second kernel loads at a time exceed the registers of a thread",
-        "sum_chunks",
-        lambda f, p, d: f.sum_chunks * (p["num_qo_heads"] // MMA_COLUMNS) <= MAX_SUMS,
-    ),
+    SUMS_FIT,
 )

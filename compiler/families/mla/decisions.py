@@ -23,6 +23,7 @@ MMA_TOKENS, MMA_DIMS, MMA_COLUMNS = 16, 16, 8
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 MAX_ROUNDS = 16  # of CTAs on an SM: more write and read more sums than keys
 SUM_WARPS = 4  # warps of a CTA of the second kernel
+MAX_SUMS = 32  # chunks of 8 heads each that a thread of it has registers for
 SPLIT = 8  # warps that have other registers than those that gather:
 MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at the most
 COLUMNS, DIMS = "columns", "dims"
@@ -221,6 +222,11 @@ def tokens(problem: Problem) -> int:
     return problem["num_kv_indices"] * problem["page_size"]
 
 
+SUMS_FIT = rule(
+    "the chunks that the second kernel loads at a time exceed the registers of a thread",
+    "sum_chunks",
+    lambda f, p, d: f.sum_chunks * (p["num_qo_heads"] // MMA_COLUMNS) <= MAX_SUMS,
+)
 DECODE_RULES = (
     *tiling_rules(""),
     rule(
@@ -246,6 +252,7 @@ DECODE_RULES = (
         "chunk dependent sum_chunks",
         lambda f, p, d: (f.chunk > 0) | ((f.dependent == 0) & (f.sum_chunks == 1)),
     ),
+    SUMS_FIT,
 )
 
 
