@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.families.mla.decisions import columns, own, register_limit, registers
 from ptxflow.env.cost import model_tflops
@@ -120,6 +121,15 @@ def test_the_model_tells_strategies_apart(packed: bool) -> None:
         )
         assert np.isfinite(tflops).all() and (tflops > 0).all()
         assert tflops.max() <= p.roofline_tflops(H200) and tflops.min() < 0.7 * tflops.max()
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_many_heads_are_summed_in_fewer_loads(dev: Device) -> None:
+    """Of 64 heads a thread holds four chunks at a time, where eight would spill."""
+    assert set(space(problem(heads=32), dev).fields().sum_chunks) == {1, 2, 4, 8}
+    assert set(space(problem(heads=64), dev).fields().sum_chunks) == {1, 2, 4}
+    refused = DECODE.refusals(problem(heads=64), decode(chunk=256, sum_chunks=8), dev)
+    assert any("second kernel loads at a time exceed the registers" in r for r in refused)
 
 
 def test_features_have_the_same_names_for_every_problem() -> None:

@@ -10,11 +10,13 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.dsa_indexer.decisions import (
+    DECISIONS,
     entries,
     resources,
     select_smem,
 )
 from ptxflow.compiler.families.dsa_indexer.problem import SCALE, tokens
+from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 LANES, ISSUED = 128, 4  # of an SM: float32 results, and instructions of warps, in a cycle
@@ -36,6 +38,8 @@ class Costs:
     dram: float = 1.05  # traffic, over what cannot be avoided
 
 
+SPANS, CTAS, BITS, ROOM = (choices(DECISIONS, name) for name in ("span", "ctas", "bits", "room"))
+VECTORS = tuple(1 << n for n in range(10, 18))  # keys that a cluster loads at a time
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -110,13 +114,31 @@ def _more(f: Fields, each: float, most: Any) -> Any:
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What the axes do not say alone: tokens of a sequence, and CTAs of a thousand for an SM."""
-    each = length(problem)
-    batch = problem["batch_size"]
-    return {
-        "log_tokens": (math.log2(max(each, 1.0)) - 13) / 4,
-        "log_batch": (math.log2(batch) - 4) / 3,
-        "log_waves": (math.log2(max(batch * each / 1024 / device.sms, 1e-3))) / 4,
-        "log_topk": (math.log2(problem["topk"]) - 8) / 2,
-        "log_heads": (math.log2(problem["num_index_heads"]) - 5) / 1,
+    """Sizes; for each span how full and how CTAs spread, and what the busiest SM scores beside
+    those of other spans; for clusters how their CTAs spread, for vectors of keys that one loads at
+    a time how many times it does, and by digits and room for how many entries it stops to count."""
+    each, batch, topk = length(problem), problem["batch_size"], problem["topk"]
+    out = {
+        "log2_length": (math.log2(max(each, 1.0)) - 13) / 4,
+        "log2_batch": (math.log2(batch) - 4) / 3,
+        "log2_topk": (math.log2(topk) - 8) / 2,
+        "log2_heads": math.log2(problem["num_index_heads"]) - 5,
     }
+    scored = {}
+    for tokens_ in SPANS:
+        blocks = batch * math.ceil(each / tokens_)
+        scored[str(tokens_)] = math.ceil(blocks / device.sms) * min(tokens_, each)
+        out[f"filled_{tokens_}"] = filled(each, tokens_)
+        out |= spread(str(tokens_), blocks, device)
+    for ctas in CTAS:
+        out |= spread(f"choice_{ctas}", batch * ctas, device)
+    for keys in VECTORS:
+        out[f"turns_{keys}"] = (math.log2(math.ceil(each / keys)) - 2) / 3
+        out[f"filled_turns_{keys}"] = filled(each, keys)
+    for room in ROOM:
+        out[f"listed_{room}"] = float(each <= room * topk)
+        for bits in BITS:
+            f = Fields({"bits": bits})
+            out[f"more_{room}x{bits}"] = float(_more(f, each, room * topk))
+    counted = {str(keys): math.ceil(each / keys) * keys for keys in VECTORS}
+    return out | compared("scored", scored) | compared("counted", counted)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.dsa_sparse.decisions import chunks, span
+from ptxflow.compiler.families.dsa_sparse.decisions import DECISIONS, chunks, span
 from ptxflow.compiler.families.mla.decisions import columns, resources, stage_bytes
 from ptxflow.compiler.families.mla.load import (
     Costs,
@@ -16,9 +17,11 @@ from ptxflow.compiler.families.mla.load import (
     shared_bytes,
     sums_load,
 )
+from ptxflow.compiler.families.rounds import choices, compared, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 FIRST = 1200.0  # cycles to load a list's first entries; there are no sequences to find
+CHUNKS = choices(DECISIONS, "chunk")
 COSTS = {
     "h200": Costs(start=FIRST),
     "h100": Costs(start=FIRST),
@@ -56,10 +59,19 @@ def _dram(f: Fields, problem: Problem) -> Any:
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What the axes do not say alone: waves of one CTA a token, and how much of the cache lists
-    could name."""
+    """Sizes, how much of the cache lists could name, and for each chunk how CTAs spread, and what
+    the busiest SM reads beside those of other chunks."""
     tokens, rows = problem["num_tokens"], problem["num_pages"] * problem["page_size"]
-    return {
-        "log_waves": float(np.log2(max(tokens / device.sms, 1e-3))),
-        "log_share": float(np.log2(max(tokens * problem["topk"] / rows, 1e-6))),
+    out = {
+        "log2_tokens": (math.log2(tokens) - 6) / 4,
+        "log2_topk": (math.log2(problem["topk"]) - 8) / 2,
+        "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
+        "log2_share": math.log2(tokens * problem["topk"] / rows) / 4,
     }
+    read = {}
+    for chunk in CHUNKS:
+        f = Fields({"chunk": chunk})
+        blocks = tokens * int(chunks(f, problem))
+        read[str(chunk)] = math.ceil(blocks / device.sms) * float(span(f, problem))
+        out |= spread(str(chunk), blocks, device)
+    return out | compared("read", read)

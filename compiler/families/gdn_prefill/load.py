@@ -14,6 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gdn_prefill.decisions import (
+    DECISIONS,
     HALF,
     UNIT,
     WARP,
@@ -26,6 +27,7 @@ from ptxflow.compiler.families.gdn_prefill.decisions import (
     value_pitch,
 )
 from ptxflow.compiler.families.gdn_prefill.problem import ELEMENT
+from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
@@ -48,6 +50,8 @@ class Costs:
     dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
 
 
+CHUNKS = choices(DECISIONS, "chunk")
+CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -116,18 +120,18 @@ def _helper(f: Fields, problem: Problem, c: Costs) -> Any:
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What a policy sees beside the axes: lengths, heads, and how they spread over SMs."""
+    """What a policy sees beside the axes: lengths, heads; of each chunk how full it is, and how
+    many tokens a CTA goes through beside those of others; of each cut of a head how it spreads."""
     heads, size = problem["num_v_heads"], problem["head_size"]
-    pairs = problem["num_seqs"] * heads
+    pairs, length = problem["num_seqs"] * heads, problem["total_seq_len"] / problem["num_seqs"]
     out = {
-        "log2_length": (math.log2(max(problem["total_seq_len"] / problem["num_seqs"], 1)) - 8) / 4,
+        "log2_length": (math.log2(max(length, 1)) - 8) / 4,
         "log2_pairs": (math.log2(pairs) - 6) / 3,
         "log2_head_size": (math.log2(size) - 7) / 2,
         "value_heads_each": math.log2(heads / problem["num_q_heads"]) / 3,
     }
-    for parts_ in (1, 2, 4, 8):
-        count = pairs * parts_
-        rounds = -(-count // device.sms)
-        out[f"rounds_{parts_}"] = (math.log2(rounds) - 2) / 3
-        out[f"full_{parts_}"] = 2 * count / (rounds * device.sms) - 1
-    return out
+    out |= {f"filled_{chunk}": filled(length, chunk) for chunk in CHUNKS}
+    out |= compared("tokens", {str(c): (math.ceil(length / c) + 1) * c for c in CHUNKS})
+    for cuts in CUTS:
+        out |= spread(str(cuts), pairs * cuts, device)
+    return out | compared("rows", {str(n): math.ceil(pairs * n / device.sms) / n for n in CUTS})

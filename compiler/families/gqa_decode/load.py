@@ -15,6 +15,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_decode.decisions import (
     APART,
+    DECISIONS,
     MMA_DIMS,
     MMA_TOKENS,
     WARP,
@@ -25,6 +26,7 @@ from ptxflow.compiler.families.gqa_decode.decisions import (
     resources,
 )
 from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
@@ -50,6 +52,8 @@ class Costs:
     dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
 
 
+CHUNKS = tuple(1 << n for n in range(4, 15))
+HEADS = choices(DECISIONS, "heads")
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -122,21 +126,25 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, whether sequences can be alike, and for each length of chunks how full the rounds of
-    CTAs are."""
+    """Sizes, whether sequences can be alike, how full chunks are, and for each of them and key
+    heads of a CTA how CTAs spread, and what the busiest SM reads beside other choices."""
     batch, pages, page = (problem[a] for a in ("batch_size", "num_kv_indices", "page_size"))
-    tokens = pages * page
+    length = pages * page / batch
     out = {
         "log2_batch_size": (math.log2(batch) - 3) / 3,
-        "log2_length": (math.log2(tokens / batch) - 10) / 4,
+        "log2_length": (math.log2(length) - 10) / 4,
         "log2_page_size": math.log2(page) / 3,
         "log2_key_heads": (math.log2(problem["num_kv_heads"]) - 2) / 2,
         "log2_head_dim": math.log2(problem["head_dim"]) - 7,
         "group": group(problem) / 8 - 1,
         "alike": float(pages % batch == 0),
     }
-    for chunk_ in (16, 64, 256, 1024, 4096):
-        ctas = batch * math.ceil(tokens / batch / chunk_) * problem["num_kv_heads"]
-        out[f"rounds_{chunk_}"] = (math.log2(-(-ctas // device.sms)) - 2) / 3
-        out[f"full_{chunk_}"] = 2 * ctas / (-(-ctas // device.sms) * device.sms) - 1
-    return out
+    read = {}
+    for tokens in CHUNKS:
+        out[f"filled_{tokens}"] = filled(length, tokens)
+        each = math.ceil(length / tokens)
+        for heads in HEADS:
+            name, ctas = f"{tokens}x{heads}", batch * each * problem["num_kv_heads"] / heads
+            read[name] = math.ceil(ctas / device.sms) * heads * length / each
+            out |= spread(name, ctas, device)
+    return out | compared("read", read)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_prefill.decisions import (
     ALWAYS,
+    DECISIONS,
     HEADS,
     boxes,
     group,
@@ -23,6 +25,7 @@ from ptxflow.compiler.families.gqa_prefill.decisions import (
     tile_rows,
 )
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT, keys, sequences
+from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
@@ -47,6 +50,9 @@ class Costs:
     latency: float = 0.6  # of a step's loads, over what the device's rates say
 
 
+KEYS_OF_STEP = 64  # where features compare tiles of queries
+CONSUMERS, SHARES, KEYS = (choices(DECISIONS, name) for name in ("consumers", "share", "tile_kv"))
+
 # Estimates, before any measurement; others are taken to be as H200.
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
@@ -67,10 +73,17 @@ def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     )
 
 
+def busiest(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    """Steps of the SM that has most: SMs end apart, and none before the longest block."""
+    blocks, mean, most = steps(f, problem, device)
+    balanced = blocks / device.sms * mean + c.tail * mean
+    return np.where(blocks <= device.sms, mean, np.maximum(balanced, most))
+
+
 def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy."""
     c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
-    blocks, mean, most = steps(f, problem, device)
+    blocks, mean, _ = steps(f, problem, device)
     rows = tile_rows(f, device)
     scores = rows * f.tile_kv
     tile_bytes = f.tile_kv * dim * ELEMENT
@@ -82,10 +95,8 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
     exposed = exposed + c.pin * f.pin
     copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
-    late = (f.order != HEADS) & (mean > 1)
-    per_sm = np.ceil(blocks / device.sms)
-    balanced = blocks / device.sms * mean + c.tail * mean
-    share = np.maximum(balanced, most) / (per_sm * mean)
+    late = (f.order != HEADS) & (mean > 1) & (blocks > device.sms)
+    even = np.ceil(blocks / device.sms) * mean
     return Load(
         blocks=blocks,
         resident=resources(f, problem, device).occupancy,
@@ -102,12 +113,13 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         setup_cycles=c.setup + 0 * blocks,
         special=scores,
         latency=c.latency + 0 * blocks,
-        imbalance=np.where(blocks <= device.sms, 1.0, share * np.where(late, c.tiles, 1.0)),
+        imbalance=busiest(f, problem, device, c) / even * np.where(late, c.tiles, 1.0),
     )
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, and for some tiles, how full the rounds of blocks are."""
+    """Sizes, how full tiles of keys are, and for each tile of queries how its blocks spread, and
+    what the busiest SM does beside those of other tiles: in steps, and in steps of so many rows."""
     axes = dict(problem.axes)
     count, heads = sequences(axes), axes["num_qo_heads"]
     queries, tokens = axes["total_q"] / count, keys(axes) / count
@@ -120,8 +132,13 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "log2_head_dim": (math.log2(axes["head_dim"]) - 7) / 1,
         "log2_page": math.log2(axes.get("page_size", 0) + 1) / 6,
     }
-    for tile in (4, 16, 64, 128, 192):
-        blocks = count * math.ceil(queries / tile) * heads
-        out[f"rounds_{tile}"] = (math.log2(blocks / device.sms) - 2) / 4
-        out[f"filled_{tile}"] = 2 * queries / (math.ceil(queries / tile) * tile) - 1
-    return out
+    out |= {f"filled_{tile}": filled(tokens, tile) for tile in KEYS}
+    short, worth = dict[str, float](), dict[str, float]()
+    for consumers, share in product(CONSUMERS, SHARES):
+        name = f"{consumers}x{share}"
+        f = Fields({"consumers": consumers, "share": share, "tile_kv": KEYS_OF_STEP})
+        found = float(busiest(f, problem, device, costs_of("gqa_prefill", COSTS, device)))
+        short[name] = found if group(problem) % share == 0 else math.inf
+        worth[name] = short[name] * tile_rows(f, device)
+        out |= spread(name, float(steps(f, problem, device)[0]), device)
+    return out | compared("short", short) | compared("worth", worth)

@@ -11,12 +11,15 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.mla import hopper_load
 from ptxflow.compiler.families.mla.decisions import (
+    DECODE_DECISIONS,
     DIMS,
     MMA_COLUMNS,
     MMA_TOKENS,
     PARTS,
+    PREFILL_DECISIONS,
     REGISTERS,
     SUM_WARPS,
+    TILING,
     columns,
     decodes,
     groups,
@@ -28,6 +31,7 @@ from ptxflow.compiler.families.mla.decisions import (
 )
 from ptxflow.compiler.families.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
 
@@ -45,6 +49,9 @@ class Costs(hopper_load.Costs):
     dram: float = 1.08  # traffic, over what cannot be avoided
 
 
+CHUNKS, QUERIES = choices(DECODE_DECISIONS, "chunk"), choices(PREFILL_DECISIONS, "queries")
+TILES = choices(TILING, "tile")
+MOST_TOKENS = 64  # of a step
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
 
 
@@ -96,12 +103,17 @@ def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
         chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
         each = np.ceil(length / chunk)
         return count * each, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
-    asked = problem["total_q"] / count
-    each = np.ceil(asked / f.queries)
-    seen = max(length - (min(asked, length) - 1) / 2, 1.0)
-    blocks = count * each
+    blocks = count * np.ceil(problem["total_q"] / count / f.queries)
     rounds = np.maximum(blocks / device.sms, 1.0)
-    return blocks, np.ceil(seen / f.tile), 1 + (length / seen - 1) / rounds
+    mean = seen(problem)
+    return blocks, np.ceil(mean / f.tile), 1 + (length / mean - 1) / rounds
+
+
+def seen(problem: Problem) -> float:
+    """Tokens that a query of a prefill sees, in the mean."""
+    count = problem["len_indptr"] - 1
+    length, asked = tokens(problem) / count, problem["total_q"] / count
+    return max(length - (min(asked, length) - 1) / 2, 1.0)
 
 
 def mma_cycles(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
@@ -168,30 +180,46 @@ def sums_load(f: Fields, sequences: int, chunks: Any, latent: int, c: Costs) -> 
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """What the axes of decoding do not say alone: tokens of a sequence, and waves of one CTA a
-    query."""
+    """Sizes of decoding, and of each chunk how full its tiles are, how CTAs spread, and what the
+    busiest SM reads beside those of other chunks; and how CTAs of the second kernel spread."""
     count = problem["len_indptr"] - 1
-    return {
-        "log_tokens": math.log2(max(tokens(problem) / count, 1.0)),
-        "log_queries": 0.0,  # of one each; policies were trained with it
-        "log_waves": math.log2(max(count / device.sms, 1e-3)),
+    length = tokens(problem) / count
+    out = {
+        "log2_length": (math.log2(max(length, 1.0)) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 3) / 3,
+        "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
     }
+    read = {}
+    for chunk in CHUNKS:
+        f = Fields({"chunk": chunk, "tile": MOST_TOKENS})
+        blocks, steps, _ = (float(found) for found in _spans(f, problem, device))
+        read[str(chunk)] = math.ceil(blocks / device.sms) * steps
+        out[f"filled_{chunk}"] = 2 * length * count / (blocks * steps * MOST_TOKENS) - 1
+        out |= spread(str(chunk), blocks, device)
+    out |= spread("sums", count * (problem["head_dim_ckv"] // 16 // SUM_WARPS), device)
+    return out | compared("read", read)
 
 
 def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, and for the queries of a CTA how full it is, and how full the rounds of CTAs are."""
+    """Sizes, how full tiles of tokens are, and for the queries of a CTA how full it is, how CTAs
+    spread, and what the busiest SM does beside other choices: in steps, and in those of queries."""
     count = problem["len_indptr"] - 1
     length, each = tokens(problem) / count, problem["total_q"] / count
     out = {
         "log2_tokens": (math.log2(max(length, 1.0)) - 10) / 4,
         "log2_sequences": (math.log2(count) - 3) / 3,
         "log2_queries": (math.log2(max(each, 1.0)) - 8) / 4,
-        "filled": 2 * each / (math.ceil(each / 4) * 4) - 1,
+        "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
         "seen": length / max(length + each, 1.0),
     }
-    for queries in (1, 2, 4):
-        blocks = count * math.ceil(each / queries)
-        rounds = max(-(-blocks // device.sms), 1)
-        out[f"rounds_{queries}"] = (math.log2(rounds) - 2) / 3
-        out[f"full_{queries}"] = 2 * blocks / (rounds * device.sms) - 1
-    return out
+    out |= {f"filled_tile_{tile}": filled(seen(problem), tile) for tile in TILES}
+    out |= compared("tile", {str(t): math.ceil(seen(problem) / t) * t for t in TILES})
+    short, worth = dict[str, float](), dict[str, float]()
+    for queries in QUERIES:
+        f = Fields({"queries": queries, "tile": MOST_TOKENS})
+        blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))
+        short[str(queries)] = math.ceil(blocks / device.sms) * steps * imbalance
+        worth[str(queries)] = short[str(queries)] * queries
+        out[f"filled_{queries}"] = filled(each, queries)
+        out |= spread(str(queries), blocks, device)
+    return out | compared("short", short) | compared("worth", worth)

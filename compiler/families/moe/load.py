@@ -5,6 +5,7 @@ Routing is taken to be even: how many tokens an expert has is binomial.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,9 +25,10 @@ from ptxflow.compiler.families.moe.decisions import (
 )
 from ptxflow.compiler.families.moe.problem import BLOCK, EXPERTS, mean_rows, touched
 from ptxflow.compiler.families.moe.route import PLACE_WARPS, TOKENS
+from ptxflow.compiler.families.rounds import choices, compared, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
-TILES = tuple(int(c) for d in DECISIONS if d.name == "tile_t" for c in d.choices)
+TILES, WIDTHS = choices(DECISIONS, "tile_t"), choices(DECISIONS, "up_tile")
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,8 @@ def _dram(f: Fields, problem: Problem, device: Device, c: Costs, up: bool, tiles
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, how many tokens an expert has, and how full tiles of them are."""
+    """Sizes, how many tokens an expert has, how full tiles of them are, and for both products how
+    tiles spread, and what weights the busiest SM multiplies beside those of other tiles."""
     axes = dict(problem.axes)
     tokens, local = axes["seq_len"], axes["num_local_experts"]
     out = {
@@ -215,4 +218,12 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         tiles = row_tiles(tokens, tile)
         out[f"filled_{tile}"] = 2 * per_expert / (tiles * tile) - 1
         out[f"log2_tiles_{tile}"] = (math.log2(local * tiles) - 6) / 4
+    for product, rows in (("up", 2 * axes["intermediate_size"]), ("down", axes["hidden_size"])):
+        done = {}
+        for tile, wide in itertools.product(TILES, WIDTHS):
+            name = f"{tile}x{wide}"
+            tiles = math.ceil(local * row_tiles(tokens, tile) * (rows // wide))
+            done[name] = math.inf if rows % wide else math.ceil(tiles / device.sms) * wide
+            out |= spread(f"{product}_{name}", tiles, device)
+        out |= compared(product, done)
     return out
