@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ptxflow.compiler.atoms.table import Access, Atom, atom
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, atom
 from ptxflow.compiler.check import explain
 from ptxflow.compiler.check.contents import Contents
 from ptxflow.compiler.check.program import Agent, Event, Group, Program
 from ptxflow.compiler.check.state import (
+    COMMUTING,
     Barrier,
     History,
     Past,
@@ -273,7 +274,8 @@ class Accesses(Contents):
             return
         pipe = self._pipe(agent, node, access)
         known = agent.knows.of(access.proxy, access.mode, access.done)
-        if access.done == "copies":  # a lane's copy may take the place of what another lane read
+        reads = access.mode in COMMUTING and access.proxy == GENERIC and lanes > 1
+        if access.done == "copies" or reads:  # of what another lane of the warp read or wrote
             known &= ~agent.apart
         for cta in self._ctas(agent, node, access):
             bit = 0
@@ -282,12 +284,14 @@ class Accesses(Contents):
                 if conflict is not None:
                     raise HazardError(explain.race(self, agent, node, access, history, conflict))
                 self._check_data(agent, node, access, history, region)
-                if kind is Op.FRAG:
+                if kind is Op.FRAG or history.sums:
                     self._check_sum(agent, node, access, history, region)
-                elif kind is Op.SMEM and (history.fresh or node.arg.attr("begun")):
+                if history.sums or node.arg.attr("begun"):
                     self._check_begun(agent, node, access, history, region)
                 bit = bit or self._shared_event(agent, node, access, (kind, cta, lanes))
                 event = bit.bit_length() - 1
+                if operand.src[0] in self.program.copied:
+                    self._check_round(agent, node, access, history, region, known, bit)
                 boxed = node.arg.attr("box") and access.done == "mbar"
                 boxed = boxed and not node.arg.attr(
                     "apart"

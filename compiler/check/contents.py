@@ -53,9 +53,11 @@ class Contents:
     ) -> None:
         """Nothing is added to a sum that somebody has read, until it is begun anew."""
         if access.mode == "r":
-            history.taken.append(region)
-        elif access.mode == "rw" and self._accumulates(agent, node):
-            if self._must_be_used(history.kind) and any(overlap(t, region) for t in history.taken):
+            if region not in history.taken:
+                history.taken.append(region)
+        elif access.mode == "a" or (access.mode == "rw" and self._accumulates(agent, node)):
+            must = history.sums or self._must_be_used(history.kind)
+            if must and any(overlap(t, region) for t in history.taken):
                 self._refuse(
                     agent,
                     node,
@@ -63,7 +65,7 @@ class Contents:
                     "read a sum when it is complete",
                 )
         else:
-            history.taken = [t for t in history.taken if not overlap(t, region)]
+            history.taken = [rest for t in history.taken for rest in minus(t, region)]
 
     def _check_begun(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region
@@ -76,10 +78,31 @@ class Contents:
                 f"reads {history.name}, to which nothing was added since it was begun",
                 "add to it first, or read what was added to",
             )
-        if not node.arg.attr("partial"):  # what is added beside the sum's main part
-            history.fresh = [rest for f in history.fresh for rest in minus(f, region)]
+        history.fresh = [rest for f in history.fresh for rest in minus(f, region)]
         if node.arg.attr("begun"):
+            history.sums = True
             history.fresh.append(region)
+
+    def _check_round(
+        self, agent: Agent, node: UOp, access: Access, history: History, region: Region,
+        known: int, bit: int,
+    ) -> None:  # fmt: skip
+        """A stage that copies refill is refilled whole: nothing is read in two rounds."""
+        if access.mode != "r":
+            history.replace(region)
+            if access.done == "copies":
+                history.refill(bit, known)
+            return
+        for refill, regions in history.old.items():
+            if refill & known and any(overlap(old, region) for old in regions):
+                self._refuse(
+                    agent,
+                    node,
+                    f"reads {history.name}, of which part was read before "
+                    f"{self.events[refill.bit_length() - 1]} began to refill it, and not refilled",
+                    "refill all of a stage that is read again",
+                )
+        history.use(region, bit)
 
     def _check_read(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region

@@ -46,7 +46,7 @@ def _missing(
         return "known to the generic proxy only", "fence.proxy.async after the earlier access"
     if agent.every.of(access.proxy) & bit:
         return (
-            "done by all lanes, of which the elected one knows its own part",
+            "done by all lanes, of which each knows its own part",
             "bar.warp.sync after the earlier access",
         )
     if earlier.agent is agent:

@@ -52,8 +52,12 @@ class Program:
         self.kernel, self.info, self.awaited = kernel, kernel.arg, awaited
         self.users: dict[UOp, list[UOp]] = {}  # storage -> instructions that name it
         self.row_bytes: dict[UOp, int] = {}  # shared storage -> bytes in a row of its TMA boxes
+        self.copied: set[UOp] = set()  # shared storage that cp.async fills
         for _, node in walk(kernel):
             if node.op is Op.ATOM:
+                row = atom(node.arg.atom)
+                copies = (a.operand for a in row.accesses if a.done == "copies")
+                self.copied |= {row.operand(node, name).src[0] for name in copies}
                 for operand in node.src:
                     if operand.op is Op.SLOT:
                         self.users.setdefault(operand.src[0], []).append(node)

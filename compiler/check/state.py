@@ -162,7 +162,10 @@ class History:
     written: list[Region] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     taken: list[Region] = field(default_factory=list)  # of sums: read since they were begun
+    sums: bool = False  # sums in memory were begun here
     fresh: list[Region] = field(default_factory=list)  # of sums in memory: nothing added yet
+    used: dict[int, list[Region]] = field(default_factory=dict)  # bit of a read -> still there
+    old: dict[int, list[Region]] = field(default_factory=dict)  # bit of a refill -> left out of it
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.
@@ -200,6 +203,27 @@ class History:
     def forget(self, region: Region) -> None:
         """What was there has been read for the last time: a later read needs a new write."""
         self.written = [rest for w in self.written for rest in minus(w, region)]
+
+    def use(self, region: Region, bit: int) -> None:
+        """Note a read of what copies brought, in which a refill may begin a new round."""
+        held = self.used.setdefault(bit, [])
+        if not any(inside(region, u) for u in held):
+            held.append(region)
+
+    def replace(self, region: Region) -> None:
+        """Something else is there now: what was read of it, or left out of a refill, is gone."""
+        for held in (self.used, self.old):
+            for bit, regions in [*held.items()]:
+                held[bit] = [rest for r in regions for rest in minus(r, region)]
+                if not held[bit]:
+                    del held[bit]
+
+    def refill(self, bit: int, known: int) -> None:
+        """A copy that comes after reads of other parts of the stage begins a new round: for those
+        who know of it, these parts are old until they are written, too."""
+        for read in [r for r in self.used if r & known]:
+            held = self.old.setdefault(bit, [])
+            held += [rest for u in self.used.pop(read) for rest in uncovered(u, held)]
 
     def read(self, region: Region) -> None:
         """Note that somebody reads a region: what is left of what was put there stays unread."""

@@ -68,7 +68,7 @@ def count() -> list[UOp]:
 
 
 def zero() -> list[UOp]:
-    return [at.zero_shared(slot(BINS))]
+    return [at.zero_shared(slot(BINS)), at.warp_sync()]
 
 
 MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
@@ -170,7 +170,7 @@ def test_bins_that_nothing_was_counted_into() -> None:
     """Zeros alone are no sum: whoever reads them forgot to count, or counted elsewhere."""
 
     def build(o: Options) -> UOp:
-        zeros = at.zero_shared(slot(BINS), begun=True)
+        zeros = [at.zero_shared(slot(BINS), begun=True), at.warp_sync()]
         return block(
             role(Role("first", 0, 1), zeros, *o("counted", *count())), at.cta_sync(),
             role(Role("reader", 0, 1), *look()), warps=2,
