@@ -131,7 +131,7 @@ PREFILL = Row(
 GDN_PREFILL = Row(
     ("gdn_prefill_qk16_v32_d128_k_last",),
     trained={
-        "sequences": (1, 2, 3, 5, 8, 12, 16, 32),
+        "sequences": (1, 2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 24, 28, 32),
         "length": (16, 50, 64, 128, 256, 400, 512, 900, 1024, 1500, 2048, 4096, 8192, 16384),
     },
     held_out={"sequences": (6, 20), "length": (200, 3000)},
@@ -153,11 +153,14 @@ INDEXER = Row(
     ("dsa_topk_indexer_fp8_h64_d128_topk256_ps64",),
     trained={
         "sequences": (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128),
-        "length": (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
+        "length": (
+            64, 192, 256, 400, 512, 900, 1024, 1500, 2048, 2500, 4096, 6000, 8192, 12000, 16384,
+            25000, 32768, 50000, 65536, 100000, 131072,
+        ),
     },
     held_out={"sequences": (6, 20), "length": (700, 3000, 20000)},
     typical={"sequences": 64, "length": 8192},
-)
+)  # fmt: skip
 EXPERTS = Row(
     ("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",),
     trained={"seq_len": octaves(16384, parts=8, but=(7, 80))},

@@ -116,7 +116,8 @@ def _more(f: Fields, each: float, most: Any) -> Any:
 def features(problem: Problem, device: Device) -> dict[str, float]:
     """Sizes; for each span how full and how CTAs spread, and what the busiest SM scores beside
     those of other spans; for clusters how their CTAs spread, for vectors of keys that one loads at
-    a time how many times it does, and by digits and room for how many entries it stops to count."""
+    a time whether a sequence can fill them, how often it does and how many are counted, and by room
+    what need not be counted, or again."""
     each, batch, topk = length(problem), problem["batch_size"], problem["topk"]
     out = {
         "log2_length": (math.log2(max(each, 1.0)) - 13) / 4,
@@ -132,13 +133,14 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         out |= spread(str(tokens_), blocks, device)
     for ctas in CTAS:
         out |= spread(f"choice_{ctas}", batch * ctas, device)
-    for keys in VECTORS:
-        out[f"turns_{keys}"] = (math.log2(math.ceil(each / keys)) - 2) / 3
-        out[f"filled_turns_{keys}"] = filled(each, keys)
     for room in ROOM:
         out[f"listed_{room}"] = float(each <= room * topk)
         for bits in BITS:
             f = Fields({"bits": bits})
             out[f"more_{room}x{bits}"] = float(_more(f, each, room * topk))
-    counted = {str(keys): math.ceil(each / keys) * keys for keys in VECTORS}
-    return out | compared("scored", scored) | compared("counted", counted)
+    most = problem["max_num_pages"] * problem["page_size"]
+    out |= {f"fits_{keys}": float(keys <= most) for keys in VECTORS}
+    turns = {str(keys): math.ceil(each / keys) for keys in VECTORS}
+    counted = {str(keys): turns[str(keys)] * keys for keys in VECTORS}
+    out |= compared("turns", turns) | compared("counted", counted)
+    return out | compared("scored", scored)
