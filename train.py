@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
 MEASUREMENTS = "measurements.jsonl"
-LENGTH = ("steps", "trajectories_per_s")  # in a result: how long its run was
 
 
 def gpu_at_hand() -> bool:
@@ -183,6 +182,7 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
 def begun_with(settings: Settings) -> dict[str, Any]:
     """What the policy that a run begins with was trained on, with what results by family, and how
     long each of the runs was that made it."""
+    from ptxflow.eval.join_policies import runs_of
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
 
@@ -190,12 +190,10 @@ def begun_with(settings: Settings) -> dict[str, Any]:
         about = load_policy(Path(settings.init)).about if settings.init else {}
     except CheckpointError as error:
         raise BadInput(str(error)) from None
-    result, train = about.get("result", {}), about.get("train", {})
-    made = {"batch": train.get("batch")} | {k: result.get(k) for k in LENGTH}
     return {
         "definitions": about.get("settings", {}).get("definitions", []),
-        "families": result.get("families", {}),
-        "before": [*about.get("before", []), *([made] if None not in made.values() else [])],
+        "families": about.get("result", {}).get("families", {}),
+        "before": runs_of(about),
     }
 
 
@@ -310,7 +308,7 @@ def make_run(
     bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
     trainer = Trainer(
         held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
-        bar, torch_device(settings), initial(settings, state), keep=True,
+        bar, torch_device(settings), initial(settings, state),
     )  # fmt: skip
     if trainer.kept:
         print(f"kept as they are: {', '.join(trainer.kept)}", flush=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ptxflow.gfn.forest import Forest, Walk
-from ptxflow.gfn.network import LogZNetwork, PolicyNetwork
+from ptxflow.gfn.network import LogZ, LogZNetwork, PolicyNetwork
 
 
 class KernelEnv(DiscreteEnv):
@@ -129,16 +129,15 @@ class KernelPolicy(DiscretePolicyEstimator):
         """[N] states at any mixture of depths -> [N, n_actions]."""
         states, forest = input, self.env.forest
         which = workloads(states.conditions if conditions is None else conditions)
-        encoded = forest.conditions(self.network)
-        family = self.network.config.family(forest.family)
+        encoded, tower = forest.conditions(self.network), self.network.tower(forest.family)
         depth = (states.tensor >= 0).sum(-1)
         out = encoded.new_zeros(len(depth), self.n_actions)
         for t, size in enumerate(forest.sizes):
             rows = torch.nonzero(depth == t).squeeze(1)
             if len(rows):
                 state = encoded[which[rows]]
-                state = state + self.network.decided(family, t, states.tensor[rows])
-                out[rows, :size] = self.network.logits(family, t, state)
+                state = state + tower.decided(t, states.tensor[rows])
+                out[rows, :size] = tower.logits(t, state)
         return out
 
 
@@ -147,14 +146,13 @@ class WorkloadLogZ(nn.Module):
 
     input_dim = 1
 
-    def __init__(self, network: LogZNetwork, forest: Forest, family: int) -> None:
+    def __init__(self, network: LogZ, forest: Forest) -> None:
         super().__init__()
         self.network = network
         self.forest = forest
-        self.family = family
 
     def forward(self, conditions: Tensor) -> Tensor:
-        table: Tensor = self.network(self.forest.features, self.forest.log_leaves, self.family)
+        table: Tensor = self.network(self.forest.features, self.forest.log_leaves)
         return table.index_select(0, workloads(conditions)).unsqueeze(-1)
 
 
@@ -164,12 +162,12 @@ class KernelTB(TBGFlowNet):
     def __init__(
         self, policy: PolicyNetwork, log_z: LogZNetwork, env: KernelEnv, **options: Any
     ) -> None:
-        family = policy.config.family(env.forest.family)
+        own = log_z.of(env.forest.family)
         super().__init__(
             pf=KernelPolicy(policy, env),
             pb=None,
             constant_pb=True,
-            logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env.forest, family)),
+            logZ=ConditionalLogZEstimator(WorkloadLogZ(own, env.forest)),
             **options,
         )
         self.env = env

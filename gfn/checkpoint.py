@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from torch import Tensor
 from ptxflow.compiler.files import write_whole
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
-FORMAT = 1
+FORMAT = 2
 KEY = "ptxflow"
-GONE = "gone."  # before names of features that their family had once
 HEADER_LIMIT = 100 * 10**6  # bytes, of the safetensors format
 
 
@@ -101,24 +99,22 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
     return header
 
 
-def require_space(
-    where: object, config: NetworkConfig, family: FamilyShape, features: Iterable[str]
-) -> None:
+def require_space(where: object, config: NetworkConfig, family: FamilyShape) -> None:
     """CheckpointError unless the network was made for this decision space and these features."""
     known = {f.name: f for f in config.families}
     if family.name not in known:
         raise CheckpointError(
             f"{where}: the checkpoint has no family {family.name!r}; it has {', '.join(known)}"
         )
-    if known[family.name] != family:
+    held = known[family.name]
+    if (held.sizes, held.digest) != (family.sizes, family.digest):
         raise CheckpointError(
             f"{where}: the checkpoint is of another decision space of {family.name!r} "
-            f"({known[family.name].digest}, now {family.digest}): train it anew"
+            f"({held.digest}, now {family.digest}): train it anew"
         )
-    others = {*known.keys() - {family.name}, GONE.rstrip(".")}
-    expected = {name for name in config.features if name.split(".")[0] not in others}
-    if differing := expected ^ set(features):
+    if held.features != family.features:
+        differing = sorted({*held.features} ^ {*family.features}) or ["their order"]
         raise CheckpointError(
-            f"{where}: the checkpoint was trained on other features "
-            f"({', '.join(sorted(differing)[:4])}): train it anew"
+            f"{where}: the checkpoint was trained on other features of {family.name!r} "
+            f"({', '.join(differing[:4])}): train it anew"
         )

@@ -8,7 +8,7 @@ host wait. PyTorch only; `balance.py` makes torchgfn trajectories of walks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,7 @@ class Forest:
     The tables are int32, to halve what lies in memory; they are widened where they are looked up.
     """
 
-    def __init__(
-        self, spaces: SpaceSet, names: Sequence[str], device: torch.device | str = "cpu"
-    ) -> None:
-        """`names` are the network's features, in its order."""
+    def __init__(self, spaces: SpaceSet, device: torch.device | str = "cpu") -> None:
         self.spaces = spaces
         self.device = torch.device(device)
         self.sizes = spaces.sizes
@@ -67,7 +64,7 @@ class Forest:
         self.legal = [self._table(level.mask.sum(1, dtype=np.int32)) for level in levels]
         self.leaf_offsets = self._table(spaces.leaf_offsets)
         self.log_leaves = torch.diff(self.leaf_offsets).to(torch.float32).log()
-        self.features = workload_features(spaces.spaces, names).to(self.device)
+        self.features = workload_features(spaces.spaces).to(self.device)
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -116,10 +113,9 @@ class Forest:
         conditions: Tensor,
         legal: Tensor,
     ) -> Tensor:
-        family = network.config.family(self.family)
+        tower = network.tower(self.family)
         state = conditions.index_select(0, self.tree[depth][node].long())
-        state = state + network.decided(family, depth, prefix)
-        logits = network.logits(family, depth, state)
+        logits = tower.logits(depth, state + tower.decided(depth, prefix))
         return torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
 
     def walk(
@@ -173,7 +169,7 @@ class Forest:
 
     def conditions(self, network: PolicyNetwork) -> Tensor:
         """[W, hidden]"""
-        return network.conditions(self.features, network.config.family(self.family))
+        return network.tower(self.family).conditions(self.features)
 
     @torch.no_grad()
     def leaf_log_probs(
@@ -214,19 +210,14 @@ def describe(space: Space) -> dict[str, float]:
     }
 
 
-def feature_names(spaces: Iterable[Space]) -> tuple[str, ...]:
-    """The names of every feature that some of the spaces have, each once."""
-    return tuple(dict.fromkeys(name for space in spaces for name in describe(space)))
-
-
-def workload_features(spaces: Iterable[Space], names: Sequence[str]) -> Tensor:
-    """[W, names] float32; 0 where a workload has no such feature (another family's)."""
-    rows = [[values.get(name, 0.0) for name in names] for values in map(describe, spaces)]
+def workload_features(spaces: Sequence[Space]) -> Tensor:
+    """[W, features] float32 of workloads of one family, in the order of `describe`."""
+    rows = [list(describe(space).values()) for space in spaces]
     return torch.tensor(rows, dtype=torch.float32)
 
 
 def family_shape(space: Space) -> FamilyShape:
-    return FamilyShape(space.family.name, space.sizes, space.digest)
+    return FamilyShape(space.family.name, space.sizes, space.digest, tuple(describe(space)))
 
 
 def _first(distinct: Tensor, back: Tensor) -> Tensor:

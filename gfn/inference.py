@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.checkpoint import read, require_space
-from ptxflow.gfn.forest import Forest, family_shape, feature_names
+from ptxflow.gfn.forest import Forest, family_shape
 from ptxflow.gfn.network import PolicyNetwork
 
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
@@ -35,7 +35,7 @@ def load_policy(path: str | Path) -> Policy:
     """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""
     checkpoint = read(Path(path))
     network = PolicyNetwork(checkpoint.network)
-    network.load(checkpoint.group("policy"))
+    network.load_state_dict(checkpoint.group("policy"))
     return Policy(network.eval(), Path(path), checkpoint.config)
 
 
@@ -44,9 +44,8 @@ def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
 
     CheckpointError when the policy is of another decision space or other features.
     """
-    config = policy.network.config
-    require_space(policy.path, config, family_shape(space), feature_names([space]))
-    forest = Forest(SpaceSet([space]), config.features)
+    require_space(policy.path, policy.network.config, family_shape(space))
+    forest = Forest(SpaceSet([space]))
     exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0).double().numpy()
     return exact
 

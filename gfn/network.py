@@ -1,16 +1,18 @@
-"""The policy network: one for all families. PyTorch only, so that sampling needs no torchgfn.
+"""The policy network, a tower for each kernel family. PyTorch only: sampling needs no torchgfn.
 
 A state is what was decided so far, where in the construction it stands, and the workload. Each
-decided choice, each position and each family owns a learned vector; the workload's features pass
-through an encoder. Their sum goes through a residual trunk, and the rows of the output table that
-belong to the next decision give its logits.
+decided choice and each position owns a learned vector; the workload's features pass through an
+encoder. Their sum goes through a residual trunk, and the rows of the output table that belong to
+the next decision give its logits. Families share no parameter: their decisions, features and
+rewards have nothing in common but names, and a shared trunk let each one's steps disturb the others
+(docs/training.md has the figures). So one can be trained alone, and joins others as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,155 +21,169 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class FamilyShape:
-    """What the network must know of a family: choices per decision, and which space it was."""
+    """What a tower was made for; a checkpoint of another shape is refused."""
 
     name: str
-    sizes: tuple[int, ...]
-    digest: str  # of the decision space; a checkpoint of another one is refused
+    sizes: tuple[int, ...]  # choices per decision
+    digest: str  # of the decision space
+    features: tuple[str, ...]  # problem features, then device features, in order
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """Everything that fixes a tower's parameters' shapes and meaning."""
+
+    shape: FamilyShape
+    center: tuple[float, ...]  # subtracted from the features
+    gain: tuple[float, ...]  # then multiplied; 0 mutes what never varied in training
+    hidden: int = 256
+    layers: int = 2
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> TowerConfig:
+        shape = dict(data["shape"])
+        for name in ("sizes", "features"):
+            shape[name] = tuple(shape[name])
+        rows = {name: tuple(data[name]) for name in ("center", "gain")}
+        return TowerConfig(
+            FamilyShape(**shape), **rows, hidden=data["hidden"], layers=data["layers"]
+        )
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Everything that fixes the parameters' shapes and meaning; travels in every checkpoint."""
+    """The towers; travels in every checkpoint."""
 
-    families: tuple[FamilyShape, ...]
-    features: tuple[str, ...]  # problem features, then device features, in order
-    center: tuple[Any, ...]  # subtracted from the features: one row for all families, or one each
-    gain: tuple[Any, ...]  # then multiplied; 0 mutes what never varied in the family's training
-    hidden: int = 256
-    layers: int = 2
+    towers: tuple[TowerConfig, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> NetworkConfig:
-        families = tuple(
-            FamilyShape(f["name"], tuple(f["sizes"]), f["digest"]) for f in data["families"]
-        )
-        tuples = {k: tuple(_frozen(row) for row in data[k]) for k in ("features", "center", "gain")}
-        return NetworkConfig(families, **tuples, hidden=data["hidden"], layers=data["layers"])
+        return NetworkConfig(tuple(map(TowerConfig.from_json, data["towers"])))
 
-    def family(self, name: str) -> int:
-        """The index of a family; KeyError lists the known ones."""
-        names = [f.name for f in self.families]
-        if name not in names:
-            raise KeyError(f"the network has no family {name!r}; it has {', '.join(names)}")
-        return names.index(name)
+    @property
+    def families(self) -> tuple[FamilyShape, ...]:
+        return tuple(tower.shape for tower in self.towers)
 
-
-def _frozen(row: Any) -> Any:
-    return tuple(row) if isinstance(row, list) else row
+    def tower(self, name: str) -> TowerConfig:
+        """A family's; KeyError lists the known ones."""
+        for tower in self.towers:
+            if tower.shape.name == name:
+                return tower
+        known = ", ".join(f.name for f in self.families)
+        raise KeyError(f"the network has no family {name!r}; it has {known}")
 
 
-class FeatureEncoder(nn.Module):
-    """[W, features] of one family -> [W, features], standardised by the family's constants."""
+class Standardise(nn.Module):
+    """[W, features] -> [W, features]"""
 
     center: Tensor
     gain: Tensor
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        shape = len(config.families), len(config.features)
         for name in ("center", "gain"):
-            rows = torch.tensor(getattr(config, name), dtype=torch.float32).expand(shape)
-            self.register_buffer(name, rows.contiguous(), persistent=False)
+            row = torch.tensor(getattr(config, name), dtype=torch.float32)
+            self.register_buffer(name, row, persistent=False)
 
-    def forward(self, features: Tensor, family: int) -> Tensor:
-        return (features - self.center[family]) * self.gain[family]
+    def forward(self, features: Tensor) -> Tensor:
+        return (features - self.center) * self.gain
 
 
-class PolicyNetwork(nn.Module):
+class Tower(nn.Module):
     """Logits of the next choice for batches of prefixes of one family at one depth."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
         self.config = config
-        self.input_dim = len(config.features)  # torchgfn's estimators ask for it
-        hidden = config.hidden
-        slots = [sum(f.sizes) for f in config.families]
-        self._slot_start = [sum(slots[:i]) for i in range(len(slots))]
-        depths = [len(f.sizes) for f in config.families]
-        self._position_start = [sum(depths[:i]) for i in range(len(depths))]
-        # vectors: one a choice slot (what was decided), then one a position of each family
-        self.tokens = nn.Parameter(torch.randn(sum(slots) + sum(depths), hidden) * 0.3)
-        self.family = nn.Parameter(torch.randn(len(slots), hidden) * 0.1)
-        self.standardise = FeatureEncoder(config)
+        hidden, sizes, inputs = config.hidden, config.shape.sizes, len(config.shape.features)
+        slots = sum(sizes)
+        # vectors: one a choice slot (what was decided), then one a position
+        self.tokens = nn.Parameter(torch.randn(slots + len(sizes), hidden) * 0.3)
+        self.standardise = Standardise(config)
         self.encoder = nn.Sequential(
-            nn.Linear(self.input_dim, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, hidden)
+            nn.Linear(inputs, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, hidden)
         )
         self.trunk = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(config.layers))
         # zero rows: an untrained policy is uniform over legal choices
-        self.head = nn.Parameter(torch.zeros(sum(slots), hidden))
-        self.head_bias = nn.Parameter(torch.zeros(sum(slots)))
-        self._positions = sum(slots)
-        self.starts = [list(accumulate(f.sizes, initial=0)) for f in config.families]
-        for number, edges in enumerate(self.starts):  # on the network's device, for `decided`
-            self.register_buffer(f"starts_{number}", torch.tensor(edges), persistent=False)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over trained parameters; earlier files hold the features' constants, too."""
-        own = {k: v for k, v in tensors.items() if not k.startswith("standardise.")}
-        self.load_state_dict(own)
+        self.head = nn.Parameter(torch.zeros(slots, hidden))
+        self.head_bias = nn.Parameter(torch.zeros(slots))
+        self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
+        # on the tower's device, for `decided`
+        self.register_buffer("starts", torch.tensor(self.edges), persistent=False)
 
     def matrices(self) -> list[Tensor]:
         """The weights between layers, which mix everything; the rest are rows of tables."""
         layers = [*self.encoder, *self.trunk]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
 
-    def conditions(self, features: Tensor, family: int) -> Tensor:
+    def conditions(self, features: Tensor) -> Tensor:
         """[W, features] -> [W, hidden]: the workload's part of the state, computed once."""
-        encoded: Tensor = self.encoder(self.standardise(features, family))
-        return encoded + self.family[family]
+        encoded: Tensor = self.encoder(self.standardise(features))
+        return encoded
 
-    def slots(self, family: int, first: int, stop: int) -> slice:
-        """Rows of `tokens` and `head` of the choices of decisions `first` to `stop` - 1."""
-        start, edges = self._slot_start[family], self.starts[family]
-        return slice(start + edges[first], start + edges[stop])
-
-    def positions(self, family: int) -> slice:
-        """Rows of `tokens` of a family's decisions."""
-        start = self._positions + self._position_start[family]
-        return slice(start, start + len(self.config.families[family].sizes))
-
-    def decided(self, family: int, depth: int, choices: Tensor) -> Tensor:
+    def decided(self, depth: int, choices: Tensor) -> Tensor:
         """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
 
         A product with a row of ones and zeros: its gradient is a product, too, where that of
         looked-up rows would be a sum into few places.
         """
-        width = self.starts[family][depth]
-        rows = choices[:, :depth] + self.get_buffer(f"starts_{family}")[:depth]
+        width = self.edges[depth]
+        rows = choices[:, :depth] + self.get_buffer("starts")[:depth]
         ones = self.tokens.new_zeros(len(choices), width).scatter_(1, rows, 1.0)
-        return ones @ self.tokens[self.slots(family, 0, depth)]
+        return ones @ self.tokens[:width]
 
-    def logits(self, family: int, depth: int, state: Tensor) -> Tensor:
+    def logits(self, depth: int, state: Tensor) -> Tensor:
         """[n, hidden] states (conditions + decided) -> [n, sizes[depth]] logits."""
-        position = self.positions(family).start + depth
-        x = functional.silu(state + self.tokens[position])
+        x = functional.silu(state + self.tokens[self.edges[-1] + depth])
         for layer in self.trunk:
             x = x + functional.silu(layer(x))
-        own = self.slots(family, depth, depth + 1)
+        own = slice(*self.edges[depth : depth + 2])
         return functional.linear(x, self.head[own], self.head_bias[own])
 
 
-class LogZNetwork(nn.Module):
-    """log Z of each workload: log(valid strategies) plus a learned mean log-reward excess.
-
-    Each family has a level of its own, for families' rewards lie nats apart.
-    """
+class PolicyNetwork(nn.Module):
+    """The towers by family."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.input_dim = len(config.features)
-        self.standardise = FeatureEncoder(config)
+        self.config = config
+        self.input_dim = 1  # torchgfn's estimators ask for it: the workload
+        self.towers = nn.ModuleDict({t.shape.name: Tower(t) for t in config.towers})
+
+    def tower(self, family: str) -> Tower:
+        """A family's; KeyError lists the known ones."""
+        self.config.tower(family)
+        return cast(Tower, self.towers[family])
+
+
+class LogZ(nn.Module):
+    """log Z of each workload of a family: log(valid strategies) plus a learned mean log-reward
+    excess."""
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        self.standardise = Standardise(config)
         self.net = nn.Sequential(
-            nn.Linear(self.input_dim, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(),
+            nn.Linear(len(config.shape.features), 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(),
             nn.Linear(128, 1),
         )  # fmt: skip
-        self.level = nn.Parameter(torch.zeros(len(config.families)))
+        self.level = nn.Parameter(torch.zeros(()))
 
-    def forward(self, features: Tensor, log_leaves: Tensor, family: int) -> Tensor:
-        """[W, features] and [W] of one family -> [W]"""
-        excess: Tensor = self.net(self.standardise(features, family))
-        return log_leaves + excess.squeeze(-1) + self.level[family]
+    def forward(self, features: Tensor, log_leaves: Tensor) -> Tensor:
+        """[W, features] and [W] -> [W]"""
+        excess: Tensor = self.net(self.standardise(features))
+        return log_leaves + excess.squeeze(-1) + self.level
+
+
+class LogZNetwork(nn.Module):
+    """log Z by family."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.families = nn.ModuleDict({t.shape.name: LogZ(t) for t in config.towers})
+
+    def of(self, family: str) -> LogZ:
+        return cast(LogZ, self.families[family])

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.checkpoint import require_space
-from ptxflow.gfn.forest import Forest, family_shape, feature_names
+from ptxflow.gfn.forest import Forest, family_shape
 from ptxflow.gfn.inference import Policy, log_probs
 from ptxflow.gfn.network import PolicyNetwork
 
@@ -21,9 +21,8 @@ def leaf_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.f
     """
     if len(part) == len(whole.codes):
         return log_probs(policy, part)
-    config = policy.network.config
-    require_space(policy.path, config, family_shape(part), feature_names([part]))
-    forest = Forest(whole, config.features)
+    require_space(policy.path, policy.network.config, family_shape(part))
+    forest = Forest(whole)
     with torch.no_grad():
         walk = forest.walk(
             policy.network,
@@ -39,5 +38,7 @@ def untrained(policy: Policy) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = PolicyNetwork(policy.network.config)
-        torch.nn.init.normal_(network.head, std=policy.network.config.hidden**-0.5)
+        for config in policy.network.config.towers:
+            head = network.tower(config.shape.name).head
+            torch.nn.init.normal_(head, std=config.hidden**-0.5)
     return Policy(network.eval(), policy.path, policy.about)

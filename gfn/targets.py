@@ -33,11 +33,8 @@ def full_precision() -> Iterator[None]:
 class Targets:
     """Workloads by their id in the forest; each is unknown, its rewards 0, until `set`."""
 
-    def __init__(
-        self, spaces: Sequence[Space], names: Sequence[str], device: torch.device | str = "cpu"
-    ) -> None:
-        """`names` are the features of the network that is to be compared."""
-        self.forest = Forest(SpaceSet(spaces), names, device)
+    def __init__(self, spaces: Sequence[Space], device: torch.device | str = "cpu") -> None:
+        self.forest = Forest(SpaceSet(spaces), device)
         leaves = int(self.forest.spaces.leaf_offsets[-1])
         self.log_rewards = torch.zeros(leaves, device=self.forest.device)
         self.log_z: dict[int, float] = {}  # exact, of the workloads that are known

@@ -24,9 +24,9 @@ from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
-from ptxflow.gfn.forest import family_shape, feature_names, workload_features
-from ptxflow.gfn.joining import joined, joined_config, train_alone
-from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork
+from ptxflow.gfn.forest import family_shape, workload_features
+from ptxflow.gfn.joining import joined
+from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork, TowerConfig
 from ptxflow.gfn.targets import Targets
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
@@ -86,9 +86,8 @@ class Group(Targets):
     """
 
     def __init__(self, spaces: list[Space], ids: list[int], trainer: Trainer) -> None:
-        super().__init__(spaces, trainer.network.config.features, trainer.compute)
+        super().__init__(spaces, trainer.compute)
         self.ids = ids  # of the trainer's workloads, by workload id of the forest
-        self.number = trainer.network.config.family(self.forest.family)
         self.env = KernelEnv(self.forest, self.log_rewards)
         self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
         self.loss: Tensor | None = None  # of its recent steps, where training runs
@@ -108,12 +107,10 @@ class Trainer:
         bar: Callable[[Sequence[int]], Iterable[int]] = iter,
         compute: torch.device | str = "cpu",
         start: PolicyNetwork | None = None,
-        keep: bool = False,
     ) -> None:
         """`bar` is given the workloads whose targets are worked out next, and yields them;
         `compute` is where networks and tables lie; `start` is a trained network to begin with,
-        whose size then counts; with `keep` its other families stay as they are, and so does all
-        that they share.
+        whose other families stay as they are.
         """
         refuse_overlap(spaces, held_out)
         self.config = config
@@ -125,19 +122,19 @@ class Trainer:
         self.generator = torch.Generator(self.compute).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
         shape = network_config(spaces, config)
-        if start is not None:
-            shape = joined_config(start.config, shape)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.network = PolicyNetwork(shape)
-            if start is not None:
-                self.network = joined(start, shape, config.seed)
-            self.network.to(self.compute)
+        if start is not None:
+            self.network = joined(start, shape, config.seed)
+        self.network.to(self.compute).requires_grad_(True)
+        trained = {s.family.name for s in spaces}
+        self.kept = [f.name for f in self.network.config.families if f.name not in trained]
+        for name in self.kept:
+            self.network.tower(name).requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed + 1)
             self.log_z = LogZNetwork(shape).to(self.compute)
-        own = {s.family.name for s in spaces}
-        self.kept = [f.name for f in shape.families if keep and f.name not in own]
-        if self.kept:
-            train_alone(self.network, own)
         self.bar = bar
         self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space
         self.groups = [
@@ -155,10 +152,12 @@ class Trainer:
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
         """Adam for what learns, and Muon for its matrices."""
         config = self.config
+        towers = [self.network.tower(f.name) for f in self.network.config.families]
+        matrices = [m for t in towers for m in t.matrices() if m.requires_grad]
         if not config.matrix_rate:
-            for matrix in self.network.matrices():  # nor are gradients worked out
+            for matrix in matrices:  # nor are gradients worked out
                 matrix.requires_grad_(False)
-        matrices = [m for m in self.network.matrices() if m.requires_grad]
+            matrices = []
         held = {id(p) for p in matrices}
         rest = [p for p in self.network.parameters() if id(p) not in held and p.requires_grad]
         adam = torch.optim.Adam(
@@ -242,8 +241,9 @@ class Trainer:
             trajectories = group.env.trajectories(walk, workload)
             scores = group.balance.get_scores(trajectories, recalculate_all_logprobs=False)
             forest = group.forest
-            log_z = self.log_z(forest.features, forest.log_leaves, group.number)[workload]
-            self.log_z.level[group.number].sub_((scores + log_z).mean())
+            own = self.log_z.of(forest.family)
+            log_z = own(forest.features, forest.log_leaves)[workload]
+            own.level.sub_((scores + log_z).mean())
 
     def _batch(self) -> tuple[Group, Tensor]:
         """A family, drawn by its share, and workload ids [batch] of its active ones in turn."""
@@ -310,7 +310,7 @@ class Trainer:
         """The same of spaces that are not trained, one after the other."""
         for space in spaces:
             if id(space) not in self._judged:
-                judged = Targets([space], self.network.config.features, self.compute)
+                judged = Targets([space], self.compute)
                 judged.set(0, self.reward, self.config.tau)
                 self._judged[id(space)] = judged
             yield from self._judged[id(space)].distances(self.network, [0])
@@ -362,10 +362,8 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint, where: object = "checkpoint") -> None:
         """Take over a state; CheckpointError where it is of another run or decision space."""
-        names = feature_names(self.spaces)
         for group in self.groups:
-            shape = family_shape(group.forest.spaces.spaces[0])
-            require_space(where, checkpoint.network, shape, names)
+            require_space(where, checkpoint.network, family_shape(group.forest.spaces.spaces[0]))
         config = checkpoint.config
         if config.get("leaves") != [len(s) for s in self.spaces] or "generator" not in (
             checkpoint.tensors
@@ -374,7 +372,7 @@ class Trainer:
                 f"{where}: not a state to resume: it is a policy alone, or of other workloads or "
                 f"rules"
             )
-        self.network.load(checkpoint.group("policy"))
+        self.network.load_state_dict(checkpoint.group("policy"))
         self.log_z.load_state_dict(checkpoint.group("log_z"))
         for name, optimiser in self.optimisers.items():
             slots: dict[int, dict[str, Tensor]] = {}
@@ -414,19 +412,20 @@ def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
 
 
 def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfig:
-    """The network for these workloads; their features set its standardisation.
+    """A tower for each family of these workloads, whose features set its standardisation.
 
     What never varies gets no gain: on a device or dtype that was not trained, an untrained weight
     would turn it into noise.
     """
-    names = feature_names(spaces)
-    values = workload_features(spaces, names)
-    center, spread = values.mean(0), values.std(0, correction=0)
-    gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
-    shapes = tuple(dict.fromkeys(family_shape(space) for space in spaces))
-    return NetworkConfig(
-        shapes, names, tuple(center.tolist()), tuple(gain.tolist()), config.hidden, config.layers
-    )
+    towers = []
+    for ids in _by_family(spaces):
+        own = [spaces[i] for i in ids]
+        values = workload_features(own)
+        center, spread = values.mean(0), values.std(0, correction=0)
+        gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
+        rows = tuple(center.tolist()), tuple(gain.tolist())
+        towers.append(TowerConfig(family_shape(own[0]), *rows, config.hidden, config.layers))
+    return NetworkConfig(tuple(towers))
 
 
 def _by_family(spaces: Sequence[Space]) -> list[list[int]]:

@@ -17,8 +17,8 @@ from ptxflow.eval.on_demand import on_demand, seconds
 from ptxflow.eval.records import read_records
 from ptxflow.eval.worker import Worker, WorkerError
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.forest import family_shape, feature_names
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+from ptxflow.gfn.forest import family_shape
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
 from tests.scripted_gpu import MADE, scripted_gpu
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
@@ -29,10 +29,9 @@ PLACE = ("--live", "--definition", NAME, "--axes", "batch_size=20", "--budget", 
 def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of checkpoints with one that nobody trained."""
     space = find_fields([NAME], ["batch_size=20"], "h200")[0].space
-    features = feature_names([space])
-    config = NetworkConfig(
-        (family_shape(space),), features, (0.0,) * len(features), (1.0,) * len(features), 16, 1
-    )
+    shape = family_shape(space)
+    count = len(shape.features)
+    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     about = {
         "settings": {"device": "h200", "reward": {"source": "model"}},

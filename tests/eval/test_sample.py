@@ -26,8 +26,8 @@ from ptxflow.eval import sampling
 from ptxflow.eval.arguments import find_problem, find_space, read_strategies
 from ptxflow.eval.definition import load
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.forest import family_shape, feature_names
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+from ptxflow.gfn.forest import family_shape
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
@@ -40,10 +40,9 @@ LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerP
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     definition = load(NAME)
     space = find_space(*find_problem(definition, {"M": 17}), H200)
-    features = feature_names([space])
-    config = NetworkConfig(
-        (family_shape(space),), features, (0.0,) * len(features), (1.0,) * len(features), 16, 1
-    )
+    shape = family_shape(space)
+    count = len(shape.features)
+    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     path = tmp_path_factory.mktemp("policy") / "gemm-h200.safetensors"
     write(path, Checkpoint(config, {}, tensors))

@@ -104,7 +104,7 @@ def toy_like(space: Space, m: int) -> Space:
 def test_other_features_are_refused(state: Path, toy: SpaceOf) -> None:
     space = toy(4)
     family = replace(space.family, features=lambda p, d: {"novelty": 1.0})
-    with pytest.raises(CheckpointError, match=r"other features \(toy\.novelty\)"):
+    with pytest.raises(CheckpointError, match=r"other features of 'toy' \(toy\.novelty\)"):
         log_probs(load_policy(state), replace(space, family=family))
 
 

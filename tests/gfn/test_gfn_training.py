@@ -14,14 +14,13 @@ import torch
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
-from ptxflow.gfn.checkpoint import require_space
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.inference import load_policy, log_probs
-from ptxflow.gfn.joining import joined, joined_config
-from ptxflow.gfn.network import FamilyShape, NetworkConfig, PolicyNetwork
+from ptxflow.gfn.joining import joined
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 from ptxflow.gfn.run import Run
 from ptxflow.gfn.targets import Targets
-from ptxflow.gfn.training import TrainConfig, Trainer, watched
+from ptxflow.gfn.training import TrainConfig, Trainer, network_config, watched
 
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(
@@ -73,10 +72,8 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
     checkpoint.write(tmp_path / "p.safetensors", first.policy_checkpoint(about))
     policy = load_policy(tmp_path / "p.safetensors")
     spaces = [other(4), other(64)]
-    assert (
-        Trainer([*spaces, toy(8)], SMALL, 9, toy_reward, start=policy.network, keep=True).kept == []
-    )
-    joining = Trainer(spaces, SMALL, 300, toy_reward, start=policy.network, keep=True)
+    assert Trainer([*spaces, toy(8)], SMALL, 9, toy_reward, start=policy.network).kept == []
+    joining = Trainer(spaces, SMALL, 300, toy_reward, start=policy.network)
     assert joining.kept == ["toy"]
     before = joining.distances(range(2))
     train(joining, 300)
@@ -87,23 +84,20 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
         assert (log_probs(both, space) == log_probs(policy, space)).all(), "to the bit"
 
 
-def test_features_that_a_family_lost_say_no_more_than_before() -> None:
-    """And the family that kept its own says what it said."""
-    toy, other = FamilyShape("toy", (2, 3), "a"), FamilyShape("other", (4,), "b")
-    old = PolicyNetwork(_config((toy, other), ("size", "toy.x", "other.y")))
-    changed = replace(other, digest="c")
-    config = joined_config(old.config, _config((changed,), ("more", "size", "other.z")))
-    assert config.features == ("size", "toy.x", "gone.other.y", "more", "other.z")
-    assert config.families == (toy, changed)
-    new, values = joined(old, config), torch.randn(5, 2)
-    before = torch.cat([values, torch.zeros(5, 1)], 1)
-    after = torch.cat([before, torch.randn(5, 2)], 1)  # which a toy mutes
-    torch.testing.assert_close(new.conditions(after, 0), old.conditions(before, 0))
-    require_space("here", config, changed, ("size", "more", "other.z"))
-
-
-def _config(families: tuple[FamilyShape, ...], features: tuple[str, ...]) -> NetworkConfig:
-    return NetworkConfig(families, features, (0.5,) * len(features), (2.0,) * len(features), 16, 1)
+def test_a_family_whose_features_changed_begins_anew_and_others_do_not(toy: SpaceOf) -> None:
+    space = toy(4)
+    config = network_config([space], SMALL)
+    old = PolicyNetwork(config)
+    torch.nn.init.normal_(old.tower("toy").head)
+    same = joined(old, config)
+    assert torch.equal(same.tower("toy").head, old.tower("toy").head)
+    assert same.tower("toy").head is not old.tower("toy").head
+    shape = replace(config.towers[0].shape, features=("another",))
+    changed = NetworkConfig((replace(config.towers[0], shape=shape, center=(0.0,), gain=(1.0,)),))
+    new = joined(old, changed)
+    assert new.config == changed and not new.tower("toy").head.any()
+    with pytest.raises(checkpoint.CheckpointError, match=r"other features of 'toy'.*another"):
+        checkpoint.require_space("here", changed, config.towers[0].shape)
 
 
 def test_a_resumed_run_continues_exactly(
@@ -219,7 +213,7 @@ def test_stages_end_by_measured_progress_or_by_their_share() -> None:
 
 
 def test_strategies_are_drawn_from_the_targets_themselves(toy: SpaceOf, toy_reward: Any) -> None:
-    targets = Targets([toy(1), toy(16), toy(4)], ())
+    targets = Targets([toy(1), toy(16), toy(4)])
     for w in (0, 1):
         targets.set(w, toy_reward, 0.2)
     workload = torch.arange(3).repeat(30_000)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import train
-from ptxflow.eval import live
+from ptxflow.eval import join_policies, live
 from ptxflow.eval.candidates import Workload
 from ptxflow.eval.records import Record, RecordFile
 from ptxflow.gfn import checkpoint
+from ptxflow.gfn.inference import load_policy
 
 NAME = "gemm_n128_k2048"
 OTHER = ["--definition", "rmsnorm_h512", "--axes", "batch_size=5", "--device", "h200"]
@@ -51,11 +52,8 @@ def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     assert results["trained"]["workloads"] == count
     means = [results["families"][f]["trained"]["mean"] for f in ("gemm", "rmsnorm")]
     assert min(means) < results["trained"]["mean"] < max(means)
-    rows = old.network.family("gemm"), new.network.family("gemm")
-    assert torch.equal(
-        *(c.tensors["policy.family"][r] for c, r in zip((old, new), rows, strict=True))
-    )
-    assert torch.equal(old.tensors["policy.trunk.0.weight"], new.tensors["policy.trunk.0.weight"])
+    kept = [name for name in new.tensors if name.startswith("policy.towers.gemm.")]
+    assert kept and all(torch.equal(old.tensors[name], new.tensors[name]) for name in kept)
     assert json.loads((out / "result.json").read_text())["steps"] == 6
     capsys.readouterr()
     assert train.main([*argv, "--init", str(out / "metrics.jsonl"), "--out", str(out / "x")]) == 2
@@ -117,3 +115,28 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert code == 2 and said in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_policies_of_different_families_are_joined(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--preset", "demo", "--definitions", "rmsnorm_h512", "--batch", "32", "--reward",
+            "model", "--steps", "4", "--compute", "cpu", "--out", str(tmp_path / "r")]  # fmt: skip
+    other, both = tmp_path / "q.safetensors", tmp_path / "both.safetensors"
+    assert train.main([*argv, "--device", "h200", "--export", str(other)]) == 0
+    assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 0
+    parts, made = [checkpoint.read(p) for p in (trained, other)], checkpoint.read(both)
+    assert families(both) == ["gemm", "rmsnorm"]
+    tensors = parts[0].tensors | parts[1].tensors
+    assert made.tensors.keys() == tensors.keys()
+    assert all(torch.equal(made.tensors[name], value) for name, value in tensors.items())
+    for part in parts:
+        for name, result in part.config["result"]["families"].items():
+            assert made.config["result"]["families"][name] == result
+    assert len(join_policies.runs_of(made.config)) == 2
+    assert made.config["settings"]["definitions"] == [NAME, "rmsnorm_h512"]
+    assert load_policy(both).network.config == made.network
+    capsys.readouterr()
+    assert train.main([*argv, "--device", "b200", "--overwrite", "--export", str(other)]) == 0
+    assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 2
+    assert "for h200 with tau" in capsys.readouterr().err
