@@ -123,7 +123,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="what trains; auto (default): the GPU if PyTorch can use one")  # fmt: skip
     add("--batch", type=positive(int),
         help="strategies a step (default: 1024; demo 256; on a GPU 16384)")  # fmt: skip
-    add("--width", type=positive(int), help="of the network (default: 256; on a GPU 512)")
+    add("--width", type=positive(int), help="of the networks (default: 256)")
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add(
         "--reward",

@@ -191,8 +191,8 @@ PRESETS = {
     ),
 }
 # Fields of `TrainConfig` where training runs on a GPU: batches that fill it, of all workloads of a
-# family at once, and a larger network, which costs little there
-ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 1024, "hidden": 512, "layers": 3}
+# family at once, and a deeper network, which costs little there
+ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 1024, "layers": 3}
 
 
 def registered(definition: Definition) -> Family | None:

@@ -1,0 +1,100 @@
+"""What a policy would try, to be measured by a campaign: `python -m ptxflow.eval.policy_draws`.
+
+k distinct strategies of each workload that comes with a definition, as `sample.py` draws them, in
+one JSON list that `python -m ptxflow.eval.campaign --strategies` takes. PyTorch only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ptxflow.compiler.files import write_whole
+from ptxflow.eval.arguments import UsageError, find_device, find_problem, find_space
+from ptxflow.eval.definition import DefinitionError, load, names
+from ptxflow.eval.preparing import cores
+from ptxflow.eval.training_set import registered
+from ptxflow.eval.workload import workloads
+from ptxflow.gfn.checkpoint import CheckpointError
+from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
+
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
+Place = tuple[str, dict[str, int]]  # a definition's name and axes
+the_policy = cache(load_policy)
+
+
+def places(definitions: Sequence[str], most: int | None) -> list[Place]:
+    """The workloads that have inputs, of each definition up to `most`, spread evenly."""
+    found: list[Place] = []
+    for name in definitions:
+        rows = [dict(w.axes) for w in workloads(name) if not w.refusal]
+        rows = list({json.dumps(r, sort_keys=True): r for r in rows}.values())
+        n = min(most or len(rows), len(rows))
+        found += [(name, rows[(2 * i + 1) * len(rows) // (2 * n)]) for i in range(n)]
+    return found
+
+
+def drawn(
+    place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float
+) -> list[dict[str, Any]]:
+    """The rows of a workload: definition, axes, family, choices."""
+    torch.set_num_threads(1)
+    name, axes = place
+    space = find_space(*find_problem(load(name), axes), find_device(device))
+    codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
+    strategies = (space.strategy(int(c)).to_json() for c in codes)
+    return [{"definition": name, "axes": axes, **s} for s in strategies]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
+    add = parser.add_argument
+    add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
+    add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
+    add("--definition", nargs="+", metavar="NAME", help="default: all that have kernels")
+    add("--workloads", type=int, metavar="N", help="of each definition, spread (default: all)")
+    add("-k", type=int, default=16, help="distinct strategies of a workload (default: 16)")
+    add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
+    add("--seed", type=int, default=0)
+    add("--jobs", type=int, default=cores(), help="processes (default: one a core)")
+    add("--out", type=Path, required=True, help="the JSON list")
+    return parser
+
+
+def every(found: Sequence[Place], draw: Any, jobs: int) -> Iterable[list[dict[str, Any]]]:
+    with multiprocessing.Pool(jobs) as pool:
+        yield from tqdm(pool.imap(draw, found), "draws", len(found), unit="workload", disable=None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments().parse_args(argv)
+    try:
+        device = find_device(args.device).name
+        chosen = args.definition or [n for n in names() if registered(load(n))]
+        found = places(chosen, args.workloads)
+        checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
+        draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
+                       sharpness=args.sharpness)  # fmt: skip
+        rows = [row for part in every(found, draw, args.jobs) for row in part]
+        write_whole(args.out, json.dumps(rows) + "\n")
+    except (UsageError, DefinitionError, CheckpointError, ValueError) as error:
+        print(f"policy_draws: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"policy_draws: cannot write {args.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(f"{len(rows)} strategies of {len(found)} workloads in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
