@@ -1,0 +1,61 @@
+"""What a policy would try, as a campaign reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ptxflow.compiler.device import H200
+from ptxflow.eval import policy_draws
+from ptxflow.eval.arguments import find_problem, find_space, read_strategies
+from ptxflow.eval.definition import load
+from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.gfn.forest import family_shape
+from ptxflow.gfn.inference import load_policy, sample_distinct
+from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+
+NAME = "gdn_decode_qk16_v32_d128_k_last"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    shape = family_shape(find_space(*find_problem(load(NAME), {"batch_size": 1}), H200))
+    rows = (0.0,) * len(shape.features), (1.0,) * len(shape.features)
+    config = NetworkConfig((TowerConfig(shape, *rows, 16, 1),))
+    tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
+    write(tmp_path / "p.safetensors", Checkpoint(config, {}, tensors))
+    return tmp_path / "p.safetensors"
+
+
+def test_draws_are_those_of_the_policy_at_workloads_of_a_definition(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drawn.json"
+    argv = ["--definition", NAME, "--workloads", "2", "-k", "3", "--seed", "5", "--jobs", "1",
+            "--checkpoint", str(checkpoint), "--out", str(out)]  # fmt: skip
+    assert policy_draws.main(argv) == 0
+    assert "6 strategies of 2 workloads" in capsys.readouterr().out
+    rows = read_strategies(out)
+    assert len(rows) == 6 and len({(a["batch_size"], s.key) for _, a, s in rows}) == 6
+    axes = rows[0][1]
+    space = find_space(*find_problem(load(NAME), axes), H200)
+    expected = sample_distinct(load_policy(checkpoint), space, 3, 5)
+    keys = [space.strategy(int(c)).key for c in expected]
+    assert [s.key for _, a, s in rows if a == axes] == keys
+
+
+def test_all_workloads_once_and_few_of_them_spread() -> None:
+    every = policy_draws.places([NAME], None)
+    assert len(every) == len({tuple(a.items()) for _, a in every})
+    some = policy_draws.places([NAME], 3)
+    assert len(some) == 3 and all(place in every for place in some)
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "x.json")
+    assert policy_draws.main(["--definition", "nothing", "--out", out]) == 2
+    assert policy_draws.main(["--checkpoint", str(tmp_path / "no"), "--definition", NAME,
+                              "--jobs", "1", "--out", out]) == 2  # fmt: skip
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "nothing" in said[0] and "cannot read the checkpoint" in said[1]
