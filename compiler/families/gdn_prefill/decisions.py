@@ -109,6 +109,8 @@ def registers(f: Fields, problem: Problem) -> Any:
     held = f.row_tiles * (problem["head_size"] / 2 + 1.15 * f.chunk)
     more = 8 * ((f.operands == HALF) & (f.solve == PAIRS))
     more = more + 4 * ((f.operands == PAIRS) & (f.row_tiles == 2))
+    once = (f.solve != PAIRS) & (f.solve_block == 2 * UNIT)
+    more = more + 15 * ((f.operands == PAIRS) & (f.row_tiles == 1) & once)
     return np.asarray(held + f.chunk / 8 + 50 + more).astype(int)
 
 
@@ -155,7 +157,7 @@ RULES = (
     ),
     rule(
         "states and sums exceed the registers of a thread",
-        "chunk rows row_tiles helpers operands solve",
+        "chunk rows row_tiles helpers operands solve solve_block",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
 )
