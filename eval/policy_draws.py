@@ -32,11 +32,13 @@ Place = tuple[str, dict[str, int]]  # a definition's name and axes
 the_policy = cache(load_policy)
 
 
-def places(definitions: Sequence[str], most: int | None) -> list[Place]:
-    """The workloads that have inputs, of each definition up to `most`, spread evenly."""
+def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> list[Place]:
+    """The workloads of a kind that have inputs, of each definition up to `most`, spread evenly."""
     found: list[Place] = []
+    kinds = {"all": (True, False), "public": (True,), "own": (False,)}[kind]
     for name in definitions:
-        rows = [dict(w.axes) for w in workloads(name) if not w.refusal]
+        held = [w for w in workloads(name) if not w.refusal]
+        rows = [dict(w.axes) for w in held if w.public in kinds]
         rows = list({json.dumps(r, sort_keys=True): r for r in rows}.values())
         n = min(most or len(rows), len(rows))
         found += [(name, rows[(2 * i + 1) * len(rows) // (2 * n)]) for i in range(n)]
@@ -62,6 +64,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
     add("--definition", nargs="+", metavar="NAME", help="default: all that have kernels")
     add("--workloads", type=int, metavar="N", help="of each definition, spread (default: all)")
+    add("--rows", choices=("all", "public", "own"), default="all", help="published, or our own")
     add("-k", type=int, default=16, help="distinct strategies of a workload (default: 16)")
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
     add("--seed", type=int, default=0)
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         device = find_device(args.device).name
         chosen = args.definition or [n for n in names() if registered(load(n))]
-        found = places(chosen, args.workloads)
+        found = places(chosen, args.workloads, args.rows)
         checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
         draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
                        sharpness=args.sharpness)  # fmt: skip

@@ -50,6 +50,9 @@ def test_all_workloads_once_and_few_of_them_spread() -> None:
     assert len(every) == len({tuple(a.items()) for _, a in every})
     some = policy_draws.places([NAME], 3)
     assert len(some) == 3 and all(place in every for place in some)
+    name = "gqa_paged_decode_h32_kv8_d128_ps1"
+    kinds = {kind: policy_draws.places([name], None, kind) for kind in ("all", "public", "own")}
+    assert kinds["all"] == kinds["public"] + kinds["own"] and kinds["public"] and kinds["own"]
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
