@@ -87,7 +87,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "none (default: all)")  # fmt: skip
     add("--seeds", type=int, help="runs of each method that draws (default: 50; live: 3)")
     add("--budget", type=int, help="measurements of a run (default: 128; live: 32)")
-    add("--least", type=int, help="strategies that make a sub-space (default: 300)")
+    add("--least", type=int, help="strategies that make a sub-space (default: 120)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     add("--out", type=Path, default=Path("out/evaluation"), help="folder (default: out/evaluation)")
     add("--into", type=Path, metavar="PAGE.md", help="also renew the tables of this page")

@@ -250,18 +250,26 @@ def _blocks(d: Draw, values: str, scales: str, deviation: float) -> Inputs:
     return {values: made, scales: scale}
 
 
-def _moe(d: Draw) -> Inputs:
-    """The rank is that of the number of tokens: what a kernel takes by value no seed changes."""
+def moe_routing(d: Draw) -> Inputs:
+    """What says which experts a mixture's tokens choose, and which of them the rank holds.
+
+    The rank is that of the number of tokens: what a kernel takes by value no seed changes.
+    """
     experts, local = d.axes["num_experts"], d.axes["num_local_experts"]
-    rank = d.axes["seq_len"] % (experts // local)
-    hidden, inner = d.axes["hidden_size"], d.axes["intermediate_size"]
     return {
         "routing_logits": d.normal("routing_logits"),
         "routing_bias": d.normal("routing_bias", 0.1),
+        "local_expert_offset": d.axes["seq_len"] % (experts // local) * local,
+    }
+
+
+def _moe(d: Draw) -> Inputs:
+    hidden, inner = d.axes["hidden_size"], d.axes["intermediate_size"]
+    return {
+        **moe_routing(d),
         **_blocks(d, "hidden_states", "hidden_states_scale", 1.0),
         **_blocks(d, "gemm1_weights", "gemm1_weights_scale", 1 / math.sqrt(hidden)),
         **_blocks(d, "gemm2_weights", "gemm2_weights_scale", 1 / math.sqrt(inner)),
-        "local_expert_offset": rank * local,
         "routed_scaling_factor": 2.5,
     }
 

@@ -238,6 +238,7 @@ class Session:
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
         stage("time")
+        bench.fill(bench.seeds[0])  # every kernel and library on the same data
         samples, timing = self._time(job, {OURS: calls.timed})
         latency = Timing.of(samples.pop(OURS)).to_json()
         peers = {name: Timing.of(values).median for name, values in samples.items()}
@@ -251,6 +252,7 @@ class Session:
         bound = definition.bind(job["axes"])
         calls = {str(i): self._kernel_calls(k, bound, bench) for i, k in enumerate(job["kernels"])}
         stage("time")
+        bench.fill(bench.seeds[0])
         timed = {name: c.timed for name, c in calls.items()}
         samples, timing = self._time(job, timed, REFINE_SECONDS)
         peers = {name: Timing.of(samples[name]).median for name in self._peers}

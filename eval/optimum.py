@@ -25,7 +25,7 @@ from ptxflow.env.measurements import (
 )
 from ptxflow.eval.report import align
 
-LEAST = 300  # strategies of a sub-space that count as brute force
+LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
 FEW = 8
 
 

@@ -1,0 +1,83 @@
+"""What a mixture's best kernels make of the experts that their inputs touch:
+`python -m ptxflow.eval.moe_floor FILE...`.
+
+Which weights a mixture reads only its inputs say. So the records' refined times are set beside the
+bytes of the local experts that some token of these inputs (the first seed's) chose, at the nominal
+bandwidth, and beside the FLOP of the rows that they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ptxflow.compiler.device import H200
+from ptxflow.env.measurements import REFINE
+from ptxflow.eval.definition import Definition, load
+from ptxflow.eval.inputs import Draw, moe_routing
+from ptxflow.eval.proof_table import markdown
+from ptxflow.eval.records import Record, RecordError, read_records
+from ptxflow.eval.references.moe import route
+
+SEED = 1  # of the inputs that refined kernels are timed on
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One workload: what its inputs ask for, and the best kernel's time."""
+
+    seq_len: int
+    rows: int  # of local experts
+    experts: int  # local ones with rows
+    us: float
+    bandwidth: float  # of the nominal one: weights of these experts, tokens in and out
+    tflops: float  # of both products
+
+
+def reached(definition: Definition, seq_len: int, us: float) -> Reached:
+    axes = definition.bind({"seq_len": seq_len})
+    asked = moe_routing(Draw(definition, axes, SEED))
+    chosen, _ = route(asked["routing_logits"], asked["routing_bias"])
+    first = asked["local_expert_offset"]
+    mine = chosen[(chosen >= first) & (chosen < first + axes["num_local_experts"])]
+    weights = 3 * axes["hidden_size"] * axes["intermediate_size"]  # of an expert, a byte each
+    rows, experts = len(mine), len(torch.unique(mine))
+    moved = experts * weights + 3 * seq_len * axes["hidden_size"]
+    share = moved / H200.hbm_bytes_per_s / (us * 1e-6)
+    return Reached(seq_len, rows, experts, us, share, 2e-6 * rows * weights / us)
+
+
+def table(records: Sequence[Record]) -> str:
+    """A row for each workload of a mixture that the records refine on an H200."""
+    best: dict[tuple[str, int], float] = {}
+    for r in records:
+        if r.definition.startswith("moe") and r.timing_pass == REFINE and r.latency_us:
+            place = r.definition, int(r.axes["seq_len"])
+            best[place] = min(r.latency_us["median"], best.get(place, float("inf")))
+    found = [reached(load(name), seq_len, us) for (name, seq_len), us in sorted(best.items())]
+    heads = ("seq_len", "rows", "experts", "us", "of the nominal bandwidth", "TFLOP/s")
+    return markdown(heads, [
+        [str(r.seq_len), str(r.rows), str(r.experts), f"{r.us:.1f}", f"{r.bandwidth:.0%}",
+         f"{r.tflops:.0f}"] for r in found
+    ])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="record files")
+    args = parser.parse_args(argv)
+    try:
+        print(table([r for path in args.files for r in read_records(path)]))
+    except RecordError as error:
+        print(f"moe_floor: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
