@@ -1,10 +1,15 @@
-"""Plots and the table of a training run: pure functions of the rows it logged.
+"""Plots and the table of training runs: pure functions of the rows they logged.
 
 One PNG a quantity, in one look: a colour-blind safe palette, a light grid, labels with units.
+`python -m ptxflow.eval.plots RUN... --out FOLDER` draws runs whose policies were joined, a panel
+each.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +26,8 @@ SIZE = (6.4, 3.8)  # inches
 DOTS = 150  # per inch
 
 
-def training_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write loss, distance, reward, entropy and mask plots; returns their paths.
+def training_plots(runs: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
+    """Write loss, distance, reward, entropy and mask plots, a panel a run; returns their paths.
 
     Rows are those of metrics.jsonl in order: `step` rows, `measure` rows with exact distances and
     `promotion` rows. Where a resumed run repeats a step, the later row counts.
@@ -34,24 +39,29 @@ def training_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     import seaborn as sns
 
     folder.mkdir(parents=True, exist_ok=True)
-    steps = _latest(r for r in rows if r["event"] == "step")
-    measured = _latest(r for r in rows if r["event"] == "measure")
-    promotions = sorted({int(r["step"]) for r in rows if r["event"] == "promotion"})
     plots = {
-        "loss": ("trajectory-balance loss", _loss, steps),
-        "distance": ("total variation distance", _distance, measured),
-        "reward": ("mean TFLOP/s over attainable", _line("reward", 0), steps),
-        "entropy": ("policy entropy (nats a strategy)", _line("entropy", 1), steps),
-        "masked": ("share of masked actions", _line("masked", 2), steps),
+        "loss": ("trajectory-balance loss", _loss, "step"),
+        "distance": ("total variation distance", _distance, "measure"),
+        "reward": ("mean TFLOP/s over attainable", _line("reward", 0), "step"),
+        "entropy": ("policy entropy (nats a strategy)", _line("entropy", 1), "step"),
+        "masked": ("share of masked actions", _line("masked", 2), "step"),
     }
+    wide = min(2, len(runs))
+    tall = -(-len(runs) // wide)
+    size = (SIZE[0] * wide, SIZE[1] * tall)
     written = []
     with sns.axes_style("whitegrid", {"grid.color": "0.92"}), sns.plotting_context("notebook", 0.9):
-        for name, (label, draw, data) in plots.items():
-            figure, axes = plt.subplots(figsize=SIZE, dpi=DOTS, layout="constrained")
-            if data:
-                draw(axes, data)
-                _mark(axes, promotions)
-            axes.set(xlabel="training step", ylabel=label)
+        for name, (label, draw, event) in plots.items():
+            figure, panels = plt.subplots(
+                tall, wide, figsize=size, dpi=DOTS, layout="constrained", squeeze=False
+            )
+            for axes, (title, rows) in zip(panels.flat, runs.items(), strict=False):
+                if data := _latest(r for r in rows if r["event"] == event):
+                    draw(axes, data)
+                    _mark(axes, sorted({int(r["step"]) for r in rows if r["event"] == "promotion"}))
+                axes.set(xlabel="training step", ylabel=label, title=title if wide > 1 else "")
+            for axes in panels.flat[len(runs) :]:
+                axes.set_visible(False)
             sns.despine(figure)
             path = folder / f"{name}.png"
             figure.savefig(path, bbox_inches="tight")
@@ -202,3 +212,26 @@ def _mark(axes: Axes, promotions: Sequence[int]) -> None:
         axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2, label=label)
     if promotions:
         axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Draw training runs, a panel each.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="metrics.jsonl of a run")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    args = parser.parse_args(argv)
+    runs: dict[str, list[Row]] = {}
+    try:
+        for path in args.runs:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            named = dict.fromkeys(f for r in rows if r["event"] == "step" for f in r["families"])
+            runs[", ".join(named)] = rows
+        written = training_plots(runs, args.out)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"plots: no metrics of a run: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(map(str, written)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
