@@ -140,10 +140,12 @@ def curve(
     runs: Sequence[Runs], replays: Mapping[str, Replay], first: Mapping[str, float], seeds: int
 ) -> list[list[float | None]]:
     """Of one method, for each of AT: the geometric mean over the workloads of what is lost, its
-    median over seeds and the ends of its interval. `first` is the loss before any measurement."""
+    median over seeds and the ends of its interval, None beyond what the runs measured. `first` is
+    the loss before any measurement."""
     before = plain(float(np.exp(np.mean([np.log1p(first[r.workload]) for r in runs])) - 1))
     gap = interval(Sheet.of(runs, replays, seeds).gap())
-    return [[before] * 3, *([plain(v[n - 1]) for v in gap] for n in AT[1:])]
+    reached = ([plain(v[n - 1]) if n <= len(v) else None for v in gap] for n in AT[1:])
+    return [[before] * 3, *reached]
 
 
 def blind(replay: Replay) -> float:

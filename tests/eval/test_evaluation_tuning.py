@@ -67,6 +67,8 @@ def test_curves_and_standing(replays: list[Replay]) -> None:
     first = dict.fromkeys(at, 0.21)
     figures = curve(runs, at, first, 2)
     assert figures[0] == [pytest.approx(0.21)] * 3 and figures[1:] == [[0.0] * 3] * 3
+    short = curve(evaluate(replays, best, 2, 8), at, first, 2)
+    assert short == [*figures[:2], [None] * 3, [None] * 3]
     stages = [Stage(r.name, n, measured_target(r) if n else np.zeros(len(r.times)))
               for r in replays for n in (0, 8)]  # fmt: skip
     found = standing(stages, at)
