@@ -12,8 +12,10 @@ from functools import lru_cache
 from itertools import takewhile
 
 from ptxflow.compiler.atoms import atom
+from ptxflow.compiler.atoms.table import Access, all_atoms
 from ptxflow.compiler.check import Program
-from ptxflow.compiler.ir import KernelInfo, Op, UOp, const, special, walk
+from ptxflow.compiler.check.held import held_names
+from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, body_of, const, special, walk
 from ptxflow.eval.mutants import Mutant, orders
 
 LANES = range(32)
@@ -42,6 +44,16 @@ def reason(kernel: UOp, mutant: Mutant) -> str:
 def names(node: UOp) -> set[str]:
     """The atoms of a statement and of what stands in it."""
     return {n.arg.atom for _, n in walk(node) if n.op is Op.ATOM}
+
+
+def registers(node: UOp) -> set[str]:
+    """The registers that a statement writes."""
+    places = list[UOp]()
+    for _, inner in walk(node):
+        if inner.op is Op.ATOM:
+            row = atom(inner.arg.atom)
+            places += [row.operand(inner, a.operand).src[0] for a in row.accesses if a.mode != "r"]
+    return {place.arg.name for place in places if place.op is Op.FRAG}
 
 
 def warps(kernel: UOp, node: UOp) -> set[int] | None:
@@ -134,30 +146,73 @@ def _summands(one: UOp, two: UOp) -> bool:
 
 
 def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
-    """Neither orders anything, and what one writes the other does not touch."""
+    """Neither orders anything, and what one writes the other does not touch; branches are what
+    stands in them."""
+    for node, other in ((one, two), (two, one)):
+        if node.op is Op.IF:
+            known = registers(other) & held_names(node.src[0])
+            return not known and all(commute(kernel, inner, other) for inner in body_of(node))
     if one.op is not Op.ATOM or two.op is not Op.ATOM or orders(one) or orders(two):
         return False
     if atom(one.arg.atom).effect not in _PLAIN or atom(two.arg.atom).effect not in _PLAIN:
+        return False
+    if registers(one) & held_names(two) or registers(two) & held_names(one):
         return False
     if _summands(one, two):
         return True
     first, second = atom(one.arg.atom), atom(two.arg.atom)
     return all(
-        x.mode == y.mode == "r"
+        (_only_reads(one, x) and _only_reads(two, y))
         or _apart(kernel, one, first.operand(one, x.operand), two, second.operand(two, y.operand))
         for x in first.accesses
         for y in second.accesses
     )
 
 
+def _only_reads(node: UOp, access: Access) -> bool:
+    """It leaves what it reads there to be read."""
+    return access.mode == "r" and node.arg.attr("last") != access.operand
+
+
+def unordered(kernel: UOp, one: UOp, two: UOp) -> bool:
+    """One orders others, the other computes in registers that only its own thread's ordinary
+    instructions touch."""
+    if orders(one) == orders(two):
+        return False
+    computes, rest = (two, one) if orders(one) else (one, two)
+    if not _in_registers(kernel, computes):
+        return False
+    used = set().union(*(held_names(s) for s in _operands(rest)))
+    return not (_places(computes) & _places(rest) or registers(computes) & used)
+
+
+def _operands(node: UOp) -> list[UOp]:
+    """Values and places that a statement, or what stands in it, names."""
+    return [s for _, inner in walk(node) for s in inner.src if s.op not in STATEMENTS]
+
+
+def _places(node: UOp) -> set[UOp]:
+    return {s.src[0] for s in _operands(node) if s.op is Op.SLOT}
+
+
+def _in_registers(kernel: UOp, node: UOp) -> bool:
+    """Instructions that order nothing and touch private registers alone."""
+    if node.op is Op.IF:
+        return all(_in_registers(kernel, inner) for inner in body_of(node))
+    if node.op is not Op.ATOM or orders(node) or atom(node.arg.atom).effect:
+        return False
+    return _places(node) <= _program(kernel).private
+
+
 #: effects that order nothing: what arrives adds its bytes to a barrier, in any order
-_PLAIN = {"", "mma", "tma_load", "st_async"}
+_PLAIN = {"", "mma", "tma_load", "bulk_load", "st_async"}
 
 
 # -- the list -------------------------------------------------------------------------------------
 
 STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
-LOADS = {"tma_load", "tma_load_multicast", "tma_load_pair"}
+LOADS = {row.name for row in all_atoms() if row.effect in ("tma_load", "bulk_load")}
+HINTS = {"prefetch_map", "grid_launch_dependents"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
 
@@ -244,6 +299,12 @@ def _last_release(kernel: UOp, mutant: Mutant) -> bool:
         and wait.arg.attr("pending") == 0
         and _one_tile(kernel)
     )
+
+
+def _hints(kernel: UOp, mutant: Mutant) -> bool:
+    """A statement that only prefetches, or lets later launches begin, is moved or left out."""
+    moved = mutant.operator in ("swap", "move", "delete")
+    return moved and any(names(node) and names(node) <= HINTS for node in mutant.nodes)
 
 
 def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
@@ -345,6 +406,8 @@ HARMLESS = (
         "different warps run them: their order in the text means nothing", _pair(_other_warps)
     ),
     Harmless("neither orders anything, and they touch different places", _pair(commute)),
+    Harmless("a thread's registers need no order", _pair(unordered)),
+    Harmless("it says what may begin early, and what follows waits itself", _hints),
     Harmless(
         "the bytes may land before they are expected, while the phase lacks an arrival",
         _passing({"mbar_arrive_expect"}, LOADS),

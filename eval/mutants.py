@@ -131,7 +131,7 @@ def _perturbed(node: UOp) -> Iterator[tuple[str, str, UOp]]:
             yield "parity", "inverted", _operand(node, i, operand ^ 1)
         elif name == "rank":
             yield "rank", "of the peer", _operand(node, i, operand ^ 1)
-        elif name == "lane":
+        elif name == "lane" and any(kind == "tmem" for _, kind in row.operands):
             yield "number", "next lane quarter", _operand(node, i, operand ^ (1 << 21))
         elif name == "accumulate":
             for constant in (0, 1):

@@ -44,7 +44,7 @@ def mutated(summaries: Sequence[Summary]) -> str:
     """The totals of each family and device, then operators and harmless reasons, with a column a
     device."""
     names = [s["device"] for s in summaries]
-    heads = [f"{name} {verdict}" for name in names for verdict in _ACCEPTABLE]
+    heads = [f"{name} {verdict}" for name in names for verdict in _SHOWN]
     reasons = sorted({why for s in summaries for why in s["harmless"]})
     parts = [
         markdown(TOTALS, [row for s in summaries for row in _totals(s)]),
@@ -55,16 +55,16 @@ def mutated(summaries: Sequence[Summary]) -> str:
         ),
     ]
     for summary in summaries:
-        for what in ("survivors", "refused", "wrong"):
+        for what in ("faults", "refused", "wrong"):
             parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]
     return "\n\n".join([*parts, _commands(summaries)])
 
 
-_ACCEPTABLE = ("killed", "harmless")
+_SHOWN = ("killed", "caught", "harmless", "survived")
 TOTALS = (
-    "device", "family", "kernels", "mutants", "killed", "harmless", "survived",
-    "harmless but refused", "accepted and right", "accepted and WRONG", "validator s",
-    "emulator s",
+    "device", "family", "kernels", "mutants", "killed by the validator", "caught by the emulator",
+    "of these by a fault or hazard", "harmless", "survived", "harmless but refused",
+    "harmless but WRONG", "validator s", "emulator s",
 )  # fmt: skip
 
 
@@ -77,16 +77,16 @@ def _totals(summary: Summary) -> list[Row]:
 def _total(device: str, name: str, row: Summary) -> Row:
     counts, ran = row["all"], row["emulated"]
     return (
-        device, name, row["kernels"], sum(counts.values()), counts["killed"], counts["harmless"],
-        counts["survived"], counts["refused"], ran["right"], ran["wrong"],
-        told(row["validator_s"]), told(row["emulator_s"]),
+        device, name, row["kernels"], sum(counts.values()), counts["killed"], counts["caught"],
+        ran["faults"], counts["harmless"], counts["survived"], counts["refused"],
+        ran["wrong"] - counts["caught"], told(row["validator_s"]), told(row["emulator_s"]),
     )  # fmt: skip
 
 
 def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
     operators = dict.fromkeys(op for s in summaries for op in s["operators"])
     return [
-        [op, *(s["operators"].get(op, {}).get(v, 0) for s in summaries for v in _ACCEPTABLE)]
+        [op, *(s["operators"].get(op, {}).get(v, 0) for s in summaries for v in _SHOWN)]
         for op in operators
     ]
 

@@ -39,6 +39,7 @@ class Emulation:
     seconds: float
     error: str = ""
     hazards: tuple[str, ...] = ()
+    fault: bool = False  # the run ended at an access or instruction that may not be
 
     @property
     def right(self) -> bool:
@@ -75,7 +76,8 @@ def emulate_kernel(
     launch = family(strategy.family).launch(small.problem, strategy, device)
     case = case_of(small.problem)
     axes, began = dict(small.problem.axes), time.process_time()
-    error, hazards = "", dict[str, int]()  # a hazard and the first schedule that showed it
+    error, fell = "", False
+    hazards = dict[str, int]()  # with the first schedule that showed it
     for seed in seeds:
         given = {name: t.copy() for name, t in case.tensors.items()}
         try:
@@ -83,14 +85,15 @@ def emulate_kernel(
                 ptx, launch, given, axes, seed=seed, grid=small.blocks, arguments=case.arguments
             )
         except Fault as fault:
-            error = f"{' '.join(str(fault).split())} (schedule {seed})"
+            error, fell = f"{' '.join(str(fault).split())} (schedule {seed})", True
             break
         hazards = {text: seed for text in map(str, report.hazards)} | hazards
         if error := _differences(case, given):
             error = f"{error} (schedule {seed})"
             break
     noted = tuple(f"{quoted(h, ptx)} (schedule {seed})" for h, seed in sorted(hazards.items()))
-    return Emulation(axes, len(seeds), not error, time.process_time() - began, error, noted)
+    seconds = time.process_time() - began
+    return Emulation(axes, len(seeds), not error, seconds, error, noted, fell)
 
 
 def quoted(hazard: str, ptx: str) -> str:

@@ -24,7 +24,6 @@ from ptxflow.eval.arguments import UsageError, find_problem
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.proof_summary import Summary
 from ptxflow.eval.proof_table import markdown, placed
-from ptxflow.eval.prove import STAGES
 from ptxflow.eval.records import Record, RecordError, read_records
 from ptxflow.eval.report import best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
@@ -75,8 +74,8 @@ def proven(summaries: Sequence[Summary], device: str) -> dict[str, str]:
     found: dict[str, list[tuple[int, int]]] = {}
     for summary in summaries:
         if summary["kind"] == "prove" and summary["device"] == device:
-            for name, row in summary["rows"].items():
-                found.setdefault(name, []).append((row["passed"][STAGES[-1]], row["strategies"]))
+            for name, row in summary["definitions"].items():
+                found.setdefault(name, []).append((row["proven"], row["strategies"]))
     return {
         name: f"{sum(p for p, _ in counts)} of {sum(n for _, n in counts)}"
         for name, counts in found.items()

@@ -42,8 +42,8 @@ def test_a_space_is_counted_at_the_typical_workload() -> None:
 
 
 def test_proofs_of_several_files_are_added_up() -> None:
-    row = {"strategies": 5, "passed": {"emulator": 4}}
-    one = {"kind": "prove", "device": "b200", "rows": {NAME: row}}
+    row = {"strategies": 5, "proven": 4}
+    one = {"kind": "prove", "device": "b200", "definitions": {NAME: row}}
     others: list[Summary] = [{**one, "device": "h200"}, {"kind": "mutation", "device": "b200"}]
     assert proven([one, one, *others], "b200") == {NAME: "8 of 10"}
 

@@ -52,17 +52,27 @@ def test_a_part_of_the_mutants(i):  # type: ignore[no-untyped-def]
 
 def test_the_table_counts_what_is_harmful():
     right, wrong = Emulation({}, 3, True, 0.5), Emulation({}, 3, False, 0.5, "1 differs")
+    racing = Emulation({}, 3, True, 0.5, hazards=("a race",))
     judged = [
         Judged("delete", "a", "HazardError", ""),
         Judged("swap", "b", "", "they commute", emulation=right),
         Judged("swap", "c", "", "", emulation=wrong),
         Judged("swap", "d", "HazardError", "they commute"),
+        Judged("swap", "e", "", "", emulation=right),
+        Judged("swap", "f", "", "", emulation=racing),
+        Judged("swap", "g", "", "they commute", emulation=wrong),
     ]
+    assert [j.verdict for j in judged] == [
+        "killed", "harmless", "caught", "refused", "survived", "caught", "harmless",
+    ]  # fmt: skip
     text = table(summarise(judged))
-    assert "kill rate: 1 of 2 = 50.00% (of 4 enumerated, 2 are harmless)" in text
-    assert "accepted mutants that are right under 3 schedules: 1 of 2" in text
-    assert "harmless:\n      1 they commute\nsurvivors:\n      1 c\n" in text
-    assert "harmless, but refused:\n      1 d\naccepted, and WRONG:\n      1 c: 1 differs" in text
+    assert "of 7 mutants 4 are not on the list of harmless changes" in text
+    assert "the validator kills 25.00%" in text
+    assert "right under 3 schedules: 2 of 5; 1 of the others show a fault or hazard" in text
+    assert "harmless:\n      2 they commute\nsurvivors:\n      1 e\n" in text
+    assert "harmless, but refused:\n      1 d\ncaught by their values:\n      1 c\n" in text
+    assert "fault or hazard:\n      1 f: hazard: a race\nharmless, and WRONG:\n" in text
+    assert text.endswith("      1 g: 1 differs")
 
 
 def test_one_kernel_for_each_structure():
@@ -92,7 +102,7 @@ def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     assert [j.wrong for j in judged] == [True, True]
     assert all(re.search(r"bytes .* at compiler/\S+:\d+: .*\(schedule 0\)", str(j)) for j in judged)
-    assert summarise(judged)["wrong"]
+    assert summarise(judged)["all"]["caught"] == 2
 
 
 def test_the_command_writes_its_result(
