@@ -33,9 +33,8 @@ def proven(summaries: Sequence[Summary]) -> str:
     """Each device's strategies: what passed, a table by definition, the command."""
     parts = []
     for summary in summaries:
-        rows = [prove.cells(name, row) for name, row in summary["rows"].items()]
-        rows.append(prove.cells("all", summary["all"]))
-        parts += [f"{prove.conclusion(summary)}.", markdown(prove.COLUMNS, rows)]
+        heads, *rows = prove.lines(summary)
+        parts += [f"{prove.conclusion(summary)}.", markdown(heads, rows)]
         parts += [f"- {line}" for line in summary["failures"]]
     return "\n\n".join([*parts, _commands(summaries)])
 

@@ -61,11 +61,18 @@ class Proof:
     def passed(self, stage: str) -> bool:
         return not self.refused or STAGES.index(self.refused) > STAGES.index(stage)
 
+    @property
+    def who(self) -> str:
+        axes = " ".join(f"{k}={v}" for k, v in self.problem.axes)
+        return f"{self.strategy.key} of {self.problem.definition} ({axes})"
+
     def complaints(self) -> Iterator[str]:
         """One line for everything that should not be."""
-        axes = " ".join(f"{k}={v}" for k, v in self.problem.axes)
-        who = f"{self.strategy.key} of {self.problem.definition} ({axes})"
-        yield from (f"{who}: {self.refused}: {reason}" for reason in self.reasons)
+        yield from (f"{self.who}: {self.refused}: {reason}" for reason in self.reasons)
+
+    def caught(self) -> Iterator[str]:
+        """One line for each mutant that the emulator alone shows to be wrong."""
+        yield from (f"{self.who}: mutant: {m}" for m in self.mutants if m.wrong)
 
 
 def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Proof:
@@ -126,8 +133,9 @@ def _counted(bar: tqdm, proof: Proof) -> Proof:  # type: ignore[type-arg]
 
 COLUMNS = (
     "", "strategies", "validator", "s", "registers", "smem KiB", "spills", "SASS",
-    "emulator", "s", "mutants", "killed", "caught", "right",
+    "emulator", "s",
 )  # fmt: skip
+OF_MUTANTS = ("mutants", "killed", "caught", "right")
 
 
 def count(proofs: Sequence[Proof]) -> Summary:
@@ -180,11 +188,21 @@ def summarise(proofs: Sequence[Proof]) -> Summary:
             for name in sorted({p.problem.definition for p in proofs})
         },
         "failures": [line for p in proofs for line in p.complaints()],
+        "caught": [line for p in proofs for line in p.caught()],
     }
 
 
+def lines(summary: Summary) -> list[tuple[str, ...]]:
+    """The table: its heads, a line for each row, and one for all; of mutants where any were
+    tried."""
+    heads = (*COLUMNS, *OF_MUTANTS)
+    rows = {**summary["rows"], "all": summary["all"]}
+    shown = len(heads if summary["all"]["mutants"]["tried"] else COLUMNS)
+    return [heads[:shown], *(cells(name, row)[:shown] for name, row in rows.items())]
+
+
 def cells(name: str, row: Summary) -> tuple[str, ...]:
-    """A row of the table, in the order of COLUMNS."""
+    """A row of the table, in the order of COLUMNS and OF_MUTANTS."""
     total, passed, mutants = row["strategies"], row["passed"], row["mutants"]
 
     def verdict(stage: str) -> str:
@@ -223,11 +241,10 @@ def conclusion(summary: Summary) -> str:
 
 
 def table(summary: Summary) -> str:
-    """The rows and their total, the verdict, and every line on what is not proven."""
-    rows = [cells(name, row) for name, row in summary["rows"].items()]
-    failures = [f"  {line}" for line in summary["failures"]]
-    whole = align([COLUMNS, *rows, cells("all", summary["all"])])
-    return "\n".join([whole, *failures, conclusion(summary)])
+    """The rows and their total, what is not proven, mutants that the emulator alone catches, and
+    the verdict."""
+    named = [f"  {line}" for line in (*summary["failures"], *summary["caught"])]
+    return "\n".join([align(lines(summary)), *named, conclusion(summary)])
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -177,6 +177,7 @@ class Agent:
     one: Knowledge = field(default_factory=Knowledge)
     apart: int = 0
     landed: int = 0  # copies of which every lane knows its own to be complete, and no other's
+    fenced: int = 0  # accesses of which every lane fenced its own, and has not met others since
     own: dict[tuple[Op, bool], int] = field(default_factory=dict)  # generic events by storage, lane
     open: dict[str, Group] = field(default_factory=dict)  # not yet committed, by pipe
     groups: dict[str, list[Group]] = field(default_factory=dict)
@@ -193,7 +194,7 @@ class Agent:
 
     def elect(self) -> None:
         """One lane goes on alone: it knows what every lane knows, of joint events only its part."""
-        self.one.include(self.every, self.apart)
+        self.one.include(self.every, self.apart, self.fenced)
         self.knows = self.one
 
     def rejoin(self) -> None:
@@ -202,7 +203,7 @@ class Agent:
 
     def sync_lanes(self) -> None:
         """All lanes meet: each learns what the others know."""
-        self.apart = 0
+        self.apart = self.fenced = 0
         self.every.generic |= self.landed
         self.landed = 0
         self.every.learn(self.one.message())
@@ -221,6 +222,7 @@ class Agent:
         """Take over what a barrier published; joint events in it were published by all lanes."""
         self.knows.learn(message)
         self.apart &= ~(message.generic | message.async_ | message.tensor)
+        self.fenced &= ~message.async_
 
     def known(self) -> int:
         """Events that some lane knows, in whatever proxy."""

@@ -87,11 +87,12 @@ class Knowledge:
         self.tensor_seen |= message.tensor | message.async_
         self.over |= message.over
 
-    def include(self, other: Knowledge, but: int) -> None:
-        """Add what another part of the same warp knows, except some events."""
+    def include(self, other: Knowledge, but: int, fenced: int) -> None:
+        """Add what another part of the same warp knows, except some events, and that some were
+        fenced."""
         self.generic |= other.generic & ~but
-        self.async_ |= other.async_ & ~but
-        self.tensor |= other.tensor  # tcgen05.ld and its wait are .aligned: done for all lanes
+        self.async_ |= other.async_ & ~(but | fenced)
+        self.tensor |= other.tensor & ~fenced  # tcgen05.ld and its wait are done for all lanes
         self.tensor_seen |= other.tensor_seen & ~but
         self.tensor_released |= other.tensor_released & ~but
         self.over |= other.over & ~but

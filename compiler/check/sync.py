@@ -258,9 +258,11 @@ class Synchronisation(Accesses):
         self.handed |= initialised
 
     def _do_fence_proxy_async(self, agent: Agent, node: UOp, lanes: int) -> None:
-        """Only the lane's own accesses: a fence by one thread does nothing for others' writes."""
+        """Only the lane's own accesses: a fence by one thread does nothing for others' writes, and
+        none knows of others' fences before they meet."""
         for knows, joint in self._parts(agent, lanes):
             own = agent.own.get((Op.SMEM, joint), 0)
+            agent.fenced |= own & ~knows.async_ if joint else 0
             knows.async_ |= own
             knows.tensor |= own
 

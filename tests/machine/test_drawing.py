@@ -54,8 +54,8 @@ def test_rows_of_families() -> None:
         "seconds": 1, "processes": 1, **mutation.summarise([j for held in found for j in held]),
     }  # fmt: skip
     text = mutated([summary])
-    assert "| h200 | sampling | 1 | 2 | 2 | 0 |" in text
-    assert "| h200 | all | 2 | 3 | 2 | 1 |" in text
+    assert "| h200 | sampling | 1 | 2 | 2 | 0 | 0 | 0 |" in text
+    assert "| h200 | all | 2 | 3 | 2 | 0 | 0 | 1 |" in text
 
 
 def test_the_commands_take_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,11 +137,13 @@ def test_generic_write_to_tma_store():
 
 
 def test_one_lane_fences_for_its_warp():
-    """fence.proxy.async orders the accesses of the lane that runs it, not of the others."""
+    """fence.proxy.async orders the accesses of the lane that runs it, not of the others; who issues
+    must have met them behind their fences, not only behind their accesses."""
 
     def build(o: Options) -> UOp:
         body: list[Body] = [
             write(A),
+            o("meet", at.warp_sync()),
             o("each", at.fence_proxy_async()),
             o("elected", one(at.fence_proxy_async())),
             o("sync", at.warp_sync()),
@@ -149,7 +151,7 @@ def test_one_lane_fences_for_its_warp():
         ]
         return block(H200, (A, OUT), role(Role("writer", 0, 1), body), warps=1)
 
-    table("each elected sync", build, lambda o: o.each and o.sync, H200)
+    table("meet each elected sync", build, lambda o: o.each and o.sync, H200)
 
 
 def test_store_source_reuse():
