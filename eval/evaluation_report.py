@@ -67,7 +67,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
     sections = [
         Section("What was promised", "", pick("claims"), draw("gap", "profile")),
         *groups,
-        Section("Each workload", "", pick("each"), draw("workloads")),
+        Section("Each workload", "", pick("families", "each"), draw("workloads")),
         Section("Modes", "", (), draw("modes")),
         Section(
             "Distance to the target",
