@@ -25,6 +25,8 @@ Results = Mapping[str, Any]
 WIDTH = 8.0  # inches
 DOTS = 130  # per inch
 HIDDEN = ("exhaustive", "untrained policy")  # far above all others
+FEW_ROWS = 4  # workloads of a matrix that takes half of the width
+LONGEST = 24  # letters of a definition in a label
 LEAST_GAP = 5e-4  # what is drawn at the bottom of a logarithmic axis
 #: colour of the palette, line style, marker; methods that are not named get grey lines
 LOOKS: dict[str, tuple[int, Any, str]] = {
@@ -73,6 +75,29 @@ def _figure(height: float, columns: int = 1, rows: int = 1, **more: Any) -> tupl
     return plt.subplots(
         rows, columns, figsize=(WIDTH, height), layout="constrained", squeeze=False, **more
     )
+
+
+def brief(workloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Labels of workloads by their names: what tells them from others of their family alone."""
+    families: dict[str, list[str]] = {}
+    for w in workloads:
+        families.setdefault(w["family"], []).append(w["name"])
+    out = {}
+    for family, names in families.items():
+        parted = [name.split(" ") for name in names]
+        words = [set(p[0].split("_")) for p in parted]
+        known = set.intersection(*words)
+        heads = []
+        for definition, *_ in parted:
+            own = [w for w in definition.split("_") if w not in known]
+            heads.append(definition if len(definition) <= LONGEST else " ".join([family, *own]))
+        single = [[(h, p[i]) for h, p in zip(heads, parted, strict=True)]
+                  for i in range(1, min(map(len, parted)))]  # fmt: skip
+        telling = [s for s in single if len(set(s)) == len(s)]
+        every = [(h, ", ".join(p[1:])) for h, p in zip(heads, parted, strict=True)]
+        chosen = min(telling, key=lambda s: max(len(v) for _, v in s), default=every)
+        out |= {name: " ".join(label) for name, label in zip(names, chosen, strict=True)}
+    return out
 
 
 def _colour(i: int) -> Any:
@@ -205,14 +230,15 @@ def workloads(results: Results) -> Figure:
                   color=look(name)["color"], label=name, linewidth=0)  # fmt: skip
         errors = np.abs(drawn[:, 1:] - drawn[:, :1]).T
         axes.errorbar(drawn[:, 0], y, xerr=errors, fmt="none", ecolor="0.25", elinewidth=0.8)
-    labels = [f"{w['name']}{'' if w['kind'] == 'trained' else ' *'}" for w in held]
+    told = brief(held)
+    labels = [f"{told[w['name']]}{'' if w['kind'] == 'trained' else ' *'}" for w in held]
     axes.set_yticks(range(len(held)), labels)
     axes.set_ylim(len(held) - 0.5, -0.5)
     axes.set_xscale("log")
     axes.set_xlim(LEAST_GAP / 2, None)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("loss of the best of 8 measurements (bars at the left edge: 0.05% or less)")
+    axes.set_xlabel("loss of the best of 8 measurements (left edge: 0.05% or less)")
     figure.legend(
         loc="outside upper center", ncols=min(6, len(methods)), frameon=False, fontsize="small"
     )
@@ -225,6 +251,7 @@ def fidelity(results: Results) -> Figure | None:
     held = results["scatter"]
     if not held:
         return None
+    told = brief(results["workloads"])
     columns = min(3, len(held))
     rows = -(-len(held) // columns)
     figure, grid = _figure(0.3 + 2.7 * rows, columns, rows)
@@ -238,7 +265,8 @@ def fidelity(results: Results) -> Figure | None:
                      color=_colour(0 if trained else 1))  # fmt: skip
         axes.set_xlim(*ends)
         axes.set_ylim(floor - 6.5, exact.max() + 2)
-        axes.set_title(f"{item['workload']}{'' if trained else ' *'}", fontsize="small")
+        title = told.get(item["workload"], item["workload"])
+        axes.set_title(f"{title}{'' if trained else ' *'}", fontsize="small")
     for axes in list(grid.flat)[len(held) :]:
         axes.set_visible(False)
     figure.supxlabel("exact log-probability under the reward that was trained", fontsize="medium")
@@ -330,29 +358,45 @@ def roofline(results: Results) -> Figure | None:
 
 
 def transfer(results: Results) -> Figure | None:
-    """What the best known of one workload loses on another, a panel a family."""
-    import seaborn as sns
-    from matplotlib.colors import LogNorm
+    """What the best known of one workload loses on another, a panel a family; those of few
+    workloads stand side by side."""
+    import matplotlib.pyplot as plt
 
     held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
     if not held:
         return None
-    sizes = [len(v["workloads"]) for v in held.values()]
-    figure, grid = _figure(1.2 * len(held) + 0.36 * sum(sizes), rows=len(held), height_ratios=sizes)
-    for axes, (name, item) in zip(grid[:, 0], held.items(), strict=True):
-        loss = np.array(item["loss"], float)
-        told = [["" if np.isnan(v) else f"{100 * v:.0f}" for v in row] for row in loss]
-        sns.heatmap(
-            np.maximum(loss, 0.01), ax=axes, annot=told, fmt="", norm=LogNorm(0.01, 2),
-            cmap="cividis_r", linewidths=0.5, cbar=False, annot_kws={"fontsize": 7},
-        )  # fmt: skip
-        axes.grid(visible=False)
-        places = np.arange(len(loss)) + 0.5
-        axes.set_yticks(places, item["workloads"], rotation=0, fontsize=7)
-        axes.set_xticks(places, item["workloads"], rotation=40, ha="right", fontsize=7)
-        axes.set_title(f"{name}: loss in %", fontsize="medium")
-        axes.set(xlabel="taken to", ylabel="best known of")
+    told = brief(results["workloads"])
+    large = {k: v for k, v in held.items() if len(v["workloads"]) > FEW_ROWS}
+    small = {k: v for k, v in held.items() if k not in large}
+    tall = [1.6 + 0.36 * len(v["workloads"]) for v in large.values()]
+    tall += [1.5] * -(-len(small) // 2)
+    figure = plt.figure(figsize=(WIDTH, sum(tall)), layout="constrained")
+    grid = figure.add_gridspec(len(tall), 2, height_ratios=tall)
+    for row, (name, item) in enumerate(large.items()):
+        _matrix(figure.add_subplot(grid[row, :]), name, item, told)
+    for i, (name, item) in enumerate(small.items()):
+        _matrix(figure.add_subplot(grid[len(large) + i // 2, i % 2]), name, item, told)
     return figure
+
+
+def _matrix(axes: Axes, name: str, item: Mapping[str, Any], told: Mapping[str, str]) -> None:
+    """Losses in percent; columns are numbered as rows are."""
+    import seaborn as sns
+    from matplotlib.colors import LogNorm
+
+    loss = np.array(item["loss"], float)
+    cells = [["" if np.isnan(v) else f"{100 * v:.0f}" for v in row] for row in loss]
+    sns.heatmap(
+        np.maximum(loss, 0.01), ax=axes, annot=cells, fmt="", norm=LogNorm(0.01, 2),
+        cmap="cividis_r", linewidths=0.5, cbar=False, annot_kws={"fontsize": 7},
+    )  # fmt: skip
+    axes.grid(visible=False)
+    places = np.arange(len(loss)) + 0.5
+    rows = [f"{told.get(w, w)}  {i}" for i, w in enumerate(item["workloads"], 1)]
+    axes.set_yticks(places, rows, rotation=0, fontsize=7)
+    axes.set_xticks(places, [str(i) for i in range(1, len(loss) + 1)], rotation=0, fontsize=7)
+    axes.set_title(f"{name}: loss in %", fontsize="medium", loc="right")
+    axes.set(xlabel="taken to", ylabel="best known of")
 
 
 def bico(results: Results) -> Figure | None:
@@ -391,7 +435,8 @@ def bico(results: Results) -> Figure | None:
     right.set_ylim(0, None)
     right.set_ylabel("guaranteed loss: edge of $K_{\\lambda,p}$")
     right.legend(frameon=False, fontsize="small")
-    figure.suptitle(f"{name}{'' if kinds[name] == 'trained' else ' *'}", fontsize="medium")
+    title = brief(results["workloads"])[name]
+    figure.suptitle(f"{title}{'' if kinds[name] == 'trained' else ' *'}", fontsize="medium")
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import evaluate
-from ptxflow.eval.evaluation_plots import PLOTS
+from ptxflow.eval.evaluation_plots import PLOTS, brief
 from ptxflow.eval.evaluation_tables import quoted, tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,3 +79,20 @@ def test_losses_are_told_beside_wins() -> None:
     better = ranked[: ranked.index("policy")]
     text = PAGE.read_text(encoding="utf-8").lower()
     assert all(f'"{name}"' in text for name in better), f"{better} lose less than the policy"
+
+
+def test_labels_say_what_tells_workloads_of_a_family_apart() -> None:
+    names = {
+        "attention_paged_decode_h32_ps1 len_indptr=21 rows=20": "decode",
+        "attention_paged_decode_h32_ps64 len_indptr=21 rows=20": "decode",
+        "a_norm_of_some_hidden_size len_indptr=7 rows=6": "norm",
+        "a_norm_of_some_hidden_size len_indptr=8 rows=8": "norm",
+        "gemm_n128 M=1": "gemm",
+        "gemm_n256 M=1": "gemm",
+    }
+    told = brief([{"name": n, "family": f} for n, f in names.items()])
+    assert list(told) == list(names)
+    assert list(told.values()) == [
+        "decode ps1 rows=20", "decode ps64 rows=20", "norm rows=6", "norm rows=8", "gemm_n128 M=1",
+        "gemm_n256 M=1",
+    ]  # fmt: skip
