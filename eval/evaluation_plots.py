@@ -82,7 +82,7 @@ def brief(workloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     families: dict[str, list[str]] = {}
     for w in workloads:
         families.setdefault(w["family"], []).append(w["name"])
-    out = {}
+    out: dict[str, str] = {}
     for family, names in families.items():
         parted = [name.split(" ") for name in names]
         words = [set(p[0].split("_")) for p in parted]
