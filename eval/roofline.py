@@ -14,7 +14,8 @@ class Floors:
     """Microseconds that no kernel for a problem can be faster than, by one limit each.
 
     compute  its FLOP at the device's dense peak
-    memory   its compulsory bytes at the nominal bandwidth
+    memory   its compulsory bytes at the nominal bandwidth; where the inputs decide what is read, as
+             in a mixture of experts, those of the mean, which is no floor then
     launch   an empty kernel, by the clock that times kernels
     """
 

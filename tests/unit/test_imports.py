@@ -19,6 +19,9 @@ MAY_IMPORT = {
     "gfn": {"gfn", "env", "compiler"},
     "eval": {"eval", "env", "compiler"},
 }
+#: commands that bring policies and what judges them together, as the scripts do: nothing else in
+#: the folders imports them
+ABOVE = {"eval/join_policies.py", "eval/legality.py", "eval/policy_draws.py"}
 NEEDS_A_GPU = {"compiler/runtime.py"}
 NO_TORCH = ("torch", "gfn", "triton", "cuda")
 PURE = ("cuda.pathfinder",)  # finds files, and needs no CUDA
@@ -44,6 +47,10 @@ def offences(folder: str, path: str, source: str) -> list[str]:
             out.append(f"{where}: relative")
         elif top in FOLDERS and not (top == "gfn" and folder == "gfn"):
             out.append(f"{where}: bare name; write ptxflow.{top}")
+        elif f"{'/'.join(rest.split('.')[:2])}.py" in ABOVE and path not in ABOVE:
+            out.append(f"{where}: a command above the folders, to be imported by scripts alone")
+        elif path in ABOVE and rest.startswith("gfn."):
+            continue
         elif top == "ptxflow" and rest.split(".")[0] in set(FOLDERS) - MAY_IMPORT[folder]:
             out.append(f"{where}: {folder} may import {sorted(MAY_IMPORT[folder])} only")
         elif (
@@ -79,6 +86,7 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
         ("gfn", "import ptxflow.eval.timing"),
         ("gfn", "from env.space import Space"),
         ("eval", "import gfn"),
+        ("eval", "from ptxflow.eval.policy_draws import places"),
         ("env", "from . import space"),
     ],
 )
