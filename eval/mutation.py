@@ -312,8 +312,8 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if no mutant is refused that is harmless, and none wrong that is said to be; 1 if one
-    is, 2 on bad arguments."""
+    """Exit 0 if the validator refuses no harmless mutant, and accepts no other but those that are
+    wrong in their values alone; 1 if not, 2 on bad arguments."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
     began = time.monotonic()
@@ -340,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         proof_summary.save(out, summary)
     print(f"{device.name}: {len(jobs)} kernels, {seconds:.0f} s")
     print(table(summary))
-    return int(any(summary[what] for what in ("refused", "wrong")))
+    return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        return not self.refused
+        """No stage refuses it, nor did the validator accept a mutant that ends in a fault or shows
+        a hazard; what is wrong in values alone is the emulator's to catch."""
+        return not self.refused and not any(m.fault for m in self.mutants)
 
     def passed(self, stage: str) -> bool:
         return not self.refused or STAGES.index(self.refused) > STAGES.index(stage)
@@ -272,7 +274,8 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every strategy is proven, 1 if not, 2 on misuse."""
+    """Exit 0 if every strategy is proven, and no mutant of one that the validator accepts shows a
+    fault or hazard; 1 if not, 2 on misuse."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
     began = time.monotonic()

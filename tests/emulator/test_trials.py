@@ -97,7 +97,7 @@ def test_the_command_names_a_mutant_that_only_the_emulator_catches(
 ):
     """With a validator that accepts every mutant, what the emulator finds decides."""
     monkeypatch.setattr("ptxflow.eval.mutation.check", lambda tree, trips, device: ())
-    assert main([*ASKED, "--samples", "1", "--mutants", "6", "--schedules", "1"]) == 0
+    assert main([*ASKED, "--samples", "1", "--mutants", "6", "--schedules", "1"]) == 1
     printed = capsys.readouterr().out
     named = r"\w{16} of gemm_n128_k2048 .*: mutant: .* at \S+:\d+: .*schedule 0"
     count = len(re.findall(named, printed))
