@@ -1,4 +1,4 @@
-"""A content-addressed store on disk, and `assemble` through it.
+"""A content-addressed store on disk; `assemble` and the validator's `check` through it.
 
 An entry is a digest line and the payload: a torn or altered file is seen, and made again. Entries
 are written beside their place and moved in, so parallel writers need no lock.
@@ -12,11 +12,15 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ptxflow.compiler import check as validator
 from ptxflow.compiler import ptxas
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.ir import UOp, digest
 from ptxflow.compiler.ptxas import Assembly, PtxasError
+from ptxflow.compiler.strategy import Trip
 
 VARIABLE = "PTXFLOW_CACHE"
 _DIGEST = 64  # hexadecimal digits of sha256, then a newline, then the payload
@@ -102,6 +106,32 @@ def assemble(ptx: str, arch: str, *, timeout: float = ptxas.TIMEOUT) -> Assembly
     header = json.dumps(ptxas.report_json(made), sort_keys=True).encode()
     kept.put(name, header + b"\n" + made.cubin)
     return made
+
+
+def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+    """As `check.check`, but a kernel that was proven before is not proven again.
+
+    The key holds the kernel, the trips, the device and the compiler's sources. Refusals are not
+    kept.
+    """
+    name = key("proof", digest(lowered), repr(tuple(trips)), repr(device), sources())
+    kept = store()
+    if (payload := kept.get(name)) is not None:
+        proofs: list[str] = json.loads(payload)
+        return proofs
+    made = validator.check(lowered, trips, device)
+    kept.put(name, json.dumps(made).encode())
+    return made
+
+
+@functools.cache
+def sources() -> str:
+    """Of the compiler: kernels of two digests may differ for one strategy, and proofs of one."""
+    folder = Path(__file__).parent
+    state = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        state.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return state.hexdigest()[:12]
 
 
 def assemble_many(

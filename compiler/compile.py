@@ -18,9 +18,10 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.ptxas import Assembly, Usage
 from ptxflow.compiler.sass import SassReport
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.strategy import Problem, Strategy, Trip
 
 Job = tuple[Problem, Strategy]
+Validator = Callable[[UOp, Sequence[Trip], Device], list[str]]
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,20 @@ class CompiledKernel:
 
 def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> CompiledKernel:
     """Compile and prove one strategy. Raises a CompileError (or ptxas' own error) that says why."""
-    draft = prepare(problem, strategy, device)
+    draft = prepare(problem, strategy, device, cache.check)
     assembly = cache.assemble(draft.ptx, device.arch)
     report = sass.check(assembly.cubin, device.arch, draft.expected)
     return finish(draft, assembly, report)
 
 
-def prepare(problem: Problem, strategy: Strategy, device: Device) -> Draft:
+def prepare(
+    problem: Problem, strategy: Strategy, device: Device, prove: Validator = check
+) -> Draft:
     """Everything before ptxas: the strategy's kernel, proven and written."""
     maker = family(strategy.family)
     _refuse_illegal(maker.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
-    checks = check(kernel, maker.trips(problem, strategy, device), device)
+    checks = prove(kernel, maker.trips(problem, strategy, device), device)
     launch = maker.launch(problem, strategy, device)
     check_launch(kernel, launch)
     text = write(kernel, device)
@@ -153,7 +156,7 @@ def compile_chunk(
     outcomes: list[CompiledKernel | Exception | tuple[Draft, Assembly]] = []
     for task in tasks:
         try:
-            draft = prepare(*task)
+            draft = prepare(*task, cache.check)
             outcomes.append((draft, cache.assemble(draft.ptx, draft.device.arch)))
         except (CompileError, ptxas.PtxasError) as refusal:
             outcomes.append(refusal)

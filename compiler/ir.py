@@ -6,10 +6,11 @@ order. A kernel is a set of concurrent roles that meet only at barriers.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
 from functools import cache
 from pathlib import Path
@@ -390,6 +391,33 @@ def edit(statement: UOp, path: tuple[int, ...], new: tuple[UOp, ...]) -> UOp:
     i = path[0]
     inner = new if len(path) == 1 else (edit(body[i], path[1:], new),)
     return with_body(statement, (*body[:i], *inner, *body[i + 1 :]))
+
+
+def digest(node: UOp) -> str:
+    """sha256 of all that a node is, down to its leaves; equal in every process."""
+    known: dict[UOp, str] = {}
+
+    def of(n: UOp) -> str:
+        if n not in known:
+            parts = (n.op.name, _text(n.arg, of), n.site, *map(of, n.src))
+            known[n] = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return known[n]
+
+    return of(node)
+
+
+def _text(data: Any, of: Callable[[UOp], str]) -> str:
+    """Data in words that differ where it does. TypeError for what has none."""
+    if isinstance(data, UOp):
+        return of(data)
+    if isinstance(data, tuple):
+        return f"({','.join(_text(part, of) for part in data)})"
+    if is_dataclass(data):
+        named = (f"{f.name}={_text(getattr(data, f.name), of)}" for f in fields(data))
+        return f"{type(data).__name__}({','.join(named)})"
+    if data is None or isinstance(data, int | float | str | Enum):
+        return repr(data)
+    raise TypeError(f"{type(data).__name__} in a kernel has no digest")
 
 
 def show(node: UOp) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.compiler import ptxas
+from ptxflow.compiler import cache, ptxas
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.strategy import Strategy
@@ -45,7 +45,6 @@ from ptxflow.eval.candidates import (
     Origin,
     Settings,
     Workload,
-    code_digest,
     listed_workload,
     make_record,
     sample_workload,
@@ -227,7 +226,7 @@ def origin_of(workloads: Sequence[Workload], argv: Sequence[str]) -> Origin:
     run = {
         "id": f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
         "command": shlex.join(["python", "-m", "ptxflow.eval.campaign", *argv]),
-        "code": code_digest(),
+        "code": cache.sources(),
         "spaces": {name: decision_digest(f) for name, f in families.items()},
     }
     return Origin(ptxas.version(), run)

@@ -6,13 +6,11 @@ knows any decision by name.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow import __version__
-from ptxflow.compiler import compile as compiler
 from ptxflow.compiler.compile import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Choice, Family, Problem, Strategy
@@ -216,16 +213,6 @@ class Origin:
 
     ptxas: str
     run: dict[str, Any] = field(default_factory=dict)
-
-
-@cache
-def code_digest() -> str:
-    """Of the compiler's sources: kernels of two digests may differ for one strategy."""
-    folder = Path(compiler.__file__).parent
-    state = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        state.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    return state.hexdigest()[:12]
 
 
 def make_record(

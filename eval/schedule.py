@@ -36,7 +36,7 @@ Json = dict[str, Any]
 Outcome = CompiledKernel | Exception
 CHUNK = 16  # kernels to one disassembler run, which takes a third of a second to start
 AHEAD = 512  # kernels compiled or compiling for a workload that is being measured
-PREFETCH = 128  # the same for one that is waiting for a GPU
+PREFETCH = 128  # the same for one that is waiting for a GPU, on average over as many as GPUs
 NICENESS = 10  # of compiler processes: a GPU's child must never wait for a core
 STRIKES = 3  # failures of the machinery in a row that retire a GPU
 POLL = 0.2  # seconds between looks at the clock
@@ -241,12 +241,15 @@ class Schedule:
             self._submit(task, chunk)
 
     def _hungriest(self) -> Task | None:
-        """The measured workload with the fewest kernels ahead; else one that is next in line."""
+        """The measured workload with the fewest kernels ahead; else one that is next in line:
+        small ones far down the line, too, or compilers would idle."""
         open_ = [t for t in self.tasks if t.todo]
         served = [t for t in open_ if t.claimed and t.backlog < AHEAD]
         if served:
             return min(served, key=lambda t: t.backlog)
-        waiting = [t for t in self.tasks if not t.claimed and not t.done][: len(self.fleet)]
+        waiting = [t for t in self.tasks if not t.claimed and not t.done]
+        if sum(t.backlog for t in waiting) >= PREFETCH * len(self.fleet):
+            return None
         return next((t for t in waiting if t.todo and t.backlog < PREFETCH), None)
 
     def _submit(self, task: Task, chunk: list[Candidate]) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ptxflow.compiler import cache, ptxas
+from ptxflow.compiler.device import B200, H200, Device
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.ir import Op, UOp, digest, edit, walk
+from ptxflow.compiler.strategy import Trip
+from ptxflow.env.space import enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
 
 PTX = """.version 8.8
 .target sm_90a
@@ -128,3 +136,42 @@ def test_many_through_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     results = cache.assemble_many([(PTX, "sm_90a"), (PTX.replace("mov", "movx"), "sm_90a")], 2)
     assert isinstance(results[0], ptxas.Assembly) and isinstance(results[1], ptxas.PtxasError)
     assert counted.calls == 2
+
+
+def a_kernel(at: int) -> tuple[UOp, list[Trip]]:
+    family, problem = find_problem(load("gemm_n128_k2048"), {"M": 17})
+    space = enumerate_space(family, problem, H200)
+    strategy = space.strategy(int(space.codes[at]))
+    return family.build(problem, strategy, H200), family.trips(problem, strategy, H200)
+
+
+def test_a_kernel_is_proven_once_and_a_changed_one_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+        calls.append(digest(lowered))
+        return ["proven"]
+
+    monkeypatch.setattr("ptxflow.compiler.check.check", check)
+    one, trips = a_kernel(0)
+    other, _ = a_kernel(1)
+    assert cache.check(one, trips, H200) == cache.check(one, trips, H200) == ["proven"]
+    assert calls == [digest(one)]
+    cache.check(other, trips, H200)
+    cache.check(one, trips[1:], H200)
+    cache.check(one, trips, B200)
+    path, _ = next((path, node) for path, node in walk(one) if node.op is Op.ATOM)
+    cache.check(edit(one, path, ()), trips, H200)
+    assert len(calls) == 5 and len(set(calls)) == 3
+
+
+def test_a_refusal_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, trips = a_kernel(0)
+    wait = next(path for path, n in walk(kernel) if n.op is Op.ATOM and "wait" in n.arg.atom)
+    broken = edit(kernel, wait, ())
+    for _ in range(2):
+        with pytest.raises(HazardError):
+            cache.check(broken, trips, H200)
+    assert not entries(folder)
