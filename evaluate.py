@@ -302,8 +302,8 @@ def chosen_parts(text: str | None) -> list[str]:
 
 
 def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[Learner]:
-    """Policies that are tuned: on held-out workloads (of another device's or a further policy one
-    of each family), on definitions and on families that they never saw."""
+    """Policies that are tuned: on one held-out workload of each family, and on definitions and on
+    families that they never saw."""
     from ptxflow.eval.evaluation_tuning import Learner, unseen
     from ptxflow.gfn.tuned import Tuned
 
@@ -315,9 +315,7 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[
         policy = policies[name]
         known = {f.name for f in policy.network.config.families}
         foreign = [first[f].name for f in sorted(first.keys() - known)]
-        if name == home:
-            asked.append((name, "held out", [r.name for r in held if not foreign]))
-        elif not foreign:
+        if not foreign:
             asked.append((name, "held out", [first[f].name for f in sorted(first)]))
         elif policy.about["settings"]["device"] == home:
             asked.append((name, "families never seen", foreign))

@@ -34,15 +34,15 @@ class Sheet:
 
     @staticmethod
     def of(runs: Sequence[Runs], replays: Mapping[str, Replay], seeds: int) -> Sheet:
-        """Runs of one method; that of a method that draws nothing counts for every seed."""
+        """Runs of one method; that of a method that draws nothing counts for every seed, and what
+        a space that was measured whole had at its end counts from there on."""
         best, modes = [], []
         for run in runs:
             replay = replays[run.workload]
             best.append(_spread(run.best(replay), seeds))
             modes.append(_spread(_distinct(replay.top[run.asked], run.asked), seeds))
-        length = min(b.shape[1] for b in best)
-        return Sheet(np.stack([b[:, :length] for b in best]),
-                     np.stack([m[:, :length] for m in modes]))  # fmt: skip
+        length = max(b.shape[1] for b in best)
+        return Sheet(*(np.stack([_held(a, length) for a in kind]) for kind in (best, modes)))
 
     def gap(self) -> Array:
         """[seeds, budget] geometric mean over the workloads of what the best so far loses."""
@@ -54,6 +54,11 @@ class Sheet:
         there = self.best <= 1 / level + 1e-12
         first = there.argmax(2) + 1.0
         return np.where(there.any(2), first, np.inf)
+
+
+def _held(rows: Array, length: int) -> Array:
+    """[runs, length]: the last column again, beyond what there is."""
+    return np.pad(rows, ((0, 0), (0, length - rows.shape[1])), "edge")
 
 
 def _spread(rows: Array, seeds: int) -> Array:

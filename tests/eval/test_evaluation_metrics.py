@@ -156,3 +156,17 @@ def test_an_evaluation_refuses_a_method_that_peeks(replays: list[Replay]) -> Non
     planted = Peeking("planted", np.zeros(len(replays[0].times)))
     with pytest.raises(Foul, match=f"planted on {replays[0].name}: measurement 1 depends"):
         evaluate(replays[:1], {replays[0].name: [planted]}, seeds=2, budget=10)
+
+
+def test_a_space_that_is_measured_whole_counts_on(replays: list[Replay]) -> None:
+    """The longer runs of other workloads are not cut to those of the smallest space."""
+    one, two = replays[:2]
+    runs = [
+        Runs("m", one.name, np.array([[2, int(np.argmin(one.times))]])),
+        Runs("m", two.name, np.array([[2, 1, 0]])),
+    ]
+    found = Sheet.of(runs, {r.name: r for r in (one, two)}, seeds=1)
+    assert found.best.shape == found.modes.shape == (2, 1, 3)
+    assert found.best[0, 0].tolist() == [*runs[0].best(one)[0], 1.0]
+    assert found.best[1, 0].tolist() == runs[1].best(two)[0].tolist()
+    assert found.modes[0, 0, 2] == found.modes[0, 0, 1] == 1 + one.top[2]
