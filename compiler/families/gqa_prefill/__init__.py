@@ -40,13 +40,14 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """Trip-count classes: no tile of queries; one step; fewer than the rings have stages, as many,
-    and past their second turn. Each with a tail of keys, which not all queries see, and without."""
+    """Trip-count classes: no tile of queries; one that sees no key; one step; fewer than the rings
+    have stages, as many, and past their second turn. Steps with a tail of keys, which not all
+    queries see, and without."""
     k = kernel(p, s, device)
     k.build()  # says which registers hold pages
     stages: int = s.stages
     risings = (0, 1) if s.rescale == LAZY else (0,)  # whether maxima rise enough to rescale
-    out = [_trip(k, 0, 0)]
+    out = [_trip(k, 0, 0), _trip(k, 0, 0, queries=k.tokens)]
     for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
         # a tail long enough for two steps to need a mask, however few tokens a tile has
         tail = max(k.tile_kv // 2 + 1, k.tile_kv - k.tokens + 2)
@@ -54,10 +55,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     return out
 
 
-def _trip(k: Kernel, steps: int, tail: int, rises: int = 0) -> Trip:
-    """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; 0: none."""
-    queries = k.tokens if steps else 0
-    keys = steps * k.tile_kv - tail if steps else 1
+def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None = None) -> Trip:
+    """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; of none over
+    0 steps, unless it is said how many."""
+    queries = (k.tokens if steps else 0) if queries is None else queries
+    keys = steps * k.tile_kv - tail if steps or queries else 1
     block = queries // k.tokens  # the first number comes last
     values = {
         "total_q": queries,
@@ -76,8 +78,9 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0) -> Trip:
         values |= {name: 0 for name in k.kept if "page_" in name}
     values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
     values |= {name: rises for name in k.kept if name.endswith("rises")}
-    outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if steps else ()
-    name = f"{steps} steps of a tile of queries" + (", a tail" if tail else "")
+    outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if queries else ()
+    blind = " that see no key" if queries and not steps else ""
+    name = f"{steps} steps of a tile of queries{blind}" + (", a tail" if tail else "")
     name += ", rising maxima" if rises else ""
     return Trip(name, tuple(values.items()), outputs)
 

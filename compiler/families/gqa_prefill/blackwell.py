@@ -118,15 +118,16 @@ class Kernel(Block):
     def build(self) -> UOp:
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
-        found, some = self.find(), self.any
+        found, sees = self.find(), self.sees
         softmax = Role("softmax", 0, warps, regs=int(register_limit(fields, self.device)))
         control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
-        load = loop(var("some"), some, self.produce_keys(warps, self.load_queries()))
-        issue = elect(WARP.eq(warps + 1), loop(var("any"), some, self.issue()))
+        load = loop(var("some"), sees, self.produce_keys(warps, self.load_queries()))
+        issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, self.issue()))
+        blind = loop(var("blind"), self.blind, self.store_nothing())
         # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
         roles = [
             role(control, found, load, issue),
-            role(softmax, found, loop(var("some"), some, self.weigh())),
+            role(softmax, found, loop(var("some"), sees, self.weigh()), blind),
         ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.weights] if self.s.overlap else [])]

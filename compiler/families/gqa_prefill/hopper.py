@@ -60,12 +60,13 @@ class Kernel(Block, Output):
         fields, warps = self.s.fields(), 4 * self.consumers
         maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
         found = [elect(WARP.eq(warps), maps), *self.find()]
-        some, count = var("some"), self.any
+        some, sees = var("some"), self.sees
+        blind = loop(var("blind"), self.blind, self.store_nothing())
         consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
         producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
         roles = [
-            role(consumer, loop(some, count, self.consume())),
-            role(producer, loop(some, count, self.produce_keys(warps, self.load_queries()))),
+            role(consumer, loop(some, sees, self.consume()), blind),
+            role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),
         ]
         return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
 

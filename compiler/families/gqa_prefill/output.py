@@ -1,10 +1,12 @@
 """The epilogue: output fragments, normalised and rounded, through the tile's queries to rows.
 
-A row of the tile is a token in a head; those past the end of their sequence are not written.
+A row of the tile is a token in a head; those past the end of their sequence are not written. A tile
+whose queries see no key has nothing to read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
@@ -22,6 +24,7 @@ MEETING = 2  # named barrier of the first warpgroup; others follow
 CHUNK = 16  # bytes that the swizzle moves together
 WIDE = ROW // ELEMENT  # elements of a column block
 LINES = 4  # rows of a column block that a warp stores together
+MINUS_INFINITY = 0xFF800000  # as float32
 
 
 class Lines(Work):
@@ -42,29 +45,46 @@ class Lines(Work):
 
     def store_rows(self) -> list[Body]:
         """All of them, a few at a time."""
+        return self._every_line(lambda c, r: [self._load_line(c, r), self._store_line(c, r)])
+
+    def _every_line(self, made: Callable[[int, int], Body]) -> list[Body]:
         return [
-            self._store_lines(column, row)
+            made(column, row)
             for row in range(0, self.warp_rows, LINES)
             for column in range(0, self.dim, WIDE)
         ]
 
-    def _store_lines(self, column: int, row: int) -> list[UOp]:
+    def _load_line(self, column: int, row: int) -> UOp:
         """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
-        loaded = self.keep("line", 4)
+        line, chunk = LANE >> 3, LANE & 7
+        at_byte = line * ROW + ((chunk ^ ((line + row) & 7)) << 4)
+        return at.ld_shared_v4(self.keep("line", 4), self._place(row, LINES, column), at_byte)
+
+    def _store_line(self, column: int, row: int) -> UOp:
+        """What lanes hold of these rows."""
         line, chunk = LANE >> 3, LANE & 7
         mine = WARP * self.warp_rows + row + line
-        at_chunk = (chunk ^ ((line + row) & 7)) << 4
-        index = self.index(mine) * self.dim + (column + (chunk << 3))
+        return at.st_global(
+            param("output"),
+            self.index(mine) * self.dim + (column + (chunk << 3)),
+            self.row_inside(mine),
+            self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
+            self.keep("line", 4),
+            element=ELEMENT,
+        )
+
+    def store_nothing(self) -> list[Body]:
+        """Of rows that see no key: zeros, and a log-sum-exp of -inf. Queries are not read."""
+        zero, nothing = self.keep("line", 4), self.keep("nothing", 1)
+        lane, rows = LANE % self.warp_rows, self.warp_rows
+        row = WARP * rows + lane
+        place = self.rectangle("lse", WARP * rows, rows, 0, 1)
+        inside = (LANE // rows).eq(0) & self.row_inside(row)
         return [
-            at.ld_shared_v4(loaded, self._place(row, LINES, column), line * ROW + at_chunk),
-            at.st_global(
-                param("output"),
-                index,
-                self.row_inside(mine),
-                self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
-                loaded,
-                element=ELEMENT,
-            ),
+            [at.mov(part(zero, i, 1), 0) for i in range(4)],
+            at.mov(nothing, MINUS_INFINITY),
+            at.st_global(param("lse"), self.index(row), inside, place, nothing, element=4),
+            self._every_line(self._store_line),
         ]
 
 

@@ -154,6 +154,21 @@ class Work:
         return left.min(1)
 
     @property
+    def sees(self) -> UOp:
+        """1 where the block has a tile, and some query of it sees a key, else 0."""
+        return self.any * self.seen(self._end).min(1)
+
+    @property
+    def blind(self) -> UOp:
+        """1 where the block has a tile, and none of its queries sees a key, else 0."""
+        return self.any - self.sees
+
+    @property
+    def _end(self) -> UOp:
+        """Behind the tile's last token, among the queries of its sequence."""
+        return (self.first_token + self.tokens).min(self.queries)
+
+    @property
     def first_row(self) -> UOp:
         """The tile's first token among all queries."""
         return self.told("q_first") + self.first_token
@@ -175,10 +190,8 @@ class Work:
 
     @property
     def tiles(self) -> UOp:
-        """Tiles of keys that some query sees: at least 1, so that all have a maximum and a sum."""
-        end = (self.first_token + self.tokens).min(self.queries)
-        full = (self.seen(end) + (self.tile_kv - 1)) // self.tile_kv
-        return full + (1 - full.min(1))
+        """Tiles of keys that some query sees."""
+        return (self.seen(self._end) + (self.tile_kv - 1)) // self.tile_kv
 
     @property
     def masked(self) -> UOp:
