@@ -63,7 +63,8 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 _BASE: dict[str, int | str] = {
-    "warps": 2, "tile": 16, "tiles": 4, "heads": 1, "stages": 2, "arrival": "together",
+    "mma": "sync", "gather": "cp_async", "warps": 2, "tile": 16, "tiles": 4, "heads": 1,
+    "stages": 2, "arrival": "together",
     "order": "heads", "dependent": 1, "sum_warps": 2, "sum_chunks": 2, "sum_split": 0,
 }  # fmt: skip
 

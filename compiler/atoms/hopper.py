@@ -15,8 +15,8 @@ _ACCUMULATORS = (
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
-    b_major = int(use.arg.attr("transposed"))
-    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", f", 0, {b_major}")
+    a_major, b_major = (int(use.arg.attr(name)) for name in ("transposed_a", "transposed"))
+    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", f", {a_major}, {b_major}")
     return (
         f"wgmma.mma_async.sync.aligned.m64n{n}{k}.f32.{dtype}.{dtype} "
         f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
@@ -30,8 +30,8 @@ wgmma = define(
         Scope.WARPGROUP,
         Lanes.ALL,
         _wgmma_text,
-        "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; B, "
-        "transposed, with its rows along K",
+        "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; "
+        "transposed, with rows along K",
         accesses=(
             Access("a", "r", ASYNC, "wgmma"),
             Access("b", "r", ASYNC, "wgmma"),
@@ -39,14 +39,17 @@ wgmma = define(
         ),
         effect="mma",
         sass=lambda u: (_SASS[u.arg.attr("dtype")],),
-        defaults=(("transposed", False),),
+        defaults=(("transposed", False), ("transposed_a", False)),
         archs=_HOPPER,
         rules=(
             *_ACCUMULATORS,
             Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
             Rule(
                 "float8 is K-major",
-                lambda u: u.arg.attr("dtype") != "e4m3" or not u.arg.attr("transposed"),
+                lambda u: (
+                    u.arg.attr("dtype") != "e4m3"
+                    or not (u.arg.attr("transposed") or u.arg.attr("transposed_a"))
+                ),
             ),
         ),
     )

@@ -9,10 +9,14 @@ from ptxflow.compiler.families import register
 from ptxflow.compiler.families.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.families.gqa_decode.combine import Combine
 from ptxflow.compiler.families.gqa_decode.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.families.gqa_decode.kernel import ENTRY, Chunks
+from ptxflow.compiler.families.gqa_decode.hopper import Hopper
+from ptxflow.compiler.families.gqa_decode.kernel import Chunks
 from ptxflow.compiler.families.gqa_decode.load import COSTS, features, load
 from ptxflow.compiler.families.gqa_decode.problem import problem
 from ptxflow.compiler.families.gqa_decode.shape import STATS
+from ptxflow.compiler.families.gqa_decode.span import ENTRY, Span
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import SYNC
+from ptxflow.compiler.families.gqa_decode.weights import Weights
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import (
     InputParam,
@@ -22,22 +26,30 @@ from ptxflow.compiler.launch import (
     ScalarParam,
     Workspace,
 )
+from ptxflow.compiler.lower import layout
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
 
 
+def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Weights:
+    """The first kernel."""
+    if s.mma == SYNC:
+        return Chunks(p, s, device)
+    return Hopper(p, s, device)
+
+
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernels: chunks, then what they come to."""
-    return program(Chunks(p, s, device).build(), Combine(p, s, device).build())
+    return program(kernel(p, s, device).build(), Combine(p, s, device).build())
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Of chunks: rings that are not filled, filled, taken more than twice, with tails; alone, and
     the second of a sequence, with nothing or a tail. Of sums: none, as many as a warp and as all
     load at a time, one more, twice as many and one; one chunk, which leaves nothing to do."""
-    k, c = Chunks(p, s, device), Combine(p, s, device)
-    stride = k.warps * k.tile
+    k, c = kernel(p, s, device), Combine(p, s, device)
+    stride = k.chunk // k.tiles
     filled = k.stages * stride
     lengths = (1, filled - stride, filled, filled + 1, 2 * filled + k.tile + 1)
     out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
@@ -53,7 +65,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     return out
 
 
-def _chunk_trip(k: Chunks, tokens: int, start: int) -> Trip:
+def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
     there are no others."""
     values = {"batch_size": 1, "before": 1, "ctas": k.parts}
@@ -82,7 +94,8 @@ def _length(page_size: int, tokens: int, prefix: str) -> tuple[tuple[str, int], 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over batch_size and num_kv_indices."""
-    k, c = Chunks(p, s, device), Combine(p, s, device)
+    k, c = kernel(p, s, device), Combine(p, s, device)
+    first = k.build()
     places = k.sequences.places()
     rows = f"{places} * {k.key_heads * k.columns}"
     combine = Launch(
@@ -97,16 +110,22 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     return Launch(
         entry=ENTRY,
         grid=(f"{places} * {k.parts}", "1", "1"),
-        block=32 * k.warps,
+        block=32 * first.arg.warps,
         cluster=(1, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=tuple(map(_param, k.params)),
+        smem_bytes=layout(first.arg).smem_bytes,
+        params=tuple(_maps(k).get(name) or _param((name, kind)) for name, kind in k.params),
         then=(combine,),
         workspace=(
             Workspace("sums", f"{rows} * {4 * k.row_floats}"),
             Workspace("stats", f"{rows} * {4 * STATS}"),
         ),
     )
+
+
+def _maps(k: Span) -> dict[str, Param]:
+    """Tensor maps by parameter."""
+    names = [name for name, kind in k.params if kind == "map"]
+    return {name: k.map_of(name) for name in names} if isinstance(k, Weights) else {}
 
 
 def _param(param: tuple[str, str]) -> Param:
@@ -119,8 +138,8 @@ def _param(param: tuple[str, str]) -> Param:
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences, of which one is empty and others are uneven, with all key heads' CTAs; long
     enough for three chunks, or if those are long, for each stage of a ring three times."""
-    k = Chunks(p, s, device)
-    turns = (3 * k.stages + 1) * k.warps * k.tile
+    k = kernel(p, s, device)
+    turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     pages = max(4, -(-tokens // k.page_size))
     axes = {

@@ -1,7 +1,8 @@
 """The decisions of a gqa_decode program, in construction order, and their rules.
 
 The first kernel cuts sequences into chunks: each of `warps` warps of a CTA takes `tiles` tiles of
-`tile` tokens of one, for `heads` key heads, through a ring of its own of `stages` tiles. The second
+`tile` tokens of one, for `heads` key heads, through a ring of its own of `stages` tiles. Where MMAs
+are asynchronous, a warpgroup takes them together, from a ring that other warps fill. The second
 kernel adds up what the chunks of a sequence come to.
 """
 
@@ -12,18 +13,20 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.gqa_decode import warpgroup_decisions as warpgroup
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import ASYNC, COPY, SYNC, TMA, WARP
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
-WARP = 32
-COLUMNS = 8  # of an MMA: query heads
 MMA_TOKENS, MMA_DIMS = 16, 16
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 TOGETHER, APART = "together", "apart"
 
 DECISIONS = (
-    Decision("warps", (1, 2, 4, 8), "warps of a CTA, each with tokens of its own"),
-    Decision("tile", (16, 32, 64), "tokens of a step of a warp"),
+    Decision("mma", (SYNC, ASYNC), "mma.sync of a warp; wgmma or tcgen05 of a warpgroup"),
+    Decision("gather", (COPY, TMA), "lanes copy tokens' rows, or TMA brings pages"),
+    Decision("warps", (1, 2, 4, 8), "warps of a CTA, each with tokens of its own; or a warpgroup"),
+    Decision("tile", (16, 32, 64, 128), "tokens of a step of a warp, or warpgroup"),
     Decision("tiles", (1, 2, 4, 8, 16, 32, 64), "tiles of a warp"),
     Decision("heads", (1, 2, 4), "key heads that a warp takes from a token's rows"),
     Decision("stages", (1, 2, 3, 4, 6), "tiles of a warp's ring"),
@@ -40,24 +43,20 @@ DECISIONS = (
 )
 
 
-def group(problem: Problem) -> int:
-    """Query heads of a key head."""
-    return problem["num_qo_heads"] // problem["num_kv_heads"]
+def columns_of_warp(f: Fields, problem: Problem) -> Any:
+    """How many columns a warp has sums for: all, unless they would take half its registers."""
+    many = problem["head_dim"] * columns(problem) > 256
+    return np.where((f.mma == SYNC) & many, 1, columns(problem))
 
 
-def columns(problem: Problem) -> int:
-    """MMAs side by side for the query heads of a key head."""
-    return -(-group(problem) // COLUMNS)
-
-
-def columns_of_warp(problem: Problem) -> int:
-    """How many of these a warp has sums for: all, unless they would take half its registers."""
-    return 1 if problem["head_dim"] * columns(problem) > 256 else columns(problem)
+def rings(f: Fields) -> Any:
+    """Of a CTA, each with tokens of its own: a warp's, or a warpgroup's."""
+    return np.where(f.mma == SYNC, f.warps, 1)
 
 
 def chunk(f: Fields) -> Any:
     """Tokens of a CTA."""
-    return f.warps * f.tile * f.tiles
+    return rings(f) * f.tile * f.tiles
 
 
 def pitch(f: Fields, problem: Problem) -> Any:
@@ -71,8 +70,9 @@ def stage_bytes(f: Fields, problem: Problem) -> Any:
 
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Of all rings; what warps hand to each other takes their place."""
-    return 2 * f.stages * f.warps * stage_bytes(f, problem)
+    """Of all rings, where what warps hand to each other takes their place; or of a warpgroup."""
+    rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
+    return np.where(f.mma == SYNC, rings, warpgroup.smem_bytes(f, problem))
 
 
 def copies(f: Fields, problem: Problem) -> Any:
@@ -82,30 +82,42 @@ def copies(f: Fields, problem: Problem) -> Any:
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space."""
-    across = columns_of_warp(problem) * f.heads
+    across = columns_of_warp(f, problem) * f.heads
     sums = problem["head_dim"] // MMA_DIMS * 4 * across
     scores = f.tile // MMA_TOKENS * 4 * across
-    return np.asarray(1.16 * sums + 1.65 * scores + 1.95 * copies(f, problem) + 66).astype(int)
+    own = np.asarray(1.16 * sums + 1.65 * scores + 1.95 * copies(f, problem) + 66).astype(int)
+    return np.where(f.mma == SYNC, own, warpgroup.registers(f, problem))
+
+
+def threads(f: Fields) -> Any:
+    """Of a CTA of the first kernel."""
+    return WARP * np.where(f.mma == SYNC, f.warps, warpgroup.warps(f))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // (WARP * f.warps) // 8 * 8
+    share = device.registers_per_sm // threads(f) // 8 * 8
     return np.minimum(share, device.registers_per_thread)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
-    smem, threads = smem_bytes(f, problem), WARP * f.warps
-    resident = device.resident_blocks(smem, held, threads)
-    return Resources(smem, held, threads, 0 * f.warps, resident)
+    smem, lanes = smem_bytes(f, problem), threads(f)
+    resident = device.resident_blocks(smem, held, lanes)
+    columns_of_memory = 0 * lanes
+    if device.has_tmem:
+        columns_of_memory = np.where(f.mma == ASYNC, warpgroup.tmem_columns(f, problem), 0)
+        room = device.tmem_columns // np.maximum(columns_of_memory, 1)
+        resident = np.minimum(resident, np.maximum(room, 1))
+    return Resources(smem, held, lanes, columns_of_memory, resident)
 
 
 RULES = (
+    *warpgroup.RULES,
     rule(
         "a step of a warp is of 64 tokens, over all its key heads, at most",
-        "tile heads",
-        lambda f, p, d: f.tile * f.heads <= 64,
+        "mma tile heads",
+        lambda f, p, d: (f.mma != SYNC) | (f.tile * f.heads <= 64),
     ),
     rule(
         "the key heads of a warp divide those of a token",
@@ -124,20 +136,20 @@ RULES = (
     ),
     rule(
         "a chunk is no longer than the longest sequence there can be",
-        "warps tile tiles",
+        "mma warps tile tiles",
         lambda f, p, d: (
             (chunk(f) <= p["num_kv_indices"] * p["page_size"])
-            | ((f.tiles == 1) & ((f.warps == 1) | (f.warps * f.tile <= 64)))
+            | ((f.tiles == 1) & ((rings(f) == 1) | (rings(f) * f.tile <= 64)))
         ),
     ),
     rule(
         "the rings exceed the shared memory of a CTA",
-        "warps tile heads stages",
+        "mma warps tile heads stages",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
     rule(
         "sums, scores and copies exceed the registers of a thread",
-        "warps tile heads",
+        "mma warps tile heads stages",
         lambda f, p, d: registers(f, p) <= register_limit(f, d),
     ),
     rule(

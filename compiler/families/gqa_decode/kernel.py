@@ -9,30 +9,16 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.attention.sequences import Sequences
-from ptxflow.compiler.families.attention.softmax import (
-    LOG2E,
-    MINUS_INFINITY,
-    Registers,
-    Running,
-    constants,
-)
-from ptxflow.compiler.families.gqa_decode.decisions import (
-    COLUMNS,
-    MMA_DIMS,
-    MMA_TOKENS,
-    columns_of_warp,
-    smem_bytes,
-)
-from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.attention.softmax import MINUS_INFINITY, Running, constants
+from ptxflow.compiler.families.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS, smem_bytes
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.families.gqa_decode.ring import Ring
-from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
+from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
+from ptxflow.compiler.families.gqa_decode.span import Span
 from ptxflow.compiler.ir import (
-    CTAID,
     LANE,
     WARP,
     Body,
-    KernelInfo,
     UOp,
     Value,
     const,
@@ -42,71 +28,29 @@ from ptxflow.compiler.ir import (
     part,
     rectangle,
     slot,
-    special,
     var,
     when,
 )
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
-ENTRY = "gqa_decode"
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
 
 
-class Chunks(Shape):
-    """The first kernel."""
+class Chunks(Span):
+    """The first kernel, where every warp multiplies for itself."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
-        super().__init__(problem, s, device, Registers())
-        self.sequences = Sequences(self.page_size, self.chunk, wave=4)
-        self.warps, self.tile, self.tiles = int(s.warps), int(s.tile), int(s.tiles)
-        self.heads, self.stages = int(s.heads), int(s.stages)
-        self.side = columns_of_warp(problem)
-        self.units = [(h, c) for h in range(self.heads) for c in range(self.side)]
+        super().__init__(problem, s, device)
+        self.warps: int = s.warps
         self.smem_bytes = int(smem_bytes(s.fields(), problem))
         self.running = [Running(self.r, f"u{i}") for i in range(len(self.units))]
-        self.place, share = self._split_ctas()
-        sides = self.columns // self.side
-        self.head, self.column = share // sides * self.heads, share % sides * self.side
-        self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
-        self.tokens = self.sequences.tokens
         self.ring = Ring(self, self.sequences, self.head)
 
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ["kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else [])]
-        tensors = ("q", "k_cache", "v_cache", *tables, "sums", "stats", "output", "lse")
-        return (*((t, "ptr") for t in tensors), ("sm_scale", "u32"), ("batch_size", "u32"))
-
-    @property
-    def parts(self) -> int:
-        """CTAs of a chunk."""
-        return self.key_heads // self.heads * (self.columns // self.side)
-
-    def _split_ctas(self) -> tuple[UOp, UOp]:
-        """A CTA's chunk, and which of its parts."""
-        if self.s.order == "heads":
-            return CTAID // self.parts, CTAID % self.parts
-        places = special("ctas") // self.parts
-        return CTAID % places, CTAID // places
-
     def build(self) -> UOp:
-        start = (self.place - self.sequences.first_place(self.sequence)) * self.chunk
-        body = [
-            *([at.grid_launch_dependents()] if self.s.dependent else []),
-            *self.find,
-            *self.sequences.lengths(self.sequence),
-            when(start < self.tokens, self._chunk(start)),
-        ]
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(self.ring.keys, self.ring.values, *self.sequences.storage, *self.r.storage),
-        )
-        return finish(info, *body)
+        start = self.start
+        body = [*self.find_span(), when(start < self.tokens, self._chunk(start))]
+        return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -161,14 +105,10 @@ class Chunks(Shape):
 
     def _queries(self) -> list[UOp]:
         """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
-        out: list[UOp] = [
-            at.mov(self.r("sm_scale", 1), param("sm_scale")),
-            at.mov(self.r("log2e", 1), LOG2E),
-            at.mul_f32(self.r("scale", 1), self.r("sm_scale", 1), self.r("log2e", 1)),
-        ]
+        out = self.scale()
         for u, (h, c) in enumerate(self.units):
             mine = (LANE >> 2) + (self.column + c) * COLUMNS  # of the query heads of a key head
-            row = self._query_row(h) + mine
+            row = self.query_row(h) + mine
             inside = const(1) if self.group % COLUMNS == 0 else mine < self.group
             for k in range(2 * self.blocks):
                 out.append(
@@ -183,10 +123,6 @@ class Chunks(Shape):
                     )
                 )
         return out
-
-    def _query_row(self, h: int) -> UOp:
-        """The first query head of a key head, of all sequences' query heads."""
-        return self.sequence * self.query_heads + (self.head + h) * self.group
 
     def _query(self, u: int) -> UOp:
         return self.r(f"query{u}", 2 * self.blocks)
@@ -288,20 +224,11 @@ class Chunks(Shape):
             out += [self._hand(), at.cta_sync()]
         for u in range(len(self.units)):
             if self.warps > 1:
-                out += [self._factors(u), *(self._add_block(u, i) for i in self._mine)]
-            out.append(when(self.tokens < self.chunk + 1, self._put_output(u)))
-            out.append(when(self.tokens >= self.chunk + 1, self._put_sums(u)))
+                out += [self._factors(u), *(self._add_block(u, i) for i in self.mine)]
+            out += self.put(u)
         return out
 
-    @property
-    def _mine(self) -> range:
-        """Of every unit a warp takes as many blocks, others' in between."""
-        return range(self.blocks // self.warps)
-
-    def _block(self, i: int) -> UOp:
-        return WARP + i * self.warps if self.warps > 1 else const(i)
-
-    def _whole(self, u: int, i: int) -> UOp:
+    def whole(self, u: int, i: int) -> UOp:
         """The sums of all warps, of a warp's i-th block of a unit."""
         return self.r(f"whole{i}", QUAD) if self.warps > 1 else part(self._sums(u), QUAD * i, QUAD)
 
@@ -309,33 +236,10 @@ class Chunks(Shape):
         """Two maxima, two sums of weights."""
         return self.r(f"stats{u}", QUAD)
 
-    def _all_stats(self, u: int) -> tuple[UOp, UOp]:
+    def all_stats(self, u: int) -> tuple[UOp, UOp]:
         """Maxima and sums of weights of all warps."""
         both = self.r(f"merged{u}", QUAD) if self.warps > 1 else self._stats(u)
         return part(both, 0, 2), part(both, 2, 2)
-
-    def _put_output(self, u: int) -> list[Body]:
-        h, c = self.units[u]
-        row, column = self._query_row(h), self.column + c
-        top, total = self._all_stats(u)
-        statements, share = self.share(total, top)
-        out: list[Body] = [self._add_weights(u), statements]
-        for i in self._mine:
-            whole = self._whole(u, i)
-            out += [at.rescale(whole, share), self.put_output(row, column, self._block(i), whole)]
-        return [*out, when(WARP.eq(u % self.warps), self.put_lse(row, column, total, top))]
-
-    def _put_sums(self, u: int) -> list[Body]:
-        h, c = self.units[u]
-        row, out = self.unit(self.place, self.head + h, self.column + c), list[Body]()
-        for i in self._mine:
-            index, where = self.sums_at(row, self._block(i))
-            whole = self._whole(u, i)
-            out.append(at.st_global(param("sums"), index, 1, where, whole, element=QUAD_BYTES))
-        both = slot(self._all_stats(u)[0].src[0])
-        index, where = self.stats_at(row, LANE)
-        put = at.st_global(param("stats"), index, LANE < QUAD, where, both, element=QUAD_BYTES)
-        return [*out, when(WARP.eq(u % self.warps), self._add_weights(u), put)]
 
     # -- adding up the warps ------------------------------------------------------------------
 
@@ -361,7 +265,7 @@ class Chunks(Shape):
 
     def _factors(self, u: int) -> list[UOp]:
         """The maxima of all warps, and what each warp's sums count for: 2^(its maximum - that)."""
-        r, (top, _) = self.r, self._all_stats(u)
+        r, (top, _) = self.r, self.all_stats(u)
         out = [at.mov(top, MINUS_INFINITY)]
         for w in range(self.warps):
             theirs, higher = r(f"theirs{w}", QUAD), r(f"higher{w}", 2)
@@ -373,11 +277,11 @@ class Chunks(Shape):
             out.append(at.exp2_f32(r(f"factor{w}", 2), below))
         return out
 
-    def _add_weights(self, u: int) -> list[UOp]:
+    def add_weights(self, u: int) -> list[UOp]:
         """The sums of weights of all warps, where there are several."""
         if self.warps == 1:
             return []
-        r, (_, total) = self.r, self._all_stats(u)
+        r, (_, total) = self.r, self.all_stats(u)
         out = [at.mov(total, 0)]
         for w in range(self.warps):
             weighted, theirs = r(f"weighted{w}", 2), r(f"theirs{w}", QUAD)
@@ -386,12 +290,12 @@ class Chunks(Shape):
         return out
 
     def _add_block(self, u: int, i: int) -> list[UOp]:
-        r, whole = self.r, self._whole(u, i)
+        r, whole = self.r, self.whole(u, i)
         out = [at.mov(whole, 0)]
         for w in range(self.warps):
             piece = r(f"piece{w}", QUAD)
             out += [
-                at.ld_shared_v4(piece, *self._handed_sums(w, u, self._block(i))),
+                at.ld_shared_v4(piece, *self._handed_sums(w, u, self.block(i))),
                 at.rescale(piece, r(f"factor{w}", 2)),
                 at.add_f32(whole, piece),
             ]

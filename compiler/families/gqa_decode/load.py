@@ -18,14 +18,12 @@ from ptxflow.compiler.families.gqa_decode.decisions import (
     DECISIONS,
     MMA_DIMS,
     MMA_TOKENS,
-    WARP,
     chunk,
-    columns,
     columns_of_warp,
-    group,
     resources,
 )
-from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.gqa_decode.problem import ELEMENT, columns, group
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
@@ -63,11 +61,11 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
     per_sequence = np.ceil(length / chunk(f))
-    groups = problem["num_kv_heads"] // f.heads * (columns(problem) // columns_of_warp(problem))
+    groups = problem["num_kv_heads"] // f.heads * (columns(problem) // columns_of_warp(f, problem))
     blocks = batch * per_sequence * groups
     steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / (f.warps * f.tile))
     taken = resources(f, problem, device)
-    units = f.heads * columns_of_warp(problem)
+    units = f.heads * columns_of_warp(f, problem)
     uneven = problem["num_kv_indices"] % batch > 0
     mmas = 2 * units * (size // MMA_DIMS) * (f.tile // MMA_TOKENS)
     scores = units * 4 * (f.tile // MMA_TOKENS)

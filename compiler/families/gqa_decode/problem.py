@@ -31,6 +31,7 @@ OTHERS = {
 ELEMENT = 2  # bytes
 HEAD_DIMS = (64, 128, 256)
 MAX_GROUP = 16  # query heads of a key head
+COLUMNS = 8  # of an MMA: query heads
 MAX_ROWS = 2**32 - 1  # of a cache: kernels count them in 32 bits
 
 
@@ -62,6 +63,16 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
             + 4 * (rows + 2 * batch + 1 + bound["num_kv_indices"])
         ),
     )
+
+
+def group(problem: Problem) -> int:
+    """Query heads of a key head."""
+    return problem["num_qo_heads"] // problem["num_kv_heads"]
+
+
+def columns(problem: Problem) -> int:
+    """MMAs side by side for the query heads of a key head."""
+    return -(-group(problem) // COLUMNS)
 
 
 def _refuse(name: str, bound: Mapping[str, int], paged: bool) -> None:

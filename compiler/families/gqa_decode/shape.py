@@ -9,15 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.softmax import Registers
-from ptxflow.compiler.families.gqa_decode.decisions import (
-    COLUMNS,
-    MMA_DIMS,
-    WARP,
-    chunk,
-    columns,
-    group,
-)
-from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.families.gqa_decode.decisions import MMA_DIMS, chunk
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, param, part, rectangle, value
 from ptxflow.compiler.strategy import Problem, Strategy

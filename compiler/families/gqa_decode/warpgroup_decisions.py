@@ -1,0 +1,109 @@
+"""What a gqa_decode kernel with asynchronous MMAs takes of an SM, and the rules of its decisions.
+
+A warpgroup's MMAs have 64 tokens, then 64 dims, as rows, and the query heads of a key head as
+columns: wgmma on sm_90a, tcgen05 on sm_100a. Producers, a warp to a stage of the ring where it has
+four at most, bring keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns
+from ptxflow.compiler.strategy import Fields, Problem, Rule, rule
+
+WARP = 32
+SYNC, ASYNC = "sync", "async"
+COPY, TMA = "cp_async", "tma"
+ROWS = 64  # of an MMA
+MMA_K = 16
+GROUP_WARPS = 4
+PRODUCERS = 4  # at most
+LINE = 128  # bytes of a row of a column block, which the swizzle permutes
+BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
+SMALL_BYTES = 3072  # of barriers, maxima and sums, and of what alignment leaves
+MOST_SUMS, MOST_SCORES = 64, 64  # registers of a thread
+
+
+def producers(f: Fields) -> Any:
+    """Warps that fill the ring: each has the same stages all the time."""
+    return np.where(f.stages <= PRODUCERS, f.stages, 3)
+
+
+def warps(f: Fields) -> Any:
+    """Of a CTA; one more for tcgen05's would not change how many CTAs an SM holds by much."""
+    return GROUP_WARPS + producers(f) + 1
+
+
+def heads_wide(problem: Problem) -> int:
+    """Columns of an MMA: the query heads of a key head, and what fills them up."""
+    return COLUMNS * columns(problem)
+
+
+def sums(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread."""
+    return f.heads * problem["head_dim"] // ROWS * heads_wide(problem) // 2
+
+
+def scores(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread."""
+    return f.heads * f.tile // ROWS * heads_wide(problem) // 2
+
+
+def smem_bytes(f: Fields, problem: Problem) -> Any:
+    """Ring, queries, weights of a tile; barriers, and what warps tell each other."""
+    row, wide = problem["head_dim"] * ELEMENT, heads_wide(problem)
+    return f.heads * (
+        2 * f.stages * f.tile * row + wide * row + f.tile * wide * ELEMENT
+    ) + np.asarray(SMALL_BYTES)
+
+
+def registers(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space."""
+    held = 2.0 * sums(f, problem) + 3.0 * scores(f, problem)
+    return np.asarray(held + 72).astype(int)
+
+
+def tmem_columns(f: Fields, problem: Problem) -> Any:
+    """Of tensor memory, a power of two: scores of two tiles, and what one adds to the sums."""
+    count = 2 * (2 * scores(f, problem) + sums(f, problem))
+    return 2 ** np.ceil(np.log2(np.maximum(count, 32))).astype(int)
+
+
+def boxes(problem: Problem, tile: Any) -> Any:
+    """Whether a tile is whole pages, or a part of one."""
+    page = problem["page_size"]
+    return (page >= BOX_ROWS) & ((tile % page == 0) | (page % tile == 0))
+
+
+RULES: tuple[Rule, ...] = (
+    rule(
+        "asynchronous MMAs are a warpgroup's, of 64 tokens or more",
+        "mma warps tile",
+        lambda f, p, d: (f.mma == SYNC) | ((f.warps == GROUP_WARPS) & (f.tile >= ROWS)),
+    ),
+    rule(
+        "a ring that other warps fill has two stages at least, where there are two tiles",
+        "mma tiles stages",
+        lambda f, p, d: (f.mma == SYNC) | (f.stages > 1) | (f.tiles == 1),
+    ),
+    rule(
+        "TMA brings whole pages, or parts of one, for asynchronous MMAs",
+        "mma gather tile",
+        lambda f, p, d: (f.gather == COPY) | ((f.mma == ASYNC) & boxes(p, f.tile)),
+    ),
+    rule(
+        "sums and scores exceed what a thread of a warpgroup holds",
+        "mma tile heads",
+        lambda f, p, d: (
+            (f.mma == SYNC) | ((sums(f, p) <= MOST_SUMS) & (scores(f, p) <= MOST_SCORES))
+        ),
+    ),
+    rule(
+        "asynchronous MMAs are of sm_90a so far",
+        "mma",
+        lambda f, p, d: (f.mma == SYNC) | (not d.has_tmem),
+    ),
+)
