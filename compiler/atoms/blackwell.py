@@ -85,6 +85,12 @@ def _mma_text(use: UOp, text: dict[str, str], a: str) -> str:
     )
 
 
+def _step_of_n(use: UOp) -> int:
+    """M is in bits 24 and up of the instruction descriptor, by 16 (9.7.16.4.2)."""
+    group: int = use.arg.attr("cta_group")
+    return 8 if group == 1 and use.arg.attr("idesc") >> 24 == 64 >> 4 else 16 * group
+
+
 tcgen05_mma = define(
     Atom(
         "tcgen05_mma",
@@ -107,10 +113,8 @@ tcgen05_mma = define(
         archs=_BLACKWELL,
         rules=(
             Rule(
-                "N is 16..256 in steps of 16, of 32 for a CTA pair",
-                lambda u: (
-                    16 <= u.src[0].arg <= 256 and u.src[0].arg % (16 * u.arg.attr("cta_group")) == 0
-                ),
+                "N is 16..256 in steps of 16, of 32 for a CTA pair, of 8 from 8 on where M is 64",
+                lambda u: u.src[0].arg in range(_step_of_n(u), 257, _step_of_n(u)),
             ),
             Rule("operands have 16 or 8 bits", lambda u: u.arg.attr("kind") in _KINDS),
         ),
@@ -169,7 +173,8 @@ tcgen05_commit = define(
 
 
 def _ld_text(use: UOp, text: dict[str, str]) -> str:
-    shape, count = use.arg.attr("shape"), use.src[0].arg
+    shape = use.arg.attr("shape")
+    count = use.src[0].arg // (4 if shape == "16x256b" else 1)
     split = f", {use.arg.attr('split')}" if use.arg.attr("split") else ""
     return (
         f"add.u32 %ra, {text['src_reg']}, {text['lane']};\n"

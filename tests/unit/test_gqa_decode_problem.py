@@ -87,7 +87,7 @@ def test_a_typical_space_is_large(dev, batch, tokens, page_size) -> None:  # typ
     f = found.fields()
     assert len(found) >= 5000
     assert (registers(f, found.problem) <= register_limit(f, dev)).all()
-    assert (smem_bytes(f, found.problem) <= dev.smem_per_block).all()
+    assert (smem_bytes(f, found.problem, dev) <= dev.smem_per_block).all()
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])

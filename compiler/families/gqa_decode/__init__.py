@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
+from ptxflow.compiler.families.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.families.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.families.gqa_decode.combine import Combine
 from ptxflow.compiler.families.gqa_decode.decisions import DECISIONS, RULES, resources
@@ -36,7 +37,7 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Weights:
     """The first kernel."""
     if s.mma == SYNC:
         return Chunks(p, s, device)
-    return Hopper(p, s, device)
+    return Blackwell(p, s, device) if device.has_tmem else Hopper(p, s, device)
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:

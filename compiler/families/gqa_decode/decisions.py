@@ -14,13 +14,20 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_decode import warpgroup_decisions as warpgroup
-from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import ASYNC, COPY, SYNC, TMA, WARP
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
+    APART,
+    ASYNC,
+    COPY,
+    SYNC,
+    TMA,
+    TOGETHER,
+    WARP,
+)
 from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 MMA_TOKENS, MMA_DIMS = 16, 16
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
-TOGETHER, APART = "together", "apart"
 
 DECISIONS = (
     Decision("mma", (SYNC, ASYNC), "mma.sync of a warp; wgmma or tcgen05 of a warpgroup"),
@@ -69,10 +76,10 @@ def stage_bytes(f: Fields, problem: Problem) -> Any:
     return f.tile * pitch(f, problem)
 
 
-def smem_bytes(f: Fields, problem: Problem) -> Any:
+def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     """Of all rings, where what warps hand to each other takes their place; or of a warpgroup."""
     rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
-    return np.where(f.mma == SYNC, rings, warpgroup.smem_bytes(f, problem))
+    return np.where(f.mma == SYNC, rings, warpgroup.smem_bytes(f, problem, device))
 
 
 def copies(f: Fields, problem: Problem) -> Any:
@@ -102,7 +109,7 @@ def register_limit(f: Fields, device: Device) -> Any:
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
-    smem, lanes = smem_bytes(f, problem), threads(f)
+    smem, lanes = smem_bytes(f, problem, device), threads(f)
     resident = device.resident_blocks(smem, held, lanes)
     columns_of_memory = 0 * lanes
     if device.has_tmem:
@@ -144,8 +151,8 @@ RULES = (
     ),
     rule(
         "the rings exceed the shared memory of a CTA",
-        "mma warps tile heads stages",
-        lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
+        "mma warps tile heads stages arrival",
+        lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),
     rule(
         "sums, scores and copies exceed the registers of a thread",

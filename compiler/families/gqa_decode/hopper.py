@@ -18,7 +18,7 @@ from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
 from ptxflow.compiler.families.gqa_decode.weights import MEET, THREADS, Weights
 from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
 from ptxflow.compiler.layout import descriptor_hopper
-from ptxflow.compiler.lower import finish, layout, single
+from ptxflow.compiler.lower import finish, single
 
 
 class Hopper(Weights):
@@ -27,14 +27,14 @@ class Hopper(Weights):
     def build(self) -> UOp:
         t, some = var("step"), var("some")
         steps = loop(t, self.count, self._step(t))
-        multiply = [self.begin(), self.ask_queries(), steps, self.leave()]
+        meet = at.named_sync(id=MEET, threads=THREADS)
+        multiply = [self.begin(), self.ask_queries(), meet, steps, self.leave()]
         roles = [
             role(Role("multiply", 0, GROUP_WARPS), loop(some, self.any, multiply)),
             role(Role("produce", GROUP_WARPS, self.producers), self.produce()),
         ]
         storage = (*self.tile_storage, self.told, self.weights)
         info = self.info(GROUP_WARPS + self.producers, storage)
-        self.smem_bytes = layout(info).smem_bytes
         return finish(info, *self.find_span(), *roles)
 
     def _step(self, t: UOp) -> list[Body]:

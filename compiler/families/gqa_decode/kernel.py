@@ -10,7 +10,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.softmax import MINUS_INFINITY, Running, constants
-from ptxflow.compiler.families.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS, smem_bytes
+from ptxflow.compiler.families.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
 from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.families.gqa_decode.ring import Ring
 from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
@@ -43,7 +43,6 @@ class Chunks(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps: int = s.warps
-        self.smem_bytes = int(smem_bytes(s.fields(), problem))
         self.running = [Running(self.r, f"u{i}") for i in range(len(self.units))]
         self.ring = Ring(self, self.sequences, self.head)
 

@@ -83,9 +83,13 @@ class Shape:
 
     def put_lse(self, row: UOp, column: UOp, total: UOp, top: UOp) -> list[Body]:
         """log2 of the sum of weights, plus the maximum: lanes 0 to 3 have two heads each."""
-        log, lse, first = self.r("log", 2), self.r("lse", 2), column * COLUMNS
-        out: list[Body] = [at.log2_f32(log, total), at.sum_f32(lse, log, top)]
-        for i in range(2):
+        width, first = min(2, self.group), column * COLUMNS
+        log, lse = self.r("log", width), self.r("lse", width)
+        out: list[Body] = [
+            at.log2_f32(log, part(total, 0, width)),
+            at.sum_f32(lse, log, part(top, 0, width)),
+        ]
+        for i in range(width):
             head = first + (LANE << 1) + i
             where = rectangle(
                 global_tensor("lse"), row + first + i, 0, max(1, self.heads_of_unit - 1), 1

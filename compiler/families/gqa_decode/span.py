@@ -13,6 +13,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import Sequences
 from ptxflow.compiler.families.attention.softmax import LOG2E, Registers
 from ptxflow.compiler.families.gqa_decode.decisions import columns_of_warp
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS
 from ptxflow.compiler.families.gqa_decode.shape import QUAD, QUAD_BYTES, Shape
 from ptxflow.compiler.ir import (
     CTAID,
@@ -37,7 +38,6 @@ class Span(Shape):
     """A chunk of a sequence, for some key heads and columns of their query heads."""
 
     warps: int  # that multiply
-    smem_bytes: int
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, Registers())
@@ -154,7 +154,9 @@ class Span(Shape):
         for i in self.mine:
             whole = self.whole(u, i)
             out += [at.rescale(whole, share), self.put_output(row, column, self.block(i), whole)]
-        return [*out, when(WARP.eq(u % self.warps), self.put_lse(row, column, total, top))]
+        # one warp says of all units where the last of a key head has fewer heads than the others
+        teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
+        return [*out, when(WARP.eq(teller), self.put_lse(row, column, total, top))]
 
     def _put_sums(self, u: int) -> list[Body]:
         h, c = self.units[u]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns
 from ptxflow.compiler.strategy import Fields, Problem, Rule, rule
 
@@ -22,8 +23,9 @@ MMA_K = 16
 GROUP_WARPS = 4
 PRODUCERS = 4  # at most
 LINE = 128  # bytes of a row of a column block, which the swizzle permutes
+TOGETHER, APART = "together", "apart"
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
-SMALL_BYTES = 3072  # of barriers, maxima and sums, and of what alignment leaves
+TMEM_BARRIERS = 5  # beside the ring
 MOST_SUMS, MOST_SCORES = 64, 64  # registers of a thread
 
 
@@ -52,12 +54,21 @@ def scores(f: Fields, problem: Problem) -> Any:
     return f.heads * f.tile // ROWS * heads_wide(problem) // 2
 
 
-def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Ring, queries, weights of a tile; barriers, and what warps tell each other."""
+def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
+    """Barriers, what warps tell each other and weights of a tile; queries and the ring."""
     row, wide = problem["head_dim"] * ELEMENT, heads_wide(problem)
-    return f.heads * (
-        2 * f.stages * f.tile * row + wide * row + f.tile * wide * ELEMENT
-    ) + np.asarray(SMALL_BYTES)
+    bars = 8 * f.stages * np.where(f.arrival == TOGETHER, 2, 4)
+    if device.has_tmem:
+        bars = bars + 8 * TMEM_BARRIERS
+    told = 3 * 4 * GROUP_WARPS * 4 * f.heads * wide // 4
+    small = _up(_up(bars, 16) + told, 128) + f.heads * f.tile * wide * ELEMENT
+    if device.has_tmem:
+        small = small + 16  # where tensor memory is
+    return _up(small, 1024) + f.heads * (2 * f.stages * f.tile + wide) * row
+
+
+def _up(size: Any, unit: int) -> Any:
+    return -(-size // unit) * unit
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -100,10 +111,5 @@ RULES: tuple[Rule, ...] = (
         lambda f, p, d: (
             (f.mma == SYNC) | ((sums(f, p) <= MOST_SUMS) & (scores(f, p) <= MOST_SCORES))
         ),
-    ),
-    rule(
-        "asynchronous MMAs are of sm_90a so far",
-        "mma",
-        lambda f, p, d: (f.mma == SYNC) | (not d.has_tmem),
     ),
 )

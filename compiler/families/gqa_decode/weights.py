@@ -83,7 +83,7 @@ class Weights(Tiles):
     # -- queries ------------------------------------------------------------------------------
 
     def ask_queries(self) -> list[Body]:
-        """Rows of the group's query heads, and zeros behind them, shared by the warps."""
+        """Rows of the group's query heads, and zeros behind them, a part by each warp."""
         out, turns = list[Body](), self.heads * self.wide // LINES * (self.size // WIDE)
         for first in range(0, turns, GROUP_WARPS):
             turn, some = first + WARP, self._query_lines(first + WARP)
@@ -93,7 +93,6 @@ class Weights(Tiles):
             at.copies_commit(),
             at.copies_wait(pending=0),
             at.fence_proxy_async(),
-            at.named_sync(id=MEET, threads=THREADS),
         ]
 
     def _query_lines(self, turn: UOp) -> UOp:
