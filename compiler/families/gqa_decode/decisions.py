@@ -96,20 +96,20 @@ def registers(f: Fields, problem: Problem) -> Any:
     return np.where(f.mma == SYNC, own, warpgroup.registers(f, problem))
 
 
-def threads(f: Fields) -> Any:
+def threads(f: Fields, device: Device) -> Any:
     """Of a CTA of the first kernel."""
-    return WARP * np.where(f.mma == SYNC, f.warps, warpgroup.warps(f))
+    return WARP * np.where(f.mma == SYNC, f.warps, warpgroup.warps(f, device))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // threads(f) // 8 * 8
+    share = device.registers_per_sm // threads(f, device) // 8 * 8
     return np.minimum(share, device.registers_per_thread)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
-    smem, lanes = smem_bytes(f, problem, device), threads(f)
+    smem, lanes = smem_bytes(f, problem, device), threads(f, device)
     resident = device.resident_blocks(smem, held, lanes)
     columns_of_memory = 0 * lanes
     if device.has_tmem:

@@ -34,9 +34,9 @@ def producers(f: Fields) -> Any:
     return np.where(f.stages <= PRODUCERS, f.stages, 3)
 
 
-def warps(f: Fields) -> Any:
-    """Of a CTA; one more for tcgen05's would not change how many CTAs an SM holds by much."""
-    return GROUP_WARPS + producers(f) + 1
+def warps(f: Fields, device: Device) -> Any:
+    """Of a CTA: the warpgroup, producers, and with tcgen05 one that multiplies."""
+    return GROUP_WARPS + producers(f) + device.has_tmem
 
 
 def heads_wide(problem: Problem) -> int:
