@@ -72,6 +72,8 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values = {"batch_size": 1, "before": 1, "ctas": k.parts}
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
+    if isinstance(k, Weights):
+        values |= dict.fromkeys(k.every_told_row, 0)
     units = k.heads * k.side  # rows of the workspace
     rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
     written: tuple[tuple[str, int, int], ...] = ()

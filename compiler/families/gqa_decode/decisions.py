@@ -14,6 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_decode import warpgroup_decisions as warpgroup
+from ptxflow.compiler.families.gqa_decode.problem import ELEMENT, columns
 from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
     APART,
     ASYNC,
@@ -23,7 +24,6 @@ from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
     TOGETHER,
     WARP,
 )
-from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, rule
 
 MMA_TOKENS, MMA_DIMS = 16, 16

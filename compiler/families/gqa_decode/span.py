@@ -1,4 +1,4 @@
-"""What first kernels share, whoever multiplies: which chunk and heads a CTA has, and what it leaves.
+"""What first kernels share: which chunk and heads a CTA has, and what it leaves.
 
 Sums end up as an MMA's fragments: a warp of `warps` has every `warps`-th block of 16 dims of a
 unit. The only chunk of a sequence goes to the output, others to the workspace.

@@ -1,12 +1,14 @@
 """Tiles of keys and values in shared memory, as asynchronous MMAs read them, and who brings them.
 
 A tile lies as column blocks of 128 bytes, swizzled, each of `tile` rows: tokens of a key head, and
-of the next ones side by side. Producers take turns by stages: each looks up the pages of its tile,
-and asks TMA for them, or copies its rows and hands them over when they have landed. Past the end
-of the sequence rows are some token's, or those of some page: see `clear`.
+of the next ones side by side. Producers take turns by stages. Each looks up the pages of its tile,
+and asks TMA for them, as boxes or row by row, or copies its rows and hands them over when they have
+landed. Past the end of the sequence rows are some token's, or those of some page: see `clear`.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -17,10 +19,11 @@ from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
     COPY,
     GROUP_WARPS,
     LINE,
-    WARP as LANES,
+    boxes,
     heads_wide,
     producers,
 )
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP as LANES
 from ptxflow.compiler.families.pipeline import Ring
 from ptxflow.compiler.ir import (
     LANE,
@@ -47,6 +50,8 @@ from ptxflow.compiler.strategy import Problem, Strategy
 
 CHUNK = 16  # bytes that a lane copies, and that the swizzle moves together
 LINES = 4  # rows of a column block that a warp copies together
+GATHERED = 4  # rows that TMA gathers together
+BRANCH = 8  # instructions for which ptxas leaves a branch
 TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
 WIDE = LINE // ELEMENT  # elements of a column block
 KEYS, VALUES = "k", "v"
@@ -60,6 +65,7 @@ class Tiles(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps, self.producers = GROUP_WARPS, int(producers(s.fields()))
+        self.boxed = bool(boxes(problem, self.tile))
         self.copied, self.apart = s.gather == COPY, s.arrival == APART
         self.wide = heads_wide(problem)  # columns of an MMA
         self.tile_of = SmemTile(self.tile, self.heads * self.size, ELEMENT, LINE)
@@ -112,7 +118,7 @@ class Tiles(Span):
     def produce(self) -> list[Body]:
         """What a producer does: every `producers`-th tile, so that it fills the same stages."""
         t = var("asked")
-        fill = self._copy(t) if self.copied else self._load(t)
+        fill = self._copy(t) if self.copied else self._load(t) if self.boxed else self._gather(t)
         tiles = loop(t, self.count, fill, start=self.producer, step=self.producers)
         if not self.copied:
             return [tiles]
@@ -121,6 +127,14 @@ class Tiles(Span):
     def _waits(self, t: UOp, name: str) -> UOp | None:
         """A stage is free for keys, and for values if they come with them."""
         return self.rings[name].wait_empty(t) if self.apart or name == KEYS else None
+
+    def _expects(self, t: UOp, name: str) -> UOp | None:
+        """The bytes of keys, and of values if they come with them."""
+        ring, share = self.rings[name], 1 if self.apart else 2
+        expect = at.mbar_arrive_expect(
+            slot(ring.full, ring.stage(t)), bytes=share * self.tile_of.bytes
+        )
+        return expect if self.apart or name == KEYS else None
 
     # -- by TMA -------------------------------------------------------------------------------
 
@@ -131,7 +145,7 @@ class Tiles(Span):
 
     @property
     def box(self) -> tuple[int, int]:
-        return WIDE, min(self.page_size, self.tile)
+        return WIDE, min(self.page_size, self.tile) if self.boxed else 1
 
     def _page(self, i: int) -> UOp:
         return self.r(f"page_{i}", 1).src[0]
@@ -147,9 +161,7 @@ class Tiles(Span):
 
     def _fill(self, t: UOp, name: str) -> list[Body]:
         ring, (_, tall) = self.rings[name], self.box
-        bar, share = slot(ring.full, ring.stage(t)), 1 if self.apart else 2
-        expect = at.mbar_arrive_expect(bar, bytes=share * self.tile_of.bytes)
-        out: list[Body] = [self._waits(t, name), expect if self.apart or name == KEYS else None]
+        out: list[Body] = [self._waits(t, name), self._expects(t, name)]
         for i in range(self.pages):
             row = held(self._page(i)) * self.page_size + self.first(t) % self.page_size
             if self.pages > 1:
@@ -162,13 +174,72 @@ class Tiles(Span):
                         param(f"{name}_map"),
                         self.head * self.size + column,
                         row,
-                        bar,
+                        slot(ring.full, ring.stage(t)),
                         box=self.box,
                         element=ELEMENT,
                         apart=True,
                     )
                 )
         return out
+
+    @property
+    def fours(self) -> int:
+        """How many times four rows are gathered at a time."""
+        return max(BRANCH * WIDE // (self.heads * self.size), 1)
+
+    def _gather(self, t: UOp) -> list[Body]:
+        """Four rows at a time, from anywhere: a lane looks up four, and tells the one that asks.
+        Rows past the end are negative, and come as zeros."""
+        out: list[Body] = []
+        for i in range(GATHERED):
+            token = self.first(t) + (LANE * GATHERED + i)
+            past = 1 - (self.tokens - token.min(self.tokens)).min(1)
+            row = self.sequences.row(held(self._page(i)), token) + (past << 31)
+            page = self.sequences.page(self._page(i), token, token < self.tokens)
+            out += [page, at.mov(self.r(f"row_{i}", 1), row)]
+        for name in (KEYS, VALUES):
+            expects, turn = self._expects(t, name), var(f"{name}_four")
+            turns = self.tile // GATHERED // self.fours
+            fours = self._gather_fours(name, t, turn)
+            out += [self._waits(t, name), single(expects) if expects else None]
+            out.append(loop(turn, turns, fours, rolled=True))
+        return out
+
+    def _gather_fours(self, name: str, t: UOp, turn: UOp) -> list[UOp]:
+        """Some of them, for which lanes tell each other rows together."""
+        ring, told, asked = self.rings[name], list[UOp](), list[UOp]()
+        for j in range(self.fours):
+            four = turn * self.fours + j
+            rows = [self.r(row, 1) for row in self.told_rows(name, j)]
+            told += [
+                at.shuffle_from(row, self.r(f"row_{i}", 1), four) for i, row in enumerate(rows)
+            ]
+            for column in range(0, self.heads * self.size, WIDE):
+                begin = self.tile_of.k_block_offset(column) + four * (GATHERED * LINE)
+                asked.append(
+                    at.tma_gather4(
+                        slot(self.buffers[name], ring.stage(t), begin, GATHERED * LINE),
+                        param(f"{name}_map"),
+                        self.head * self.size + column,
+                        *(held(row.src[0]) for row in rows),
+                        slot(ring.full, ring.stage(t)),
+                        box=(WIDE, GATHERED),
+                        element=ELEMENT,
+                        apart=True,
+                    )
+                )
+        # a branch, not predicates: ptxas must see that one lane asks, at addresses of its warp
+        return [*told, elect(turn < self.tile // GATHERED // self.fours, asked)]
+
+    @staticmethod
+    def told_rows(name: str, j: int) -> list[str]:
+        """The registers with the rows that the j-th instruction of a turn gathers."""
+        return [f"{name}_row_{j}_{i}" for i in range(GATHERED)]
+
+    @property
+    def every_told_row(self) -> list[str]:
+        names = product((KEYS, VALUES), range(self.fours))
+        return [row for name, j in names for row in self.told_rows(name, j)]
 
     @property
     def caches(self) -> tuple[tuple[str, str], ...]:
@@ -256,8 +327,8 @@ class Tiles(Span):
 
         A weight of 0 would not do: times what a page may hold, an infinity, it is NaN.
         """
-        if self.copied:
-            return []  # lanes copied the last token again
+        if not self.boxed or self.copied:
+            return []  # lanes copied the last token again, or there are zeros
         ring, rows = self.rings[VALUES], self.tile // GROUP_WARPS
         keep = self.tokens - self.first(t) - WARP * rows
         return [

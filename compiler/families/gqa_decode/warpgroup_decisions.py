@@ -26,7 +26,6 @@ LINE = 128  # bytes of a row of a column block, which the swizzle permutes
 TOGETHER, APART = "together", "apart"
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
 TMEM_BARRIERS = 5  # beside the ring
-MOST_SUMS, MOST_SCORES = 64, 64  # registers of a thread
 
 
 def producers(f: Fields) -> Any:
@@ -73,8 +72,8 @@ def _up(size: Any, unit: int) -> Any:
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space."""
-    held = 2.0 * sums(f, problem) + 3.0 * scores(f, problem)
-    return np.asarray(held + 72).astype(int)
+    held = 1.6 * sums(f, problem) + 2.0 * scores(f, problem)
+    return np.asarray(held + 48).astype(int)
 
 
 def tmem_columns(f: Fields, problem: Problem) -> Any:
@@ -101,15 +100,8 @@ RULES: tuple[Rule, ...] = (
         lambda f, p, d: (f.mma == SYNC) | (f.stages > 1) | (f.tiles == 1),
     ),
     rule(
-        "TMA brings whole pages, or parts of one, for asynchronous MMAs",
+        "for asynchronous MMAs TMA brings whole pages, or parts of one; on sm_100a it gathers rows",
         "mma gather tile",
-        lambda f, p, d: (f.gather == COPY) | ((f.mma == ASYNC) & boxes(p, f.tile)),
-    ),
-    rule(
-        "sums and scores exceed what a thread of a warpgroup holds",
-        "mma tile heads",
-        lambda f, p, d: (
-            (f.mma == SYNC) | ((sums(f, p) <= MOST_SUMS) & (scores(f, p) <= MOST_SCORES))
-        ),
+        lambda f, p, d: (f.gather == COPY) | ((f.mma == ASYNC) & (boxes(p, f.tile) | d.has_tmem)),
     ),
 )
