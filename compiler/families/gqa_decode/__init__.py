@@ -33,7 +33,7 @@ from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 MOST_EMULATED = 512  # tokens, where a ring does not need more
 
 
-def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Weights:
+def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
     """The first kernel."""
     if s.mma == SYNC:
         return Chunks(p, s, device)

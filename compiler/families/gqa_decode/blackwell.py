@@ -66,26 +66,27 @@ class Blackwell(Weights):
 
     def build(self) -> UOp:
         t = var("step")
-        weigh = [
+        weigh: list[Body] = [
             self.begin(),
             self.ask_queries(),
-            self._tell(self.asked),
+            self._arrive(self.asked),
             loop(t, self.count, self._step(t)),
             self._add(self.count - 1),
-            at.tcgen05_fence_before(),  # tensor memory may go
+            at.tcgen05_fence_before(),
             self.leave(),
         ]
-        issuer = GROUP_WARPS + self.producers
+        issuer = GROUP_WARPS + self.stages
         issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
         roles = [
             role(Role("weigh", 0, GROUP_WARPS), loop(var("some"), self.any, weigh)),
-            role(Role("produce", GROUP_WARPS, self.producers), self.produce()),
+            role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
             role(Role("issue", issuer, 1), issue),
         ]
         bars = (self.asked, self.scored, self.weighed, self.summed)
         memory = (self.score_columns, self.added_columns)
         storage = (*self.tile_storage, *bars, self.told, self.weights, *memory)
-        return finish(self.info(issuer + 1, storage), *self.find_span(), *roles)
+        # in the end warps meet when each has loaded the last sums, so that tensor memory may go
+        return finish(self.info(issuer + 1, storage), *self.find_span(), *roles, drained=True)
 
     # -- multiplying --------------------------------------------------------------------------
 
@@ -165,7 +166,9 @@ class Blackwell(Weights):
             self.rescale_sums(),
             self.put_weights(),
             when(last, self.rings[VALUES].wait_full(t), cleared) if cleared else None,
-            self._tell(self.weighed),
+            at.fence_proxy_async(),
+            at.tcgen05_fence_before(),
+            self._arrive(self.weighed),
         ]
 
     def _take(self, into: UOp, columns: UOp, stage: Value) -> list[UOp]:
@@ -183,7 +186,6 @@ class Blackwell(Weights):
             at.add_f32(self.sums, added),
         ]
 
-    def _tell(self, bar: UOp) -> list[UOp]:
-        """A warp's arrival: what it read, and what it wrote for MMAs."""
-        arrive = single(at.mbar_arrive(slot(bar)))
-        return [at.fence_proxy_async(), at.tcgen05_fence_before(), at.warp_sync(), arrive]
+    def _arrive(self, bar: UOp) -> list[UOp]:
+        """A warp's arrival, of all its lanes."""
+        return [at.warp_sync(), single(at.mbar_arrive(slot(bar)))]

@@ -28,13 +28,13 @@ class Hopper(Weights):
         t, some = var("step"), var("some")
         steps = loop(t, self.count, self._step(t))
         meet = at.named_sync(id=MEET, threads=THREADS)
-        multiply = [self.begin(), self.ask_queries(), meet, steps, self.leave()]
+        multiply: list[Body] = [self.begin(), self.ask_queries(), meet, steps, self.leave()]
         roles = [
             role(Role("multiply", 0, GROUP_WARPS), loop(some, self.any, multiply)),
-            role(Role("produce", GROUP_WARPS, self.producers), self.produce()),
+            role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
         ]
         storage = (*self.tile_storage, self.told, self.weights)
-        info = self.info(GROUP_WARPS + self.producers, storage)
+        info = self.info(GROUP_WARPS + self.stages, storage)
         return finish(info, *self.find_span(), *roles)
 
     def _step(self, t: UOp) -> list[Body]:

@@ -14,16 +14,25 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.gqa_decode.decisions import (
-    APART,
     DECISIONS,
     MMA_DIMS,
     MMA_TOKENS,
     chunk,
     columns_of_warp,
     resources,
+    rings,
 )
-from ptxflow.compiler.families.gqa_decode.problem import ELEMENT, columns, group
-from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP
+from ptxflow.compiler.families.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
+    APART,
+    COPY,
+    GROUP_WARPS,
+    MMA_K,
+    ROWS,
+    SYNC,
+    WARP,
+    boxes,
+)
 from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
@@ -48,8 +57,15 @@ class Costs:
     early: float = 0.42  # of its start, where it is launched early
     uneven: float = 0.1  # how much longer the busiest SM works, if all CTAs run at once
     dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
+    # of a warpgroup's kernels: estimates, before any measurement
+    group_mma: float = 16.0  # of 64 rows and 16 of K: the time to read them, for 8 columns or 16
+    turn: float = 700.0  # from keys to values: two chains of MMAs, a softmax, two meetings
+    under: float = 0.35  # of that, done under another tile's by tcgen05
+    boxed: float = 0.3  # of a row that comes in a box
+    gathered: float = 2.0  # of one that TMA gathers
 
 
+TILES = (64, 128)  # of a warpgroup
 CHUNKS = tuple(1 << n for n in range(4, 15))
 HEADS = choices(DECISIONS, "heads")
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
@@ -61,36 +77,54 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
     per_sequence = np.ceil(length / chunk(f))
-    groups = problem["num_kv_heads"] // f.heads * (columns(problem) // columns_of_warp(f, problem))
-    blocks = batch * per_sequence * groups
-    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / (f.warps * f.tile))
-    taken = resources(f, problem, device)
-    units = f.heads * columns_of_warp(f, problem)
+    side = columns_of_warp(f, problem)
+    blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
+    tokens, units = rings(f) * f.tile, f.heads * side  # of a step
+    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / tokens)
+    resident = resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
-    mmas = 2 * units * (size // MMA_DIMS) * (f.tile // MMA_TOKENS)
-    scores = units * 4 * (f.tile // MMA_TOKENS)
-    quarters = np.minimum(f.warps * taken.occupancy, 4) / taken.occupancy
     row_bytes = f.heads * size * ELEMENT
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
+    alone = f.mma == SYNC
+    apart = np.where(f.arrival == APART, c.apart, 0)
     return Load(
         blocks=blocks,
-        resident=taken.occupancy,
+        resident=resident,
         tiles=1 + zero,
         steps=steps,
         stages=f.stages,
-        mma_cycles=(mmas * c.mma + scores * c.score) * f.warps / quarters
-        + 2 * f.warps * f.tile * c.row,
-        smem_bytes=4 * f.warps * f.tile * row_bytes,
-        l2_bytes=2 * f.warps * f.tile * row_bytes,
-        issue_cycles=c.step - np.where(f.arrival == APART, c.apart, 0),
+        mma_cycles=np.where(
+            alone, _of_warps(f, problem, c, resident), _of_warpgroup(f, problem, device, c)
+        ),
+        smem_bytes=4 * tokens * row_bytes,
+        l2_bytes=2 * tokens * row_bytes,
+        issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
         epilogue_cycles=c.leave + c.warp * f.warps,
         overlap=zero,
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
         setup_cycles=c.start + zero,
-        special=f.warps * WARP * scores,
-        imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * taken.occupancy), 0.25),
+        special=tokens * units * COLUMNS,
+        imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
         following=_second(f, problem, device, c, per_sequence),
     )
+
+
+def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
+    """Cycles of a step in which warps multiply, weigh and copy, four quarters of an SM together."""
+    units = f.heads * columns_of_warp(f, problem)
+    mmas = 2 * units * (problem["head_dim"] // MMA_DIMS) * (f.tile // MMA_TOKENS)
+    scores = units * 4 * (f.tile // MMA_TOKENS)
+    quarters = np.minimum(f.warps * resident, 4) / resident
+    return (mmas * c.mma + scores * c.score) * f.warps / quarters + 2 * f.warps * f.tile * c.row
+
+
+def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    """Of a step of a warpgroup, whose MMAs read tokens from shared memory, and of who copies."""
+    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (ROWS * MMA_K)
+    wide = f.heads * COLUMNS * columns(problem)
+    row = np.where(f.gather == COPY, c.row, np.where(boxes(problem, f.tile), c.boxed, c.gathered))
+    weighed = f.tile * wide / (WARP * GROUP_WARPS) * c.score * 4
+    return mmas * c.group_mma + weighed + 2 * f.tile * row
 
 
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Load:
@@ -124,8 +158,9 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
-    """Sizes, whether sequences can be alike, how full chunks are, and for each of them and key
-    heads of a CTA how CTAs spread, and what the busiest SM reads beside other choices."""
+    """Sizes, whether sequences can be alike and tiles are whole pages, how full chunks are, and for
+    each of them and key heads of a CTA how CTAs spread, and what the busiest SM reads beside other
+    choices."""
     batch, pages, page = (problem[a] for a in ("batch_size", "num_kv_indices", "page_size"))
     length = pages * page / batch
     out = {
@@ -137,6 +172,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "group": group(problem) / 8 - 1,
         "alike": float(pages % batch == 0),
     }
+    out |= {f"boxes_{tile}": float(boxes(problem, tile)) for tile in TILES}
     read = {}
     for tokens in CHUNKS:
         out[f"filled_{tokens}"] = filled(length, tokens)

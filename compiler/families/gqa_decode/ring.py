@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.families.attention.sequences import Sequences
-from ptxflow.compiler.families.gqa_decode.decisions import APART, pitch, stage_bytes
+from ptxflow.compiler.families.gqa_decode.decisions import pitch, stage_bytes
 from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.families.gqa_decode.shape import Shape
+from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import APART
 from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP as WARP_SIZE
 from ptxflow.compiler.ir import (
     LANE,

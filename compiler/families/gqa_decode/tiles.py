@@ -1,9 +1,10 @@
 """Tiles of keys and values in shared memory, as asynchronous MMAs read them, and who brings them.
 
 A tile lies as column blocks of 128 bytes, swizzled, each of `tile` rows: tokens of a key head, and
-of the next ones side by side. Producers take turns by stages. Each looks up the pages of its tile,
-and asks TMA for them, as boxes or row by row, or copies its rows and hands them over when they have
-landed. Past the end of the sequence rows are some token's, or those of some page: see `clear`.
+of the next ones side by side. Every stage of the ring has a producer, a warp. It looks up the pages
+of its tile, and asks TMA for them, as boxes or row by row, or copies its rows and hands them over
+when they have landed. Past the end of the sequence rows are some token's, or those of some page:
+see `clear`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gqa_decode.decisions import APART
 from ptxflow.compiler.families.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.families.gqa_decode.span import CACHES, Span
 from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import (
+    APART,
     COPY,
     GROUP_WARPS,
     LINE,
     boxes,
     heads_wide,
-    producers,
 )
 from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import WARP as LANES
 from ptxflow.compiler.families.pipeline import Ring
@@ -64,7 +64,7 @@ class Tiles(Span):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.warps, self.producers = GROUP_WARPS, int(producers(s.fields()))
+        self.warps = GROUP_WARPS
         self.boxed = bool(boxes(problem, self.tile))
         self.copied, self.apart = s.gather == COPY, s.arrival == APART
         self.wide = heads_wide(problem)  # columns of an MMA
@@ -116,10 +116,10 @@ class Tiles(Span):
         return WARP - GROUP_WARPS
 
     def produce(self) -> list[Body]:
-        """What a producer does: every `producers`-th tile, so that it fills the same stages."""
+        """What a producer does: it fills its stage, turn after turn."""
         t = var("asked")
         fill = self._copy(t) if self.copied else self._load(t) if self.boxed else self._gather(t)
-        tiles = loop(t, self.count, fill, start=self.producer, step=self.producers)
+        tiles = loop(t, self.count, fill, start=self.producer, step=self.stages)
         if not self.copied:
             return [tiles]
         return [when(self.producer < self.count, self._ask_pages(self.producer)), tiles]
@@ -280,14 +280,15 @@ class Tiles(Span):
                 at.copy(r(f"page_{i}", 1), r(f"next_page_{i}", 1)),
                 at.mov(r(f"row_{i}", 1), self.sequences.row(page, self._lane_token(t, i))),
             ]
-        out += self._ask_pages(t + self.producers)
+        out += self._ask_pages(t + self.stages)
         for name in (KEYS, VALUES):
             out.append(self._waits(t, name))
             for i in count:
                 turn = var(f"{name}_turn_{i}")
                 rows = [self._copy_lines(name, t, i, turn, j) for j in range(TOGETHER)]
                 out.append(loop(turn, LANES // LINES // TOGETHER, rows, rolled=True))
-            out.append(at.copies_commit())
+            if self.apart or name == VALUES:
+                out.append(at.copies_commit())
         if self.apart:
             out += self._hand_over(KEYS, t, 1)
         return [*out, *self._hand_over(VALUES, t, 0)]

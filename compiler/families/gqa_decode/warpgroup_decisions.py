@@ -1,8 +1,8 @@
 """What a gqa_decode kernel with asynchronous MMAs takes of an SM, and the rules of its decisions.
 
 A warpgroup's MMAs have 64 tokens, then 64 dims, as rows, and the query heads of a key head as
-columns: wgmma on sm_90a, tcgen05 on sm_100a. Producers, a warp to a stage of the ring where it has
-four at most, bring keys and values.
+columns: wgmma on sm_90a, tcgen05 on sm_100a. Producers, a warp to each stage of the ring, bring
+keys and values.
 """
 
 from __future__ import annotations
@@ -21,21 +21,15 @@ COPY, TMA = "cp_async", "tma"
 ROWS = 64  # of an MMA
 MMA_K = 16
 GROUP_WARPS = 4
-PRODUCERS = 4  # at most
 LINE = 128  # bytes of a row of a column block, which the swizzle permutes
 TOGETHER, APART = "together", "apart"
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
 TMEM_BARRIERS = 5  # beside the ring
 
 
-def producers(f: Fields) -> Any:
-    """Warps that fill the ring: each has the same stages all the time."""
-    return np.where(f.stages <= PRODUCERS, f.stages, 3)
-
-
 def warps(f: Fields, device: Device) -> Any:
     """Of a CTA: the warpgroup, producers, and with tcgen05 one that multiplies."""
-    return GROUP_WARPS + producers(f) + device.has_tmem
+    return GROUP_WARPS + f.stages + device.has_tmem
 
 
 def heads_wide(problem: Problem) -> int:

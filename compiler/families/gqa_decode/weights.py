@@ -92,7 +92,7 @@ class Weights(Tiles):
             *out,
             at.copies_commit(),
             at.copies_wait(pending=0),
-            at.fence_proxy_async(),
+            at.fence_proxy_async(),  # for MMAs, when the warps have met
         ]
 
     def _query_lines(self, turn: UOp) -> UOp:
