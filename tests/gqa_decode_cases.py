@@ -83,5 +83,34 @@ PATHS = {
     "chunks are shared": strategy(sum_split=1, sum_warps=4, sum_chunks=4, dependent=0),
     "wide tiles, long chunks": strategy(tile=64, tiles=64, stages=1, sum_warps=8, sum_chunks=8),
 }
+_WARPGROUP: dict[str, int | str] = {"mma": "async", "warps": 4, "tile": 64}
+#: those of a warpgroup, with tokens of a page
+GROUP_PATHS = {
+    "copied rows": (1, strategy(**_WARPGROUP)),
+    "copied rows, values later": (4, strategy(**_WARPGROUP, stages=3, arrival="apart", tiles=8)),
+    "one tile": (16, strategy(**_WARPGROUP, tiles=1, stages=1, dependent=0)),
+    "wide tiles, two key heads": (1, strategy(**(_WARPGROUP | {"tile": 128}), tiles=2, heads=2)),
+    "pages in boxes": (16, strategy(**_WARPGROUP, gather="tma", order="places")),
+    "parts of pages, values later": (
+        256,
+        strategy(**_WARPGROUP, gather="tma", arrival="apart", stages=6, tiles=8),
+    ),
+}
+#: rows that TMA gathers, on sm_100a
+GATHERED = {
+    "gathered rows": (1, strategy(**_WARPGROUP, gather="tma")),
+    "gathered rows, values later": (
+        4,
+        strategy(**(_WARPGROUP | {"tile": 128}), gather="tma", arrival="apart", tiles=2),
+    ),
+}
+GROUP_CASES = [
+    *((dev, page, s) for dev in (H200, B200) for page, s in GROUP_PATHS.values()),
+    *((B200, page, s) for page, s in GATHERED.values()),
+]
+GROUP_IDS = [
+    *(f"{dev.arch}: {name}" for dev in (H200, B200) for name in GROUP_PATHS),
+    *(f"sm_100a: {name}" for name in GATHERED),
+]
 CASES = [(dev, name, s) for dev in (H200, B200) for name, s in PATHS.items()]
 IDS = [f"{dev.arch}: {name}" for dev, name, _ in CASES]

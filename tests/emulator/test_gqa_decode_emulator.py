@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
@@ -18,6 +19,9 @@ from tests.gqa_decode_cases import (
     B200,
     CASES,
     DECODE,
+    GROUP_CASES,
+    GROUP_IDS,
+    GROUP_PATHS,
     H200,
     IDS,
     PATHS,
@@ -30,11 +34,13 @@ from tests.gqa_decode_cases import (
 from tests.reference_check import assert_as_reference
 
 
-def wrong(p: Problem, s: Strategy, made: Case, text: str = "") -> dict[str, int]:
+def wrong(
+    p: Problem, s: Strategy, made: Case, text: str = "", dev: Device = H200
+) -> dict[str, int]:
     """Elements of each output that are out of bounds; the program has no hazards."""
-    ptx = text or write(DECODE.build(p, s, H200), H200)
+    ptx = text or write(DECODE.build(p, s, dev), dev)
     tensors = {name: t.copy() for name, t in made.tensors.items()}
-    launch = DECODE.launch(p, s, H200)
+    launch = DECODE.launch(p, s, dev)
     report = emulate(ptx, launch, tensors, dict(p.axes), arguments=made.arguments)
     assert not report.hazards
     found = {name: plain(tensors[name]) for name in made.expected}
@@ -54,6 +60,24 @@ def of_lengths(lengths: list[int], page_size: int = 1, **shape: Any) -> Problem:
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
     page_size = 1 if dev is H200 else 16
     result = run_trial(problem(64, 4096, page_size, size=64), _of(s, 64), dev)
+    assert result.right, result
+
+
+@pytest.mark.parametrize(("dev", "page_size", "s"), GROUP_CASES, ids=GROUP_IDS)
+def test_every_path_of_a_warpgroup_is_right(dev, page_size, s):  # type: ignore[no-untyped-def]
+    """Of both columns, one column with fewer heads than it has room for, and one full one."""
+    for group in (5, 8, 16):
+        p = problem(64, 4096, page_size, size=64, group=group)
+        result = run_trial(p, s, dev, (0,) if group == 8 else (0, 1))
+        assert result.right, (group, result)
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.arch)
+@pytest.mark.parametrize(("size", "group"), [(128, 1), (256, 1), (256, 16)])
+def test_a_warpgroup_takes_all_sizes(dev: Device, size: int, group: int) -> None:
+    _, s = GROUP_PATHS["pages in boxes"]
+    p = problem(64, 4096, 64, size=size, group=group, dtype="float16")
+    result = run_trial(p, s.replace(tiles=2), dev, (1,))
     assert result.right, result
 
 
@@ -91,6 +115,17 @@ def test_sampled_strategies_of_other_shapes(
 def test_lengths_around_tiles_and_chunks(lengths: list[int], page_size: int, name: str) -> None:
     p, s = of_lengths(lengths, page_size), PATHS[name]
     assert wrong(p, s, case(p, lengths)) == {"output": 0, "lse": 0}
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.arch)
+@pytest.mark.parametrize("lengths", [[1], [0, 0, 3], [128, 129, 127, 0, 1], [63, 65, 0, 400]])
+@pytest.mark.parametrize("name", ["copied rows", "pages in boxes"])
+def test_lengths_around_tiles_of_a_warpgroup(dev: Device, lengths: list[int], name: str) -> None:
+    page_size, s = GROUP_PATHS[name]
+    p = of_lengths(lengths, page_size)
+    for seed in (0, 1):  # with an odd one an empty sequence has a page
+        made = case(p, lengths, seed)
+        assert wrong(p, s.replace(tiles=2), made, dev=dev) == {"output": 0, "lse": 0}
 
 
 @pytest.mark.parametrize("batch", [33, 130])

@@ -8,6 +8,7 @@ import pytest
 
 from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, HazardError, SpecError
 from ptxflow.compiler.ir import (
     Op,
@@ -25,7 +26,19 @@ from ptxflow.compiler.ir import (
     walk,
 )
 from ptxflow.compiler.strategy import Strategy
-from tests.gqa_decode_cases import CASES, DECODE, H200, IDS, PATHS, problem, strategy
+from tests.gqa_decode_cases import (
+    B200,
+    CASES,
+    DECODE,
+    GROUP_CASES,
+    GROUP_IDS,
+    GROUP_PATHS,
+    H200,
+    IDS,
+    PATHS,
+    problem,
+    strategy,
+)
 from tests.machine.truth import Options, block, table
 
 
@@ -48,6 +61,35 @@ def test_every_path_is_proven(dev, name, s, page_size):  # type: ignore[no-untyp
     lowered, trips = DECODE.build(p, s, dev), DECODE.trips(p, s, dev)
     assert len(check(lowered, trips, dev)) == len(trips) + 2
     check_launch(lowered, DECODE.launch(p, s, dev))
+
+
+@pytest.mark.parametrize(("dev", "page_size", "s"), GROUP_CASES, ids=GROUP_IDS)
+@pytest.mark.parametrize("group", [1, 4, 9])
+def test_every_path_of_a_warpgroup_is_proven(dev, page_size, s, group):  # type: ignore[no-untyped-def]
+    p = problem(64, 4096, page_size, group=group, size=64)
+    assert not DECODE.refusals(p, s, dev)
+    lowered, trips = DECODE.build(p, s, dev), DECODE.trips(p, s, dev)
+    assert len(check(lowered, trips, dev)) == len(trips) + 2
+    check_launch(lowered, DECODE.launch(p, s, dev))
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", ["copied rows, values later", "parts of pages, values later"])
+def test_all_that_orders_a_warpgroup_is_needed(dev: Device, name: str) -> None:
+    """Waits, arrivals, fences, commits and meetings of its kernel, each left out."""
+    page_size, s = GROUP_PATHS[name]
+    p = problem(64, 4096, page_size, size=64)
+    first, combine = kernels_of(DECODE.build(p, s, dev))
+    trips, spared = DECODE.trips(p, s, dev), list[str]()
+    for path, node in walk(first):
+        if node.op is Op.ATOM and atom(node.arg.atom).orders:
+            try:
+                check(program(edit(first, path, ()), combine), trips, dev)
+                spared.append(node.arg.atom)
+            except CompileError:
+                continue
+    # a fence for TMA, commits and peers, of which wgmma on copied rows has none
+    assert set(spared) <= {"fence_mbar_init"}
 
 
 @pytest.mark.parametrize("name", ["a warp alone, values later", "chunks are shared"])

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families.gqa_decode.decisions import register_limit, registers, smem_bytes
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.families.gqa_decode.decisions import (
+    chunk,
+    register_limit,
+    registers,
+    smem_bytes,
+)
 from ptxflow.compiler.families.gqa_decode.kernel import Chunks
+from ptxflow.compiler.ir import kernels_of
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
@@ -19,6 +26,8 @@ from tests.gqa_decode_cases import (
     B200,
     CASES,
     DECODE,
+    GROUP_CASES,
+    GROUP_IDS,
     H200,
     IDS,
     axes,
@@ -108,6 +117,28 @@ def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s) -> None:
     assert layout(kernel.arg).smem_bytes == taken.smem_bytes == launch.smem_bytes
 
 
+@pytest.mark.parametrize("group", [1, 16])
+@pytest.mark.parametrize(("dev", "page_size", "s"), GROUP_CASES, ids=GROUP_IDS)
+def test_a_warpgroup_takes_what_is_predicted(dev, page_size, s, group) -> None:  # type: ignore[no-untyped-def]
+    p = problem(64, 4096, page_size, group=group)
+    first, _ = kernels_of(DECODE.build(p, s, dev))
+    taken, launch, plan = DECODE.resources(s.fields(), p, dev), DECODE.launch(p, s, dev), first.arg
+    assert layout(plan).smem_bytes == taken.smem_bytes == launch.smem_bytes
+    assert 32 * plan.warps == taken.threads == launch.block
+    assert layout(plan).tmem_columns == taken.tmem_columns
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+@pytest.mark.parametrize("page_size", [1, 16, 96])
+def test_rows_come_by_tma_where_it_can_bring_them(dev: Device, page_size: int) -> None:
+    """As boxes, which are whole pages of a tile or a whole tile of a page; or one by one."""
+    f = space(problem(64, 4096, page_size), dev).fields()
+    by_tma = (f.mma == "async") & (f.gather == "tma")
+    assert by_tma.any() == (page_size == 16 or dev is B200)
+    assert ((f.mma == "async") & (f.gather == "cp_async")).any()
+    assert not ((f.mma == "sync") & (f.gather == "tma")).any()
+
+
 @pytest.mark.parametrize(
     ("batch", "lengths"), [(1, [5]), (3, [40, 0, 17]), (5, [1, 128, 129, 0, 16]), (2, [0, 0])]
 )
@@ -164,6 +195,20 @@ def test_features_have_the_same_names_for_every_problem() -> None:
         ({"tile": 64, "stages": 4, "warps": 8}, {}, "the rings exceed the shared memory"),
         ({"heads": 4}, {"group": 16}, "exceed the registers of a thread"),
         ({"sum_warps": 1, "sum_split": 1}, {}, "several warps share chunks"),
+        ({"mma": "async", "warps": 4}, {}, "a warpgroup's, of 64 tokens or more"),
+        ({"mma": "async", "tile": 64}, {}, "a warpgroup's, of 64 tokens or more"),
+        ({"tile": 128}, {}, "a step of a warp is of 64 tokens"),
+        ({"gather": "tma"}, {"page_size": 16}, "for asynchronous MMAs TMA brings whole pages"),
+        (
+            {"mma": "async", "gather": "tma", "warps": 4, "tile": 64},
+            {"page_size": 1},
+            "on sm_100a it gathers rows",
+        ),
+        (
+            {"mma": "async", "warps": 4, "tile": 64, "stages": 1},
+            {},
+            "two stages at least, where there are two tiles",
+        ),
     ],
 )
 def test_rules_refuse_by_their_sentence(
@@ -175,5 +220,5 @@ def test_rules_refuse_by_their_sentence(
 
 def test_sequences_that_are_short_have_short_chunks() -> None:
     f = space(problem(1, 48)).fields()
-    chunk = f.warps * f.tile * f.tiles
-    assert ((chunk <= 48) | ((f.tiles == 1) & (chunk <= 64))).all()
+    alone, tokens = f.mma == "sync", chunk(f)
+    assert ((tokens <= 48) | ((f.tiles == 1) & (tokens <= np.where(alone, 64, 128)))).all()
