@@ -33,7 +33,15 @@ def emitted() -> dict[str, str]:
         for dev, name, s in decode.CASES
         if name in ("one tile", "chunks are shared")
     }
-    return gemms | decodes
+    groups = {
+        f"{dev.arch}: decode by a warpgroup, {name}": prepare(
+            decode.problem(64, 4096, page_size, size=64), s, dev
+        ).ptx
+        for dev in (decode.H200, decode.B200)
+        for name, (page_size, s) in decode.GROUP_PATHS.items()
+        if name in ("copied rows, values later", "pages in boxes")
+    }
+    return gemms | decodes | groups
 
 
 def digest(text: str) -> str:
