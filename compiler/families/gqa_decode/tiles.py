@@ -246,8 +246,8 @@ class Tiles(Span):
         return CACHES if self.copied else (("k_map", "map"), ("v_map", "map"))
 
     def map_of(self, name: str) -> TensorMapParam:
-        """The rows of a cache, all key heads side by side."""
-        width = self.key_heads * self.size
+        """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
+        width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
         return TensorMapParam(
             name.replace("map", "cache"),
             self.problem.dtype,
@@ -255,6 +255,7 @@ class Tiles(Span):
             (str(width * ELEMENT),),
             self.box,
             LINE,
+            l2_promotion=256 if mine >= 256 else 128,
         )
 
     # -- by lanes -----------------------------------------------------------------------------

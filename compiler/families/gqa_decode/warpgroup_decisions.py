@@ -66,8 +66,8 @@ def _up(size: Any, unit: int) -> Any:
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Registers of a thread: at least what ptxas takes, fitted to kernels of the whole space."""
-    held = 1.6 * sums(f, problem) + 2.0 * scores(f, problem)
-    return np.asarray(held + 48).astype(int)
+    held = 1.6 * sums(f, problem) + 2.4 * scores(f, problem)
+    return np.asarray(held + 45).astype(int)
 
 
 def tmem_columns(f: Fields, problem: Problem) -> Any:
