@@ -109,6 +109,12 @@ class Tiles(Span):
         """Where the column block of 64 dims of a key head begins in a tile."""
         return self.tile_of.k_block_offset(h * self.size + d * WIDE)
 
+    def find_span(self) -> list[UOp]:
+        """Every warp finds the sequence, and one has tensor maps brought near."""
+        maps = [at.prefetch_map(param(name)) for name, kind in self.caches if kind == "map"]
+        near = [elect(WARP.eq(GROUP_WARPS), maps)] if maps else []
+        return [*near, *super().find_span()]
+
     # -- producers ----------------------------------------------------------------------------
 
     @property
@@ -151,7 +157,7 @@ class Tiles(Span):
         return self.r(f"page_{i}", 1).src[0]
 
     def _load(self, t: UOp) -> list[Body]:
-        """Looks up the pages, then asks for them. Page 0 stands for those past the end."""
+        """Looks up the pages, then has them brought. Page 0 stands for those past the end."""
         tokens = [self.first(t) + i * self.page_size for i in range(self.pages)]
         asked = [
             self.sequences.page(self._page(i), token, token < self.tokens)
@@ -163,9 +169,8 @@ class Tiles(Span):
         ring, (_, tall) = self.rings[name], self.box
         out: list[Body] = [self._waits(t, name), self._expects(t, name)]
         for i in range(self.pages):
-            row = held(self._page(i)) * self.page_size + self.first(t) % self.page_size
-            if self.pages > 1:
-                row = held(self._page(i)) * self.page_size
+            inside = self.first(t) % self.page_size if self.pages == 1 else 0
+            row = held(self._page(i)) * self.page_size + inside
             for column in range(0, self.heads * self.size, WIDE):
                 begin = self.tile_of.k_block_offset(column) + i * tall * LINE
                 out.append(
