@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch
 import train
 from ptxflow.eval import join_policies, live
 from ptxflow.eval.candidates import Workload
+from ptxflow.eval.join_policies import Trained, reward_of
 from ptxflow.eval.records import Record, RecordFile
 from ptxflow.gfn import checkpoint
 from ptxflow.gfn.inference import load_policy
 
 NAME = "gemm_n128_k2048"
+FITTED = ("gqa_decode", "gemm")
 OTHER = ["--definition", "rmsnorm_h512", "--axes", "batch_size=5", "--device", "h200"]
 
 
@@ -140,3 +143,28 @@ def test_policies_of_different_families_are_joined(
     assert train.main([*argv, "--device", "b200", "--overwrite", "--export", str(other)]) == 0
     assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 2
     assert "for h200 with tau" in capsys.readouterr().err
+
+
+def test_a_family_is_rewarded_as_where_it_was_trained() -> None:
+    """Of the second run's family the surrogate has changed, and the first knew another's."""
+    decode, gemm = (f"checkpoints/surrogate-{name}-h200.safetensors" for name in FITTED)
+
+    def told(**digests: str) -> dict[str, Any]:
+        paths = {decode: digests.get("decode"), gemm: digests.get("gemm")}
+        known = {path: digest for path, digest in paths.items() if digest}
+        return {"source": "surrogate", "surrogates": list(known), "digests": known}
+
+    def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        parts = Trained(frozenset(FITTED), first), Trained(frozenset(FITTED[:1]), second)
+        return reward_of(*parts)
+
+    old, new = told(decode="old", gemm="same"), told(decode="new")
+    assert both(old, new)["digests"] == {decode: "new", gemm: "same"}
+    assert both(old, told(decode="new", gemm="other"))["digests"][gemm] == "same"
+    assert both(told(gemm="same"), new) == told(decode="new", gemm="same") | {
+        "surrogates": [gemm, decode]
+    }
+    with pytest.raises(ValueError, match="gqa_decode was trained without it"):
+        both(old, told(gemm="same"))
+    with pytest.raises(ValueError, match=r"these are for surrogate .*, and for model"):
+        both(old, {"source": "model", "digests": {}})
