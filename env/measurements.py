@@ -7,6 +7,7 @@ lines, compressed or not) are read as well. Needs numpy at most, and no GPU.
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
@@ -208,12 +209,21 @@ def load_measurements(paths: Iterable[Path]) -> list[Measured]:
     for path in paths:
         if not path.is_file():
             raise MeasurementError(f"{path}: no such file")
-        for number, row in read_lines(path):
-            try:
-                found += Table.from_json(row).rows() if is_table(row) else [_of_record(row)]
-            except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-                raise MeasurementError(f"{path}, line {number}: {error!r}") from None
+        about = path.stat()
+        found += _read(path, about.st_mtime_ns, about.st_size)
     return found
+
+
+@functools.lru_cache(64)
+def _read(path: Path, _changed: int, _size: int) -> tuple[Measured, ...]:
+    """Of one file, as it is now: commands ask for the same files again and again."""
+    found: list[Measured] = []
+    for number, row in read_lines(path):
+        try:
+            found += Table.from_json(row).rows() if is_table(row) else [_of_record(row)]
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+            raise MeasurementError(f"{path}, line {number}: {error!r}") from None
+    return tuple(found)
 
 
 def _of_record(row: Mapping[str, Any]) -> Measured:

@@ -99,18 +99,31 @@ def ablate(space: Space, strategy: Strategy, times: Times, jobs: int | None = No
 
     The chosen strategy must compile: what its compilation raises is raised.
     """
-    others = {d.name: put_back(space, strategy, d.name) for d in space.decisions}
-    asked = [strategy, *(s for s in others.values() if s is not None)]
-    unique = list(dict.fromkeys(asked))
-    built = compile_all([(space.problem, s) for s in unique], space.device, jobs)
-    outcomes = dict(zip(unique, built, strict=True))
+    needed = beside(space, strategy)
+    built = compile_all([(space.problem, s) for s in needed], space.device, jobs)
+    return steps_of(space, strategy, times, dict(zip(needed, built, strict=True)))
+
+
+def beside(space: Space, strategy: Strategy) -> list[Strategy]:
+    """The strategy, and those that differ from it in a decision's default."""
+    others = (put_back(space, strategy, d.name) for d in space.decisions)
+    return list(dict.fromkeys([strategy, *(s for s in others if s is not None)]))
+
+
+def steps_of(
+    space: Space,
+    strategy: Strategy,
+    times: Times,
+    outcomes: Mapping[Strategy, CompiledKernel | Exception],
+) -> list[Step]:
+    """As `ablate`, of what has been compiled: all of `beside`."""
     base = outcomes[strategy]
     if isinstance(base, Exception):
         raise base
-    faces = look([k for k in built if isinstance(k, CompiledKernel)])
+    faces = look([k for k in outcomes.values() if isinstance(k, CompiledKernel)])
     steps = []
-    for name, other in others.items():
-        chosen = getattr(strategy, name)
+    for name in (d.name for d in space.decisions):
+        chosen, other = getattr(strategy, name), put_back(space, strategy, name)
         if other is None or other == strategy:
             verdict = "no other is valid" if other is None else "is the default"
             steps.append(Step(name, chosen, None, verdict))
@@ -125,36 +138,65 @@ def ablate(space: Space, strategy: Strategy, times: Times, jobs: int | None = No
     return steps
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A strategy that is taken apart: of a replay, in the whole space of its problem."""
+
+    replay: Replay
+    space: Space
+    strategy: Strategy
+    gap: float
+    drawn: bool
+
+
 def ablations(
     replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measured], jobs: int
 ) -> list[dict[str, Any]]:
     """Of one workload of each family, a held-out one where there is any: the best of the first 8
     that a policy drew in its first run, or the optimum where no policy played, taken apart."""
     by_place = by_workload(measured)
+    taken = chosen_of(replays, runs)
+    needed = [[(t.space.problem, s) for s in beside(t.space, t.strategy)] for t in taken]
+    built: dict[Any, CompiledKernel | Exception] = {}
+    for device in dict.fromkeys(t.space.device for t in taken):  # all at once: workers take time
+        asked = [job for t, own in zip(taken, needed, strict=True) if t.space.device == device
+                 for job in own]  # fmt: skip
+        outcomes = compile_all(asked, device, jobs)
+        built |= {(device.name, *job): o for job, o in zip(asked, outcomes, strict=True)}
+    out = []
+    for t, own in zip(taken, needed, strict=True):
+        space, device = t.space, t.space.device
+        axes = {n: space.problem[n] for n in load(space.problem.definition).var_axes}
+        place = space.problem.definition, tuple(sorted(axes.items())), device.name
+        outcomes_of = {job[1]: built[device.name, *job] for job in own}
+        refused, steps = "", []
+        try:
+            steps = steps_of(space, t.strategy, relative_times(by_place[place]), outcomes_of)
+        except (CompileError, PtxasError) as error:  # measured once, and by another compiler
+            refused = str(error)
+        out.append({
+            "workload": t.replay.name, "device": device.name, "family": space.family.name,
+            "key": t.strategy.key, "by": "policy" if t.drawn else "optimum",
+            "gap": plain(t.gap), "refused": refused, "steps": [s.to_json() for s in steps],
+        })  # fmt: skip
+    return out
+
+
+def chosen_of(replays: Sequence[Replay], runs: Sequence[Runs]) -> list[Taken]:
+    """One strategy of each family, by the families' names."""
     drawn = {r.workload: r.asked[0, :8] for r in runs if r.method == "policy"}
     chosen: dict[str, Replay] = {}
     for replay in sorted(replays, key=lambda r: (r.kind == "trained", r.name)):
         chosen.setdefault(replay.space.family.name, replay)
     out = []
-    for family in sorted(chosen):
-        replay, space = chosen[family], chosen[family].space
+    for _, replay in sorted(chosen.items()):
+        space = replay.space
         among = drawn.get(replay.name, np.arange(len(space)))
         best = int(among[np.argmin(replay.times[among])])
-        strategy = space.strategy(int(space.codes[best]))
         whole = enumerate_space(space.family, space.problem, space.device)
-        axes = {n: space.problem[n] for n in load(space.problem.definition).var_axes}
-        place = space.problem.definition, tuple(sorted(axes.items())), space.device.name
-        refused, steps = "", []
-        try:
-            steps = ablate(whole, strategy, relative_times(by_place[place]), jobs)
-        except (CompileError, PtxasError) as error:  # measured once, and by another compiler
-            refused = str(error)
-        out.append({
-            "workload": replay.name, "device": space.device.name, "family": family,
-            "key": strategy.key, "by": "policy" if replay.name in drawn else "optimum",
-            "gap": plain(float(replay.times[best]) / replay.optimum - 1),
-            "refused": refused, "steps": [s.to_json() for s in steps],
-        })  # fmt: skip
+        strategy = space.strategy(int(space.codes[best]))
+        gap = float(replay.times[best]) / replay.optimum - 1
+        out.append(Taken(replay, whole, strategy, gap, replay.name in drawn))
     return out
 
 

@@ -96,7 +96,8 @@ class Optuna:
         study = optuna.create_study(sampler=self.make(int(rng.integers(2**31))))
         for _ in range(len(space)):
             trial = study.ask(kinds)
-            time = yield projection.nearest([trial.params[name] for name in kinds])
+            proposed = trial.params  # a copy, each time that it is asked for
+            time = yield projection.nearest([proposed[name] for name in kinds])
             study.tell(trial, projection.value(time))
 
 
