@@ -6,8 +6,9 @@ fixed: what varies is a method's luck. Workloads are all there are and are not r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,32 +76,61 @@ def _distinct(hits: NDArray[np.bool_], asked: NDArray[np.int64]) -> Array:
     return np.cumsum(new, axis=1).astype(np.float64)
 
 
-def resamples(seeds: int) -> NDArray[np.int64]:
-    """[RESAMPLES, seeds] indices of seeds; the same for every figure."""
-    return np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+@cache
+def resamples(seeds: int) -> NDArray[np.int16]:
+    """[seeds, RESAMPLES] how often each seed is drawn; the same for every figure."""
+    drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    counts = np.zeros((seeds, RESAMPLES), np.int16)
+    np.add.at(counts, (drawn, np.arange(RESAMPLES)[:, None]), 1)
+    return counts
 
 
-def interval(values: Array, statistic: Callable[..., Any] = np.median) -> tuple[Any, Any, Any]:
-    """A statistic over the first axis of values [seeds, ...] and its 95% bootstrap interval."""
-    drawn = statistic(values[resamples(len(values))], axis=1)
+def medians(values: Array, counts: NDArray[np.int16]) -> Array:
+    """[resamples, ...] medians over the first axis of values [n, ...] that each are there as often
+    as counts [n, resamples] say, which have one sum.
+
+    A walk through the sorted values for all resamples at once, and none of these is made.
+    """
+    flat = values.reshape(len(values), -1)
+    order = np.argsort(flat, axis=0, kind="stable")
+    ranked = np.take_along_axis(flat, order, 0)
+    total = int(counts[:, 0].sum())
+    passed = np.zeros((flat.shape[1], counts.shape[1]), np.int32)
+    low, high = np.zeros_like(passed), np.zeros_like(passed)
+    for rank in range(len(flat)):
+        passed += counts[order[rank]]
+        low += passed <= (total - 1) // 2
+        high += passed <= total // 2
+    columns = np.arange(flat.shape[1])[:, None]
+    middle: Array = (ranked[low, columns] + ranked[high, columns]) / 2
+    return middle.T.reshape(counts.shape[1], *values.shape[1:])
+
+
+def ends(drawn: Array) -> tuple[Any, Any]:
+    """Of the 95% interval of a statistic [resamples, ...]."""
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0, method="inverted_cdf")
-    return statistic(values, axis=0), low, high
+    return low, high
+
+
+def interval(values: Array) -> tuple[Any, Any, Any]:
+    """Medians over seeds of values [seeds, ...] and the ends of their 95% bootstrap interval."""
+    return np.median(values, axis=0), *ends(medians(values, resamples(len(values))))
 
 
 def pooled(values: Array) -> Figure:
     """The median over workloads and seeds of values [workloads, seeds], seeds resampled."""
-
-    def statistic(rows: Array, axis: int) -> Any:
-        return np.median(rows, axis=(axis, axis + 1))
-
-    middle, low, high = interval(values.T, statistic)
-    return float(middle), float(low), float(high)
+    counts, order = resamples(values.shape[1]), np.argsort(values, axis=None, kind="stable")
+    found, begins = np.unique(values.ravel()[order], return_index=True)
+    together = np.add.reduceat(counts[order % values.shape[1]], begins, axis=0)
+    low, high = ends(medians(found, together))
+    return float(np.median(values)), float(low), float(high)
 
 
 def share(values: NDArray[np.bool_]) -> Figure:
     """The share of workloads and seeds [workloads, seeds] for which something holds."""
-    middle, low, high = interval(values.mean(0), np.mean)
-    return float(middle), float(low), float(high)
+    each = values.mean(0)
+    low, high = ends(resamples(len(each)).T @ each / len(each))
+    return float(each.mean()), float(low), float(high)
 
 
 def judge(sheet: Sheet, budgets: Sequence[int]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,15 @@ import pytest
 from ptxflow.eval.evaluation import Runs, evaluate
 from ptxflow.eval.evaluation_kernels import fast, summary
 from ptxflow.eval.evaluation_metrics import (
+    RESAMPLES,
+    Array,
     Sheet,
     interval,
     jensen_shannon,
     judge,
     measured_target,
     normalised,
+    pooled,
     share,
     total_variation,
 )
@@ -170,3 +175,27 @@ def test_a_space_that_is_measured_whole_counts_on(replays: list[Replay]) -> None
     assert found.best[0, 0].tolist() == [*runs[0].best(one)[0], 1.0]
     assert found.best[1, 0].tolist() == runs[1].best(two)[0].tolist()
     assert found.modes[0, 0, 2] == found.modes[0, 0, 1] == 1 + one.top[2]
+
+
+def resampled(values: Array, statistic: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """A statistic over the first axis and its interval, of resamples that are made."""
+    rows = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    drawn = statistic(values[rows], axis=1)
+    ends = np.percentile(drawn, [2.5, 97.5], axis=0, method="inverted_cdf")
+    return statistic(values, axis=0), *ends
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 7, 50])
+def test_intervals_are_those_of_resamples_that_are_made(seeds: int) -> None:
+    rng = np.random.default_rng(seeds)
+    values = np.round(rng.random((seeds, 12)), 1)  # some are equal, and some seeds reach nothing
+    values[rng.random(values.shape) < 0.1] = np.inf
+    for ours, made in zip(interval(values), resampled(values, np.median), strict=True):
+        assert np.array_equal(ours, made)
+
+    def over_both(rows: Array, axis: int) -> Array:
+        return np.asarray(np.median(rows, axis=(axis, axis + 1)))
+
+    assert pooled(values.T) == tuple(map(float, resampled(values, over_both)))
+    told = rng.random((5, seeds)) < 0.4
+    assert share(told) == pytest.approx(resampled(told.mean(0), np.mean), rel=1e-12)
