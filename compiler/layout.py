@@ -254,6 +254,7 @@ MMA_K_BYTES = 32  # of K that one wgmma or tcgen05.mma takes, for every dense op
 _MAX_BOX = 256  # elements of a TMA box in each dimension
 _HOPPER_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
 _BLACKWELL_CODE = {0: 0, 128: 2, 64: 4, 32: 6}
+_TCGEN05_CODE = {"f16": 0, "bf16": 1, "e4m3": 0}  # by kind, which the instruction names
 
 
 def descriptor_hopper(address: int, leading: int, stride: int, swizzle: int) -> int:
@@ -264,6 +265,15 @@ def descriptor_hopper(address: int, leading: int, stride: int, swizzle: int) -> 
 def descriptor_blackwell(address: int, leading: int, stride: int, swizzle: int) -> int:
     """The 64-bit tcgen05 matrix descriptor; bit 46 is the constant that Hopper has not."""
     return _fields(address, leading, stride) | 1 << 46 | _BLACKWELL_CODE[swizzle] << 61
+
+
+def instruction_descriptor(
+    m: int, n: int, dtype: str, a_transposed: bool = False, b_transposed: bool = False
+) -> int:
+    """The 32-bit descriptor of a dense tcgen05.mma with float32 accumulators (9.7.16.4.2); operands
+    are K-major, or transposed."""
+    code, majors = _TCGEN05_CODE[dtype], a_transposed << 15 | b_transposed << 16
+    return 1 << 4 | code << 7 | code << 10 | majors | n >> 3 << 17 | m >> 4 << 24
 
 
 def _fields(address: int, leading: int, stride: int) -> int:

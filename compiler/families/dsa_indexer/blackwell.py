@@ -26,17 +26,12 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.layout import MMA_K_BYTES
+from ptxflow.compiler.layout import MMA_K_BYTES, instruction_descriptor
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.strategy import Problem, Strategy
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
-
-
-def instruction_descriptor(n: int) -> int:
-    """kind::f8f6f4 of e4m3 with float32 accumulators, M 128, both K-major (PTX ISA 9.7.16.4.2)."""
-    return 1 << 4 | n >> 3 << 17 | TMEM_ROWS >> 4 << 24
 
 
 class Kernel(Score):
@@ -91,7 +86,7 @@ class Kernel(Score):
                         int(column > 0),
                         cta_group=1,
                         kind="f8f6f4",
-                        idesc=instruction_descriptor(self.heads),
+                        idesc=instruction_descriptor(TMEM_ROWS, self.heads, "e4m3"),
                         a_step=column,
                         b_step=column,
                         a_desc=keys.descriptor_blackwell(),

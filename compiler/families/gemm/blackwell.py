@@ -32,22 +32,16 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
+from ptxflow.compiler.layout import instruction_descriptor
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
 
 MMA_K = 16
-TYPE_CODE = {"f16": 0, "bf16": 1}
 
 
 def build(problem: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel of a strategy."""
     return _Kernel(Tiling(problem, s, device)).build()
-
-
-def instruction_descriptor(m: int, n: int, dtype: str) -> int:
-    """kind::f16 with float32 accumulators, both operands K-major (PTX ISA 9.7.16.4.2)."""
-    code = TYPE_CODE[dtype]
-    return 1 << 4 | code << 7 | code << 10 | n >> 3 << 17 | m >> 4 << 24
 
 
 class _Kernel:

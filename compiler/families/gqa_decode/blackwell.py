@@ -36,18 +36,11 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.layout import descriptor_blackwell
+from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.strategy import Problem, Strategy
 
-TYPE_CODE = {"f16": 0, "bf16": 1}
 BUFFERS = 2  # of scores
-
-
-def instruction_descriptor(n: int, dtype: str, transposed: bool) -> int:
-    """kind::f16 with float32 accumulators, M 64; `transposed`: both operands (9.7.16.4.2)."""
-    code, majors = TYPE_CODE[dtype], 3 if transposed else 0
-    return 1 << 4 | code << 7 | code << 10 | majors << 15 | n >> 3 << 17 | ROWS >> 4 << 24
 
 
 class Blackwell(Weights):
@@ -117,7 +110,7 @@ class Blackwell(Weights):
                             slot(self.queries, h, block * q.block_bytes, q.block_bytes),
                             int(column > 0),
                             cta_group=1,
-                            idesc=instruction_descriptor(self.wide, self.dtype, False),
+                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype),
                             a_step=inner,
                             b_step=inner,
                             a_desc=self.tile_of.descriptor_blackwell(),
@@ -143,7 +136,7 @@ class Blackwell(Weights):
                             self.weights_of(h, k),
                             int(k > 0),
                             cta_group=1,
-                            idesc=instruction_descriptor(self.wide, self.dtype, True),
+                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype, True, True),
                             a_desc=descriptor_blackwell(0, 0, 8 * LINE, LINE),
                             b_desc=descriptor_blackwell(0, *self.weight_layout, 0),
                         )

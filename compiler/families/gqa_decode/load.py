@@ -57,7 +57,7 @@ class Costs:
     early: float = 0.42  # of its start, where it is launched early
     uneven: float = 0.1  # how much longer the busiest SM works, if all CTAs run at once
     dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
-    # of a warpgroup's kernels: estimated before any ran; 584 on an H200 asked for no others
+    # of a warpgroup's kernels: estimated before any ran; refitted to 584 they rank no better
     group_mma: float = 16.0  # of 64 rows and 16 of K: the time to read them, for 8 columns or 16
     turn: float = 700.0  # from keys to values: two chains of MMAs, a softmax, two meetings
     under: float = 0.35  # of that, done under another tile's by tcgen05

@@ -48,20 +48,13 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.layout import descriptor_blackwell
+from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
-TYPE_CODE = {"f16": 0, "bf16": 1}
 QUAD = 4  # registers of a chunk
 GATHERED = 4  # rows that come together, from anywhere
-
-
-def instruction_descriptor(n: int, dtype: str, transposed: bool) -> int:
-    """kind::f16 with float32 accumulators, M 128; `transposed`: B is MN-major (9.7.16.4.2)."""
-    code = TYPE_CODE[dtype]
-    return 1 << 4 | code << 7 | code << 10 | transposed << 16 | n >> 3 << 17 | TMEM_ROWS >> 4 << 24
 
 
 class Kernel(Block):
@@ -235,7 +228,7 @@ class Kernel(Block):
                     slot(buffers, stage, block * k.block_bytes, k.block_bytes),
                     int(column > 0),
                     cta_group=1,
-                    idesc=instruction_descriptor(self.tile_kv, self.dtype, False),
+                    idesc=instruction_descriptor(TMEM_ROWS, self.tile_kv, self.dtype),
                     a_step=inner,
                     b_step=inner,
                     a_desc=q.descriptor_blackwell(),
@@ -265,7 +258,9 @@ class Kernel(Block):
                     self.value_slot(stage, row, MMA_K),
                     const(1) if row else step.ne(0),
                     cta_group=1,
-                    idesc=instruction_descriptor(self.dim, self.dtype, True),
+                    idesc=instruction_descriptor(
+                        TMEM_ROWS, self.dim, self.dtype, b_transposed=True
+                    ),
                     b_desc=self.value_descriptor,
                 )
             )

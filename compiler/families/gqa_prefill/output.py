@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.families.attention.softmax import MINUS_INFINITY
 from ptxflow.compiler.families.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.families.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.families.gqa_prefill.work import Work
@@ -24,7 +25,6 @@ MEETING = 2  # named barrier of the first warpgroup; others follow
 CHUNK = 16  # bytes that the swizzle moves together
 WIDE = ROW // ELEMENT  # elements of a column block
 LINES = 4  # rows of a column block that a warp stores together
-MINUS_INFINITY = 0xFF800000  # as float32
 
 
 class Lines(Work):

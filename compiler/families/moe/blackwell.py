@@ -34,6 +34,7 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.layout import instruction_descriptor
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
 
@@ -112,7 +113,7 @@ class Products(Grouped):
     def mma(self, stage: UOp, buffer: UOp, scale_set: int, wave: int) -> list[UOp]:
         each, out = BLOCK // self.scale_sets, []
         # kind::f8f6f4, e4m3 of both, float32 sums, both K-major (PTX ISA 9.7.16.4.2)
-        idesc = 1 << 4 | self.width >> 3 << 17 | TMEM_ROWS >> 4 << 24
+        idesc = instruction_descriptor(TMEM_ROWS, self.width, "e4m3")
         for step in range(scale_set * each, (scale_set + 1) * each, MMA_K):
             for j in range(self.units):
                 if self.swapped:
