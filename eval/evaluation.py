@@ -139,8 +139,8 @@ def _task(
     budget = min(budget, len(replay.times))
     rows = []
     for seed in seeds:
-        if seed == 0 and (why := interference(method, replay, min(checked, budget))):
-            raise Foul(why)
         asked = play(method, replay, budget, seed)
+        if seed == 0 and (why := interference(method, replay, asked[:checked])):
+            raise Foul(why)
         rows.append(np.append(asked, np.full(budget - len(asked), asked[-1])))
     return np.array(rows)

@@ -22,7 +22,7 @@ from ptxflow.env.surrogate_fit import FitConfig, solve, table
 from ptxflow.eval.ranking import deal
 
 Array = NDArray[np.float64]
-FOLDS = 4  # fits of a family: each leaves out a quarter of the spaces judged
+FOLDS = 3  # fits of a family: each leaves out a third of the spaces judged
 
 
 def model_scores(space: Space) -> Array:

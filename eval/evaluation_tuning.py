@@ -34,7 +34,7 @@ from ptxflow.eval.training_set import registered
 Array = NDArray[np.float64]
 AT = (0, 8, 16, 32)  # measurements
 STAGES = (0, 8, 32)  # of these at which the policy itself is looked at
-SEEDS = 2  # of a method that is tuned, which takes seconds
+SEEDS = 1  # of a method that is tuned, which takes seconds
 CHECKED = 12  # measurements over which it is checked for peeking: one tuning is among them
 COLD = ("Gaussian process", "TPE", "uniform random")
 

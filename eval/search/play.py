@@ -88,23 +88,18 @@ def play(method: Method, replay: Replay, budget: int, seed: int) -> Indices:
     return np.array(game.asked, np.int64)
 
 
-def interference(method: Method, replay: Replay, budget: int, seed: int = 0) -> str | None:
-    """Why the method is not to be trusted, or None.
+def interference(method: Method, replay: Replay, first: Indices, seed: int = 0) -> str | None:
+    """Why the method, which measured `first` with this seed, is not to be trusted, or None.
 
-    It plays twice: on the times as they are, and on times that agree on all that it measured but
-    are reversed on the rest, the slowest now the fastest of all. The same answers must lead to the
-    same questions.
+    It plays again, on times that agree on all of these but are reversed on the rest, the slowest
+    now the fastest of all. The same answers must lead to the same questions.
     """
-    try:
-        first = play(method, replay, budget, seed)
-        times = replay.times.copy()
-        rest = np.setdiff1d(np.argsort(times, kind="stable"), first, assume_unique=True)
-        times[rest] = times[rest][::-1]
-        times[rest[-1:]] = 0.1 * replay.optimum
-        moved = Replay(replay.name, replay.space, times, replay.yardstick, replay.kind)
-        second = play(method, moved, budget, seed)
-    except Foul as foul:
-        return str(foul)
+    times = replay.times.copy()
+    rest = np.setdiff1d(np.argsort(times, kind="stable"), first, assume_unique=True)
+    times[rest] = times[rest][::-1]
+    times[rest[-1:]] = 0.1 * replay.optimum
+    moved = Replay(replay.name, replay.space, times, replay.yardstick, replay.kind)
+    second = play(method, moved, len(first), seed)
     if np.array_equal(first, second):
         return None
     at = int(np.argmax(first[: len(second)] != second[: len(first)]))

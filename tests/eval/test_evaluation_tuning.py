@@ -55,7 +55,7 @@ def test_what_was_measured_is_what_it_is_tuned_on(
     at = np.sort(asked[: 2 * EVERY])
     assert np.array_equal(last.codes, replay.space.codes[at])
     assert last.seconds == pytest.approx(replay.seconds[at])
-    assert interference(method, replay, 2 * EVERY) is None
+    assert interference(method, replay, asked[: 2 * EVERY]) is None
     tuned(given, replay.space, [], np.zeros(0), 0)
     assert told[-1] == ("policy", None)
 

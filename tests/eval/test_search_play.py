@@ -68,6 +68,14 @@ METHODS: tuple[Method, ...] = (
 )  # fmt: skip
 
 
+def judged(method: Method, budget: int) -> str | None:
+    """Why the method is not to be trusted, or None."""
+    try:
+        return interference(method, REPLAY, play(method, REPLAY, budget, 0))
+    except Foul as foul:
+        return str(foul)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_methods_are_honest_and_repeat_themselves(method: Method) -> None:
     """No strategy twice, never more than the budget, the same numbers for the same seed."""
@@ -76,7 +84,7 @@ def test_methods_are_honest_and_repeat_themselves(method: Method) -> None:
     assert np.array_equal(asked, play(method, REPLAY, 40, seed=3))
     other = play(method, REPLAY, 40, seed=4)
     assert np.array_equal(asked, other) is not method.seeded
-    assert interference(method, REPLAY, 40) is None
+    assert judged(method, 40) is None
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
@@ -122,7 +130,7 @@ def by_file(space: Space) -> Any:
     [(by_frames, "that it was not told"), (by_heap, "walks the heap"), (by_file, "opens ")],
 )
 def test_methods_that_peek_are_caught(find: Callable[[Space], Any], says: str) -> None:
-    why = interference(Planted(find), REPLAY, 20)
+    why = judged(Planted(find), 20)
     assert why is not None and says in why and why.startswith("peek on toy M=8: ")
 
 
@@ -140,7 +148,7 @@ class Late:
 
 
 def test_peeking_late_is_caught_and_located() -> None:
-    assert "measurement 11 depends" in str(interference(Late(), REPLAY, 20))
+    assert "measurement 11 depends" in str(judged(Late(), 20))
 
 
 @dataclass(frozen=True)
