@@ -17,7 +17,6 @@ from ptxflow.compiler.families.gqa_decode.problem import problem
 from ptxflow.compiler.families.gqa_decode.shape import STATS
 from ptxflow.compiler.families.gqa_decode.span import ENTRY, Span
 from ptxflow.compiler.families.gqa_decode.warpgroup_decisions import SYNC
-from ptxflow.compiler.families.gqa_decode.weights import Weights
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import (
     InputParam,
@@ -72,8 +71,7 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values = {"batch_size": 1, "before": 1, "ctas": k.parts}
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
-    if isinstance(k, Weights):
-        values |= dict.fromkeys(k.every_told_row, 0)
+    values |= dict.fromkeys(k.every_told_row, 0)
     units = k.heads * k.side  # rows of the workspace
     rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
     written: tuple[tuple[str, int, int], ...] = ()
@@ -116,19 +114,13 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         block=32 * first.arg.warps,
         cluster=(1, 1, 1),
         smem_bytes=layout(first.arg).smem_bytes,
-        params=tuple(_maps(k).get(name) or _param((name, kind)) for name, kind in k.params),
+        params=tuple(k.maps.get(name) or _param((name, kind)) for name, kind in k.params),
         then=(combine,),
         workspace=(
             Workspace("sums", f"{rows} * {4 * k.row_floats}"),
             Workspace("stats", f"{rows} * {4 * STATS}"),
         ),
     )
-
-
-def _maps(k: Span) -> dict[str, Param]:
-    """Tensor maps by parameter."""
-    names = [name for name, kind in k.params if kind == "map"]
-    return {name: k.map_of(name) for name in names} if isinstance(k, Weights) else {}
 
 
 def _param(param: tuple[str, str]) -> Param:

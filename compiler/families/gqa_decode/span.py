@@ -28,6 +28,7 @@ from ptxflow.compiler.ir import (
     special,
     when,
 )
+from ptxflow.compiler.launch import Param
 from ptxflow.compiler.strategy import Problem, Strategy
 
 ENTRY = "gqa_decode"
@@ -58,6 +59,16 @@ class Span(Shape):
     def caches(self) -> tuple[tuple[str, str], ...]:
         """Parameters by which keys and values are found."""
         return CACHES
+
+    @property
+    def maps(self) -> dict[str, Param]:
+        """Tensor maps by parameter."""
+        return {}
+
+    @property
+    def every_told_row(self) -> list[str]:
+        """Registers that hold rows of the caches."""
+        return []
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:

@@ -43,7 +43,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.launch import TensorMapParam
+from ptxflow.compiler.launch import Param, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.strategy import Problem, Strategy
@@ -250,7 +250,11 @@ class Tiles(Span):
     def caches(self) -> tuple[tuple[str, str], ...]:
         return CACHES if self.copied else (("k_map", "map"), ("v_map", "map"))
 
-    def map_of(self, name: str) -> TensorMapParam:
+    @property
+    def maps(self) -> dict[str, Param]:
+        return {name: self._map_of(name) for name, kind in self.caches if kind == "map"}
+
+    def _map_of(self, name: str) -> TensorMapParam:
         """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
         width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
         return TensorMapParam(
