@@ -48,7 +48,9 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         dram_bytes=_dram(f, problem) * c.dram,
         setup_cycles=zero + c.start,
         special=f.tile * columns(f, problem),
-        following=sums_load(f, problem["num_tokens"], parts, problem["head_dim_ckv"], c),
+        following=sums_load(
+            f, f.chunk > 0, problem["num_tokens"], parts, problem["head_dim_ckv"], c
+        ),
     )
 
 
