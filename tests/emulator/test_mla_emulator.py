@@ -87,10 +87,11 @@ def test_one_decoding_kernel_serves_all_lengths(lengths: tuple[int, ...]) -> Non
 
 
 def test_many_sequences_are_found() -> None:
-    """More sequences than a warp has lanes, most of them of a chunk."""
-    s = decode(chunk=64)
-    p = problem(False, 1, 70, 3, **SMALL)
+    """More sequences than a warp has lanes, most of them of a chunk, or with an empty part."""
+    s, p = decode(chunk=64), problem(False, 1, 70, 3, **SMALL)
     assert wrong(p, s, decode_case(p)) == {"output": 0, "lse": 0}
+    s, p = prefill(parts=2), problem(True, 1, 35, 20, 40, **SMALL)
+    assert wrong(p, s, prefill_case(p)) == {"output": 0, "lse": 0}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 8])

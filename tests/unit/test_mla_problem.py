@@ -175,7 +175,8 @@ def test_rules_refuse_by_their_sentence(s, sentence: str) -> None:  # type: igno
 def test_strategies_from_before_there_were_parts_have_one() -> None:
     told = {"core", "lead", "pieces", "rescale", "parts", "dependent", "sum_chunks"}
     old = {name: value for name, value in prefill().choices if name not in told}
-    assert Strategy("mla_prefill", tuple(PREFILL.revise(old).items())).key == prefill().key
+    revised = PREFILL.revise(old)
+    assert revised and Strategy("mla_prefill", tuple(revised.items())).key == prefill().key
 
 
 def test_few_queries_beside_many_keys_are_for_parts() -> None:

@@ -77,7 +77,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         setup_cycles=zero + c.start,
         special=f.tile * columns(f, problem),
         imbalance=imbalance,
-        following=_second(f, problem, c),
+        following=_second(f, problem, device, c),
     )
 
 
@@ -160,29 +160,33 @@ def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
     return problem.bytes + handed * problem["head_dim_ckv"]
 
 
-def _second(f: Fields, problem: Problem, c: Costs) -> Load:
+def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
     if not decodes(problem):
-        return _parts_load(f, problem, c)
+        return _parts_load(f, problem, device, c)
     length = tokens(problem) / problem["batch_size"]
     chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
-    return sums_load(f, f.chunk > 0, problem["batch_size"], chunks, problem["head_dim_ckv"], c)
+    blocks = problem["batch_size"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
 
 
-def _parts_load(f: Fields, problem: Problem, c: Costs) -> Load:
-    """The second kernel of a prefill, which many more bytes pass."""
-    latent, size = problem["head_dim_ckv"], 4 * MMA_DIMS * problem["num_qo_heads"]
+def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
     count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
+    heads, latent = 4 * problem["num_qo_heads"], problem["head_dim_ckv"]  # bytes; dims
     rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
-    some = sums_load(f, f.parts > 1, rows, parts, latent, c)
-    return replace(some, l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * SUM_WARPS * size)
+    dims = SUM_WARPS * np.where(f.core == WGMMA, MMA_COLUMNS, MMA_DIMS)
+    return replace(
+        sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
+        l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,
+        dram_bytes=np.maximum(rows * parts * latent * heads - device.l2_bytes, 0),
+    )
 
 
-def sums_load(f: Fields, split: Any, rows: Any, chunks: Any, latent: int, c: Costs) -> Load:
+def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Load:
     """The second kernel, which few bytes pass: it waits for its loads."""
     zero = 0 * f.warps
-    blocks = rows * (latent // MMA_DIMS // SUM_WARPS)
     return Load(
-        blocks=np.where(split, blocks, 0),
+        blocks=blocks,
         resident=zero + 8,
         tiles=zero + 1,
         steps=np.where(chunks > 1, np.ceil(chunks / f.sum_chunks), 1),

@@ -150,8 +150,8 @@ class Shape:
         self.rows = self.tile // MMA_TOKENS  # warps side by side on a tile's tokens
         self.groups = self.warps // self.rows
         by_rows = not self.decodes and s.core == WGMMA
-        of_wgmma = RowOutputs if by_rows else Outputs
-        self.outputs = of_wgmma(self.heads, self.latent, PTX_TYPE[problem.dtype])
+        outputs = RowOutputs if by_rows else Outputs
+        self.outputs = outputs(self.heads, self.latent, self.dtype)
         self.across = self.queries * self.heads // self.outputs.wide
         self.own = self.across // self.groups
         self.blocks = self.latent // self.outputs.dims
