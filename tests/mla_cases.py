@@ -99,6 +99,7 @@ def decode(**changes: int | str) -> Strategy:
 def prefill(**changes: int | str) -> Strategy:
     first: dict[str, int | str] = {"core": "mma_sync", "queries": 1}
     last: dict[str, int | str] = {"lead": 0, "pieces": 1, "rescale": "always"}
+    last |= {"parts": 1, "dependent": 0, "sum_chunks": 1}
     return Strategy("mla_prefill", tuple(({**first, **_TILING, **last} | changes).items()))
 
 
@@ -130,11 +131,20 @@ PATHS = {
     "dims in parts, two queries": prefill(
         queries=2, tile=64, warps=8, scores="dims", operand="registers"
     ),
+    "two parts": prefill(parts=2, operand="registers"),
+    "eight parts of two queries, the second kernel early": prefill(
+        queries=2, warps=8, stages=3, parts=8, dependent=1, sum_chunks=4
+    ),
+    "more parts than tiles": prefill(queries=4, warps=8, stages=1, parts=32, sum_chunks=2),
 }
 WGMMA = {
     "wgmma, values first": wgmma(),
     "wgmma, short tiles, scores first": wgmma(tile=32, stages=4, lead=3, rescale="lazy"),
     "wgmma, a part of the scores first": wgmma(tile=32, lead=1, pieces=2, rescale="lazy"),
+    "wgmma, two parts": wgmma(tile=32, stages=4, lead=2, parts=2, sum_chunks=2),
+    "wgmma, eight parts, the second kernel early": wgmma(
+        rescale="lazy", pieces=2, parts=8, dependent=1, sum_chunks=8
+    ),
 }
 CASES = [(dev, name, s) for dev in (H200, B200) for name, s in PATHS.items()]
 CASES += [(H200, name, s) for name, s in WGMMA.items()]

@@ -27,6 +27,7 @@ from tests.mla_cases import (
     problem,
     problem_of,
     space,
+    wgmma,
 )
 from tests.reference_check import assert_as_reference
 
@@ -86,21 +87,23 @@ def test_one_decoding_kernel_serves_all_lengths(lengths: tuple[int, ...]) -> Non
 
 
 def test_many_sequences_are_found() -> None:
-    """More sequences than a warp has lanes, most of them of a chunk."""
-    s = decode(chunk=64)
-    p = problem(False, 1, 70, 3, **SMALL)
+    """More sequences than a warp has lanes, most of them of a chunk, or with an empty part."""
+    s, p = decode(chunk=64), problem(False, 1, 70, 3, **SMALL)
     assert wrong(p, s, decode_case(p)) == {"output": 0, "lse": 0}
+    s, p = prefill(parts=2), problem(True, 1, 35, 20, 40, **SMALL)
+    assert wrong(p, s, prefill_case(p)) == {"output": 0, "lse": 0}
 
 
+@pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize(
     ("lengths", "queries"),
     [((40, 0, 60), (1, 0, 6)), ((5, 3, 92), (5, 1, 1)), ((70, 20, 10), (3, 2, 2))],
     ids=str,
 )
 def test_queries_see_what_is_before_them(
-    lengths: tuple[int, ...], queries: tuple[int, ...]
+    lengths: tuple[int, ...], queries: tuple[int, ...], parts: int
 ) -> None:
-    s = prefill(queries=2, warps=8)
+    s = prefill(queries=2, warps=8, parts=parts, dependent=int(parts > 2))
     p = problem(True, 1, 3, 100, 7, latent=128, rope=32)
     axes = dict(p.axes) | {"num_kv_indices": 100, "num_pages": 103}
     p = Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
@@ -108,9 +111,15 @@ def test_queries_see_what_is_before_them(
     assert wrong(p, s, case) == {"output": 0, "lse": 0}
 
 
-def test_queries_that_see_no_key() -> None:
+@pytest.mark.parametrize(
+    "s",
+    [prefill(queries=2, warps=8, parts=parts) for parts in (1, 2, 8)]
+    + [wgmma(tile=32, parts=parts) for parts in (1, 2, 8)],
+    ids=lambda s: f"{s.core}, {s.parts}",
+)
+def test_queries_that_see_no_key(s: Strategy) -> None:
     """More queries than keys: the first ones see none, and get zero and minus infinity."""
-    s, p = prefill(queries=2, warps=8), problem(True, 1, 1, 40, 5, latent=128, rope=32)
+    p = problem(True, 1, 1, 40, 5, latent=128, rope=64)
     maker = family_of(s)
     case = prefill_case(p)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
@@ -122,14 +131,42 @@ def test_queries_that_see_no_key() -> None:
     assert (output[2:] != 0).any(axis=-1).all() and np.isfinite(lse[2:]).all()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_kernel_passes_the_check_of_a_gpu(packed: bool) -> None:
+@pytest.mark.parametrize(
+    "s",
+    [
+        decode(chunk=64, tile=64, warps=8, stages=1),
+        prefill(queries=4, warps=8),
+        prefill(queries=4, warps=8, parts=8, sum_chunks=4),
+        wgmma(tile=32, parts=2, dependent=1),
+    ],
+    ids=["decode", "prefill", "in eight parts", "wgmma in two parts"],
+)
+def test_a_kernel_passes_the_check_of_a_gpu(s: Strategy) -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
-    given = parse(definition(packed, 16, latent=128, rope=32))
-    s = prefill(queries=4, warps=8) if packed else decode(chunk=64, tile=64, warps=8, stages=1)
-    p = problem(packed, 16, 2, 96, 9, latent=128, rope=32)
+    packed = s.family == "mla_prefill"
+    given = parse(definition(packed, 16, latent=128, rope=64))
+    p = problem(packed, 16, 2, 96, 9, latent=128, rope=64)
     made = (prefill_case if packed else decode_case)(p)
     assert_as_reference(family_of(s), p, s, given, made, 0.9)
+
+
+PARTS_PLANTED = {
+    "": ("", ""),
+    "sums under their own maximum": ("ex2.approx.ftz.f32 %c_weight0_0", "mov.b32 %c_weight0_0"),
+    "a part again": ("%c_tops0_2, 0fFF800000", "%c_tops0_2, %c_tops0_2"),
+    "another's maxima": ("%c_stats0_0_0, %c_stats0_0_1", "%c_stats0_0_1, %c_stats0_0_0"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_PLANTED)
+def test_wrong_sums_of_parts_are_told_from_right_ones(name: str) -> None:
+    """Of three tiles, in parts of which some have none."""
+    s, p = prefill(parts=4, sum_chunks=2), problem(True, 1, 1, 90, 3, **SMALL)
+    text = write(family_of(s).build(p, s, H200), H200)
+    old, new = PARTS_PLANTED[name]
+    assert old in text
+    found = wrong(p, s, prefill_case(p), text.replace(old, new))
+    assert any(found.values()) == bool(name), found
 
 
 PLANTED = {

@@ -8,7 +8,7 @@ import pytest
 
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.cases.case import Case, plain
 from ptxflow.eval.cases.mla_prefill import case as case_of
 from ptxflow.eval.definition import parse
@@ -20,16 +20,16 @@ LENGTHS, QUERIES = (130, 3, 67), (3, 5, 2)  # five queries of three tokens: two 
 S = wgmma(tile=32, lead=1, pieces=2)
 
 
-def small() -> Problem:
-    p = problem(True, 1, 3, 131, sum(QUERIES), **SMALL)
+def small(**changes: Any) -> Problem:
+    p = problem(True, 1, 3, 131, sum(QUERIES), **SMALL, **changes)
     axes = dict(p.axes) | {"num_kv_indices": sum(LENGTHS), "num_pages": sum(LENGTHS) + 3}
     return Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
 
 
-def wrong(p: Problem, text: str, case: Case) -> dict[str, int]:
+def wrong(p: Problem, text: str, case: Case, s: Strategy = S) -> dict[str, int]:
     """Elements of each output that are out of bounds; the kernel has no hazards."""
     tensors = {name: t.copy() for name, t in case.tensors.items()}
-    launch = PREFILL.launch(p, S, H200)
+    launch = PREFILL.launch(p, s, H200)
     assert not emulate(text, launch, tensors, dict(p.axes), arguments=case.arguments).hazards
     found = {name: plain(tensors[name]) for name in case.expected}
     return {
@@ -57,9 +57,21 @@ def test_queries_see_what_is_before_them(name: str) -> None:
     assert any(found.values()) == bool(name), found
 
 
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parts_add_up(parts: int, dtype: str) -> None:
+    """The same sequences with tiles for each part, and for few."""
+    p, s = small(dtype=dtype), S.replace(parts=parts, sum_chunks=2)
+    text = write(PREFILL.build(p, s, H200), H200)
+    found = wrong(p, text, case_of(p, LENGTHS, queries=QUERIES), s)
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("rescale", ["always", "lazy"])
-def test_maxima_that_rise_far(rescale: str) -> None:
+def test_maxima_that_rise_far(rescale: str, parts: int) -> None:
     """Scores so steep that later tiles have maxima far above those before."""
     p = problem(True, 16, 2, 160, 6, **SMALL)
     given = parse(definition(True, 16, **SMALL))
-    assert_as_reference(PREFILL, p, S.replace(rescale=rescale), given, case_of(p), steeper=8.0)
+    s = S.replace(rescale=rescale, parts=parts)
+    assert_as_reference(PREFILL, p, s, given, case_of(p), steeper=8.0)

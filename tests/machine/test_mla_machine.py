@@ -47,8 +47,12 @@ def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyp
 
 @pytest.mark.parametrize(
     "s",
-    [decode(chunk=256, dependent=1), prefill(queries=2, warps=8, scores="dims")],
-    ids=["decode", "prefill"],
+    [
+        decode(chunk=256, dependent=1),
+        prefill(queries=2, warps=8, scores="dims"),
+        prefill(queries=2, warps=8, parts=2, dependent=1, sum_chunks=2),
+    ],
+    ids=["decode", "prefill", "prefill in parts"],
 )
 def test_every_statement_is_needed(s: Strategy) -> None:
     p, maker = small(s), family_of(s)
@@ -62,9 +66,10 @@ def test_every_statement_is_needed(s: Strategy) -> None:
                 check(_with(lowered, number, edit(kernel, path, ())), trips, H200)
 
 
-def test_what_orders_warpgroups_is_needed() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_orders_warpgroups_is_needed(parts: int) -> None:
     """One of all statements alike: how maxima, weights and tiles are handed over and back."""
-    s = wgmma(tile=32, lead=1, pieces=2, rescale="lazy")
+    s = wgmma(tile=32, lead=1, pieces=2, rescale="lazy", parts=parts)
     p, maker = small(s), family_of(s)
     lowered, trips = maker.build(p, s, H200), maker.trips(p, s, H200)
     sites = {

@@ -10,6 +10,7 @@ import pytest
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.families.mla.decisions import columns, own, register_limit, registers
+from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.eval.definition import load
@@ -97,7 +98,8 @@ def test_spaces_hold_what_runs(dev, packed) -> None:  # type: ignore[no-untyped-
     assert len(found) >= (1000 if not packed else 30)
     by_wgmma = f.core == "wgmma" if packed else f.tile == 0
     assert ((registers(f, p, dev) <= register_limit(f, dev)) | by_wgmma).all()
-    assert by_wgmma.sum() == (48 if packed and dev is H200 else 0)
+    alone = by_wgmma & (f.parts == 1) if packed else by_wgmma
+    assert alone.sum() == (48 if packed and dev is H200 else 0)
     assert (own(f, p) >= 1).all() and np.all(columns(f, p) % 16 == 0)
     assert set(np.unique(f.tile)) == {32, 64} and set(np.unique(f.warps)) == {4, 8}
 
@@ -160,11 +162,30 @@ def test_features_have_the_same_names_for_every_problem() -> None:
         (wgmma(stages=1), "two or more stages"),
         (wgmma(operand="registers"), "with wgmma eight warps multiply"),
         (prefill(lead=1), "with wgmma scores may come before another tile's values"),
+        (prefill(parts=4), "at most 16 CTAs for each SM, if tokens are in parts"),
+        (prefill(dependent=1), "a second kernel is for tokens in parts"),
+        (prefill(parts=2, sum_chunks=4), "loads no more than there are"),
     ],
 )
 def test_rules_refuse_by_their_sentence(s, sentence: str) -> None:  # type: ignore[no-untyped-def]
     p = problem(s.family == "mla_prefill")
     assert any(sentence in refusal for refusal in family_of(s).refusals(p, s, H200))
+
+
+def test_strategies_from_before_there_were_parts_have_one() -> None:
+    told = {"core", "lead", "pieces", "rescale", "parts", "dependent", "sum_chunks"}
+    old = {name: value for name, value in prefill().choices if name not in told}
+    revised = PREFILL.revise(old)
+    assert revised and Strategy("mla_prefill", tuple(revised.items())).key == prefill().key
+
+
+def test_few_queries_beside_many_keys_are_for_parts() -> None:
+    """By the model: many CTAs where one query of a sequence would leave most SMs idle, and none
+    where queries fill them."""
+    for sequences, tokens, queries, parts in ((22, 807, 22, (2, 4, 8)), (4, 1024, 2048, (1,))):
+        p = problem(True, 1, sequences, tokens, queries)
+        f = space(p).fields()
+        assert f.parts[np.argmax(model_tflops(PREFILL, f, p, H200))] in parts
 
 
 def test_a_chunk_is_no_longer_than_all_tokens_twice() -> None:

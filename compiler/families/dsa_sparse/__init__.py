@@ -58,7 +58,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     first = launch_of(k.build(), f"num_tokens * {Lists.of(k).cut}", "num_tokens")
     if not k.split:
         return first
-    return with_sums(first, k, CombineChunks(p, s, device), "num_tokens")
+    return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ptxflow.compiler.families.mla.decisions import (
     MAX_ROUNDS,
+    SECOND,
     SUMS_FIT,
     TILING,
     tiling_rules,
@@ -26,8 +27,7 @@ DECISIONS = (
     ),
     *TILING,
     Decision("prefetch", (0, 128, 256), "bytes of a latent that L2 brings at once; 0: 16 a lane"),
-    Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
-    Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
+    *SECOND,
 )
 
 

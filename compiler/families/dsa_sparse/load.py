@@ -9,7 +9,13 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.dsa_sparse.decisions import DECISIONS, chunks, span
-from ptxflow.compiler.families.mla.decisions import columns, resources, stage_bytes
+from ptxflow.compiler.families.mla.decisions import (
+    MMA_DIMS,
+    SUM_WARPS,
+    columns,
+    resources,
+    stage_bytes,
+)
 from ptxflow.compiler.families.mla.load import (
     Costs,
     latency_cycles,
@@ -33,6 +39,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
     c = costs_of("dsa_sparse", COSTS, device)
     zero, parts = 0 * f.warps, chunks(f, problem)
+    blocks = problem["num_tokens"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
     return Load(
         blocks=problem["num_tokens"] * parts,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
@@ -48,7 +55,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         dram_bytes=_dram(f, problem) * c.dram,
         setup_cycles=zero + c.start,
         special=f.tile * columns(f, problem),
-        following=sums_load(f, problem["num_tokens"], parts, problem["head_dim_ckv"], c),
+        following=sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
     )
 
 

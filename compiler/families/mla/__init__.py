@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import register
 from ptxflow.compiler.families.mla.attend import Attend
-from ptxflow.compiler.families.mla.combine import Combine
+from ptxflow.compiler.families.mla.combine import Combine, CombineParts
 from ptxflow.compiler.families.mla.decisions import (
     DECODE_DECISIONS,
     DECODE_RULES,
@@ -36,6 +36,7 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Choice, Family, Problem, Strategy, Trial, Trip
 
+Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
@@ -45,25 +46,32 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
     return Hopper(p, s, device) if by_wgmma else Attend(p, s, device)
 
 
+def combine(p: Problem, s: Strategy, device: Device) -> Combine:
+    """The second kernel."""
+    return (CombineParts if s.family == PREFILL else Combine)(p, s, device)
+
+
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel, and the one that adds chunks up where there are chunks."""
+    """The lowered kernel, and the one that adds chunks or parts up where there are some."""
     k = kernel(p, s, device)
-    return program(k.build(), Combine(p, s, device).build()) if k.split else k.build()
+    return program(k.build(), combine(p, s, device).build()) if k.split else k.build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Spans of no tile, one, as many as the ring has stages, one fewer, and past its second turn;
-    of a whole sequence, of a part, and CTAs without any; queries that fill a CTA and do not."""
+    of a whole sequence, of a part, and CTAs without any; queries that fill a CTA and do not; and
+    the second kernel."""
     k = kernel(p, s, device)
     counts = {0, 1, k.stages - 1, k.stages, 2 * k.stages + 1}
     asked = {0, 1, k.queries, k.queries + 1}
     if isinstance(k, Hopper):  # whose warpgroups have every other tile
         counts |= {2, 2 * k.stages + 2}
-        some = [_queries(k, 2, rows, rises=1) for rows in sorted(asked - {k.queries})]
-        out = [_queries(k, n, k.queries, rises) for n in sorted(counts) for rises in (0, 1)]
-        return [*some, *out]
+        some = [_queries(k, 2 * k.cut, rows, rises=1) for rows in sorted(asked - {k.queries})]
+        out = [_queries(k, n * k.cut, k.queries, r) for n in sorted(counts) for r in (0, 1)]
+        return [*some, *out, *_parts(p, s, device, counts)]
     if not k.decodes:
-        return [_queries(k, n, rows) for n in sorted(counts) for rows in sorted(asked)]
+        out = [_queries(k, n * k.cut, rows) for n in sorted(counts) for rows in sorted(asked)]
+        return [*out, *_parts(p, s, device, counts)]
     if not k.split:
         return [_chunk(k, n, 0) for n in sorted(counts)]
     most = k.chunk // k.tile
@@ -89,28 +97,65 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     if not number:
         written = (("output", k.heads, k.latent), ("lse", 1, k.heads))
     elif tiles:
-        written = (("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 16 * k.across))
+        written = _row(k)
     name = f"{tiles} tiles of {'a part' if number else 'a whole sequence'}"
     return Trip(name, tuple(values.items()), written, k.problem.family)
 
 
+def _row(k: Attend | Hopper) -> Written:
+    """What a CTA hands on."""
+    return ("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 2 * k.outputs.wide * k.across)
+
+
 def _sum(c: Combine, chunks: int) -> Trip:
     values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
-    written = (("output", c.heads, SUM_WARPS * 16), ("lse", 1, c.heads)) if chunks > 1 else ()
-    return Trip(f"{chunks} chunks", tuple(values.items()), written, c.entry)
+    return Trip(f"{chunks} chunks", tuple(values.items()), _share(c) if chunks > 1 else (), c.entry)
 
 
-def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0) -> Trip:
-    """The CTA that has the last queries of so many, for so many tiles; `rises`: and so do maxima,
-    far enough to rescale sums."""
+def _share(c: Combine) -> Written:
+    """What the first CTA of the second kernel writes."""
+    return ("output", c.heads, SUM_WARPS * c.outputs.dims), ("lse", 1, c.heads)
+
+
+def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
+    """The last parts of so many tiles each, and one behind a sequence's only tile; the sums of as
+    many parts as the second kernel tells apart, of a query and of the last that a place has room
+    for, if it is there."""
+    k = kernel(p, s, device)
+    if not k.split:
+        return []
+    last = [_queries(k, n * k.cut, k.queries, 1, k.cut - 1) for n in sorted({*counts} - {0})]
+    c = CombineParts(p, s, device)
+    some = [_added(c, n, 1) for n in _sums(c.loads) if n <= c.cut]
+    others = [_added(c, k.cut, rows, c.queries - 1) for rows in (0, c.queries, c.queries + 1)]
+    return [*last, _queries(k, 1, k.queries, 0, 1), *some, *others]
+
+
+def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
+    """The sums of a query of the first place, of so many tiles, of which each part has one."""
+    tokens = tiles * c.tile - 3 if tiles else 0
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
+    values = {COUNT: 1, "ctaid": query * (c.blocks // SUM_WARPS)}
+    values |= {f"c_{name}": n for name, n in mine.items()}
+    name = f"{tiles} parts of query {query} of {asked}"
+    return Trip(name, tuple(values.items()), _share(c) if asked > query == 0 else (), c.entry)
+
+
+def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0) -> Trip:
+    """The CTA that has the last queries of so many, and part `number` of so many tiles; `rises`:
+    and so do maxima, far enough to rescale sums."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
     mine |= {f"{site}_rises": rises for site in SITES}
-    values = {COUNT: 1, "ctas": places, "ctaid": 0, **_each(k, mine)}
+    values = {COUNT: 1, "ctas": places * k.cut, "ctaid": k.cut - 1 - number, **_each(k, mine)}
     written = (("output", asked * k.heads, k.latent), ("lse", asked, k.heads))
+    if k.split:
+        written = _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
-    return Trip(name, tuple(values.items()), written if asked == k.queries else ())
+    name += f", part {number}" if k.split else ""
+    first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
+    return Trip(name, tuple(values.items()), written if first else (), k.problem.family)
 
 
 def _each(k: Attend | Hopper, mine: dict[str, int]) -> dict[str, int]:
@@ -128,25 +173,27 @@ def _length(k: Attend | Hopper | Combine, tokens: int, prefix: str) -> dict[str,
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = kernel(p, s, device)
-    work = Work(k)
+    work, count = Work(k), "batch_size" if k.decodes else "(len_indptr - 1)"
+    grid = rows = count
     if not k.decodes:
-        count = "(len_indptr - 1)"
-        return launch_of(k.build(), work.tiles.places(count), count)
-    grid = work.sequences.places() if k.split else "batch_size"
-    first = launch_of(k.build(), grid, "batch_size")
-    if isinstance(k, Hopper) or not k.split:
-        return first
-    return with_sums(first, k, Combine(p, s, device), "batch_size")
+        grid = work.tiles.places(count)
+        if k.split:
+            grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
+    elif k.split:
+        grid = work.sequences.places()
+    first = launch_of(k.build(), grid, count)
+    return with_sums(first, combine(p, s, device), count, rows) if k.split else first
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
-    """Sequences of small heads past a ring's second turn, or of several chunks: three, of which one
-    is empty and the others are uneven, or one alone where chunks are long."""
+    """Sequences of small heads past a ring's second turn, in parts twice as long, or of several
+    chunks: three, of which one is empty and the others uneven, or one alone where chunks are
+    long."""
     k = kernel(p, s, device)
     page = 1 if p["page_size"] == 1 else 16
     sequences = 3 if k.chunk < LONG else 1
     turn = (2 * k.stages + 1) * k.tile + 3
-    tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.split else turn
+    tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 2)
     pages = max(3, -(-tokens // page))
     axes = dict(p.axes)
     changed = {
@@ -164,8 +211,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
-    """Choices of a prefill before there was one by wgmma."""
-    return {"core": MMA_SYNC, "lead": 0, "pieces": 1, "rescale": ALWAYS, **choices}
+    """Choices of a prefill before there was one by wgmma, or one in parts."""
+    by_wgmma: dict[str, Choice] = {"core": MMA_SYNC, "lead": 0, "pieces": 1, "rescale": ALWAYS}
+    return {**by_wgmma, "parts": 1, "dependent": 0, "sum_chunks": 1, **choices}
 
 
 MLA_DECODE = register(

@@ -13,7 +13,6 @@ from ptxflow.compiler.families.mla.problem import ELEMENT
 from ptxflow.compiler.families.mla.shape import LANES
 from ptxflow.compiler.families.mla.span import COUNT, Rows, Span, Work
 from ptxflow.compiler.ir import (
-    CTAID,
     LANE,
     WARP,
     Body,
@@ -199,6 +198,8 @@ class Attend(Multiplier):
 
     def _leave(self, span: Span) -> list[Body]:
         """Sums to the output where the span is the whole sequence, else to the workspace."""
+        if self.cut > 1:
+            return self._hand_on()
         whole = self._put(span)
         if not self.split:
             return whole
@@ -236,13 +237,14 @@ class Attend(Multiplier):
         out: list[Body] = []
         for d in range(self.warp_blocks):
             for n in range(self.across):
-                index, place = self.place_of(CTAID, WARP * self.warp_blocks + d, n)
+                index, place = self.place_of(self.number, WARP * self.warp_blocks + d, n)
                 out.append(
                     at.st_global(param("sums"), index, 1, place, self.sum_of(d, n), element=16)
                 )
         stats: list[Body] = []
         for n in range(self.across):
-            index, place = self.stats_of(CTAID, n)
+            index, place = self.stats_of(self.number, n)
             both = self.both_of(n)
-            stats.append(at.st_global(param("stats"), index, LANE < 4, place, both, element=16))
+            first = self.outputs.first
+            stats.append(at.st_global(param("stats"), index, first, place, both, element=16))
         return [*out, when(WARP.eq(0), stats)]

@@ -1,21 +1,22 @@
 """The second kernel: what the chunks of a sequence come to, divided by the sum of weights.
 
-A warp adds up a block of 16 dims for all heads, which its lanes hold as an MMA left it. Sequences
-of one chunk have been written by the first kernel.
+A warp adds up a block of some dims for all heads, which its lanes hold as an MMA left it. Sequences
+of one chunk have been written by the first kernel; for a prefill in parts it writes no output.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.attention.sequences import Sequences
-from ptxflow.compiler.families.attention.softmax import Registers, constants
+from ptxflow.compiler.families.attention.softmax import MINUS_ONE, ONE, Registers
 from ptxflow.compiler.families.mla.decisions import SUM_WARPS
 from ptxflow.compiler.families.mla.kernel import FLOOR
 from ptxflow.compiler.families.mla.shape import QUAD, Shape
-from ptxflow.compiler.families.mla.span import COUNT
+from ptxflow.compiler.families.mla.span import COUNT, Work
 from ptxflow.compiler.ir import (
     CTAID,
     WARP,
@@ -32,6 +33,17 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.strategy import Problem, Strategy
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What CTAs handed on for a row of queries: in `chunks` rows of the workspace from `first` on,
+    its heads from piece `column` on."""
+
+    chunks: UOp
+    first: UOp
+    row: UOp
+    column: Value = 0
 
 
 class Parts(Protocol):
@@ -53,7 +65,7 @@ class Combine(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.loads = int(s.sum_chunks)
+        self.loads, self.pieces = int(s.sum_chunks), self.heads // self.outputs.wide
         self.sequences, self.registers, self.tables = self.parts()
         self.entry = f"{problem.family}_combine"
         self.r = Registers("c_")
@@ -72,11 +84,7 @@ class Combine(Shape):
     def build(self) -> UOp:
         """The lowered kernel."""
         unit = CTAID * SUM_WARPS + WARP
-        sequence, block = unit // self.blocks, unit % self.blocks
-        work = [
-            *self.sequences.lengths(sequence),
-            when(const(1) < self.sequences.chunks, self._block(sequence, block)),
-        ]
+        work = self.work(unit // self.blocks, unit % self.blocks)
         info = KernelInfo(
             name=self.entry,
             arch=self.device.arch,
@@ -86,39 +94,49 @@ class Combine(Shape):
             storage=(*self.registers, *self.r.storage),
             dependent=bool(self.s.dependent),
         )
-        return finish(info, when(sequence < param(COUNT), *work))
+        return finish(info, *work)
 
-    def _block(self, sequence: UOp, block: UOp) -> list[Body]:
+    def work(self, sequence: UOp, block: UOp) -> list[UOp]:
+        """A block of the query of a sequence in chunks."""
+        chunks, first = self.sequences.chunks, self.sequences.first_place(sequence)
+        some = self.block(Handed(chunks, first, sequence), block)
+        found = self.sequences.lengths(sequence)
+        return [when(sequence < param(COUNT), found, when(const(1) < chunks, some))]
+
+    def block(self, handed: Handed, block: UOp) -> list[Body]:
         """All heads of a block of dims."""
         r, first = self.r, var("c_first")
-        begin: list[Body] = [constants(r)]
-        for n in range(self.across):
-            begin += [at.mov(r(f"top{n}", 2), FLOOR), at.mov(r(f"total{n}", 2), 0)]
+        begin: list[Body] = [  # which nobody needs where queries see no token
+            at.mov(r("one", 1), ONE, unread="dst"),
+            at.mov(r("minus_one", 1), MINUS_ONE, unread="dst"),
+        ]
+        for n in range(self.pieces):
+            begin += [at.mov(r(f"top{n}", 2), FLOOR, unread="dst"), at.mov(r(f"total{n}", 2), 0)]
             begin.append(at.mov(r(f"sums{n}", QUAD), 0))
         return [
             begin,
             at.grid_wait() if self.s.dependent else None,
             loop(
                 first,
-                self.sequences.chunks,
-                self._load(sequence, first, block),
-                [self._merge(n, first) for n in range(self.across)],
+                handed.chunks,
+                self._load(handed, first, block),
+                [self._merge(n, first, handed.chunks) for n in range(self.pieces)],
                 step=self.loads,
                 rolled=True,
             ),
-            [self._leave(n, sequence, block) for n in range(self.across)],
+            [self._leave(n, handed, block) for n in range(self.pieces)],
         ]
 
-    def _load(self, sequence: UOp, first: UOp, block: UOp) -> list[UOp]:
+    def _load(self, handed: Handed, first: UOp, block: UOp) -> list[UOp]:
         """Some chunks; past the last one that one again."""
         out = list[UOp]()
         for i in range(self.loads):
-            number = (first + i).min(self.sequences.chunks - 1)
-            row = self.sequences.first_place(sequence) + number
-            for n in range(self.across):
+            row = handed.first + (first + i).min(handed.chunks - 1)
+            for n in range(self.pieces):
+                column = handed.column + n
                 for name, (index, place) in (
-                    ("stats", self.stats_of(row, n)),
-                    ("sums", self.place_of(row, block, n)),
+                    ("stats", self.stats_of(row, column)),
+                    ("sums", self.place_of(row, block, column)),
                 ):
                     target = self.r(f"{name}{n}_{i}", QUAD)
                     out.append(
@@ -126,7 +144,7 @@ class Combine(Shape):
                     )
         return out
 
-    def _merge(self, n: int, first: UOp) -> list[UOp]:
+    def _merge(self, n: int, first: UOp, chunks: UOp) -> list[UOp]:
         """Sums so far and what was loaded, under the higher maximum."""
         r, count, out = self.r, 2 * self.loads, list[UOp]()
         tops, totals = r(f"tops{n}", count), r(f"totals{n}", count)
@@ -135,7 +153,7 @@ class Combine(Shape):
             out.append(at.copy(part(tops, 2 * i, 2), part(stats, 0, 2)))
             out.append(at.copy(part(totals, 2 * i, 2), part(stats, 2, 2)))
             if i:
-                out.append(at.hide(part(tops, 2 * i, 2), first + i < self.sequences.chunks))
+                out.append(at.hide(part(tops, 2 * i, 2), first + i < chunks))
         found, higher, change, lower = (
             r(f"{name}{n}", 2) for name in ("found", "higher", "change", "lower")
         )
@@ -153,20 +171,40 @@ class Combine(Shape):
             at.fold_sum(more, totals),
             at.rescale(total, factor),
             at.add_f32(total, more),
-            at.rescale(sums, factor),
+            self.outputs.rescale(sums, factor),
         ]
         for i in range(self.loads):
             theirs = r(f"sums{n}_{i}", QUAD)
-            out += [at.rescale(theirs, part(weight, 2 * i, 2)), at.add_f32(sums, theirs)]
+            rescale = self.outputs.rescale(theirs, part(weight, 2 * i, 2))
+            out += [rescale, at.add_f32(sums, theirs)]
         return out
 
-    def _leave(self, n: int, sequence: UOp, block: UOp) -> list[Body]:
-        r = self.r
+    def _leave(self, n: int, handed: Handed, block: UOp) -> list[Body]:
+        r, row, column = self.r, handed.row, n * self.outputs.wide
         top, total, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
         statements, factor = self.outputs.share(r, top, total)
         return [
             statements,
-            at.rescale(sums, factor),
-            self.outputs.put(r, sequence, 8 * n, block * 16, sums),
-            when(block.eq(0), self.outputs.put_lse(r, sequence, 8 * n, top, total)),
+            self.outputs.rescale(sums, factor),
+            self.outputs.put(r, row, column, block * self.outputs.dims, sums),
+            when(block.eq(0), self.outputs.put_lse(r, row, column, top, total)),
         ]
+
+
+class CombineParts(Combine):
+    """The second kernel of a prefill: a query of a place, whose tiles of tokens are in parts."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.places = Work(self, "c_")
+        self.registers, self.tables = self.places.storage, (*self.tables, "qo_indptr")
+
+    def work(self, number: UOp, block: UOp) -> list[UOp]:
+        """A block of a query, where there is one."""
+        place, query = number // self.queries, number % self.queries
+        found, span = self.places.queries(place)
+        share = self.places.share(span)
+        chunks = (span.tiles + (share - 1)) // share
+        handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
+        present = span.present & (query < span.queries)
+        return [*found, when(present, self.block(handed, block))]

@@ -3,7 +3,8 @@
 A CTA takes the heads of a few queries as columns of its MMAs and tokens as rows: S^T = K Q^T,
 O^T = V^T P^T. `warps` warps lie on the tokens of a tile and on the columns for the scores, and on
 the dims of the latent for the sums. In decoding sequences are cut into chunks, and a second kernel
-adds up what the chunks of a sequence come to. A prefill by wgmma: see `hopper_decisions`.
+adds up what the chunks of a sequence come to; in a prefill it does so for tokens in parts. A
+prefill by wgmma: see `hopper_decisions`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ TILING = (
     Decision("scores", (COLUMNS, DIMS), "what warps part for the scores, besides tokens"),
     Decision("operand", (SHARED, REGISTERS), "where queries are kept for the scores"),
 )
+SECOND = (
+    Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
+    Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
+)
 DECODE_DECISIONS = (
     Decision(
         "chunk",
@@ -44,8 +49,7 @@ DECODE_DECISIONS = (
         "tokens of a CTA; 0: all of a sequence",
     ),
     *TILING,
-    Decision("dependent", (0, 1), "the second kernel starts while the first still runs"),
-    Decision("sum_chunks", (1, 2, 4, 8), "chunks that the second kernel loads at a time"),
+    *SECOND,
 )
 PREFILL_DECISIONS = (
     Decision("core", (MMA_SYNC, WGMMA), "the instruction that multiplies"),
@@ -54,6 +58,8 @@ PREFILL_DECISIONS = (
     Decision("lead", (0, 1, 2, 3), "parts of a tile's scores before the values of the last one"),
     Decision("pieces", (1, 2), "of a tile's weights, handed over one by one"),
     Decision("rescale", (ALWAYS, LAZY), "sums follow each new maximum, or one far above the last"),
+    Decision("parts", (1, 2, 4, 8, 16, 32), "CTAs that share the tokens of their queries"),
+    *SECOND,
 )
 
 
@@ -265,4 +271,23 @@ def _with_mma_sync(each: Rule) -> Rule:
     )
 
 
-PREFILL_RULES = (*map(_with_mma_sync, tiling_rules("queries")), *hopper.RULES)
+def places(f: Fields, problem: Problem) -> Any:
+    """The most tiles of queries there can be, none across sequences."""
+    return problem["total_q"] // f.queries + problem["len_indptr"] - 1
+
+
+PREFILL_RULES = (
+    *map(_with_mma_sync, tiling_rules("queries")),
+    *hopper.RULES,
+    rule(
+        f"there are at most {MAX_ROUNDS} CTAs for each SM, if tokens are in parts",
+        "queries parts",
+        lambda f, p, d: (f.parts == 1) | (places(f, p) * f.parts <= MAX_ROUNDS * d.sms),
+    ),
+    rule(
+        "a second kernel is for tokens in parts, and loads no more than there are",
+        "parts dependent sum_chunks",
+        lambda f, p, d: (f.sum_chunks <= f.parts) & ((f.parts > 1) | (f.dependent == 0)),
+    ),
+    SUMS_FIT,
+)

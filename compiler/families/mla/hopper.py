@@ -57,12 +57,13 @@ class Hopper(Parts):
     def params(self) -> tuple[tuple[str, str], ...]:
         tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
         inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "qo_indptr", *tables)
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse"))
+        left = ("sums", "stats") if self.split else ()
+        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
         return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        roles = []
+        roles = [at.grid_launch_dependents()] if self.split and self.s.dependent else []
         for number, (name, side) in enumerate(zip(("left", "right"), self.sides, strict=True)):
             find, span = side.work.find()
             some = loop(var(f"{side.prefix}some"), self._any(span), side.multiply(span))
@@ -87,8 +88,10 @@ class Hopper(Parts):
         return finish(info, *roles)
 
     def _any(self, span: Span) -> UOp:
-        """1 where there are queries, else 0: wgmma may stand in a loop, and under no condition."""
-        return (span.asked - span.asked.min(self._first(span))).min(1)
+        """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,
+        and under no condition."""
+        some = (span.asked - span.asked.min(self._first(span))).min(1)
+        return some.min(span.tiles) if self.split else some
 
     def _first(self, span: Span) -> UOp:
         """The CTA's first query of its sequence's."""

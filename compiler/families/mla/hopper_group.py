@@ -149,12 +149,16 @@ class Warpgroup(Leaver):
                 )
         return out
 
+    def _token(self, span: Span, t: UOp) -> UOp:
+        """The first token of a tile."""
+        return span.first + t * self.kernel.tile
+
     def _hide(self, t: UOp, span: Span) -> UOp:
         """Scores of tokens that a row's query does not see."""
         rooms = []
         for half in range(2):
             query = (self.row + (LANE >> 2) + 8 * half) // self.kernel.heads
-            rooms.append(span.seen(query) - t * self.kernel.tile - ((LANE & 3) << 1))
+            rooms.append(span.seen(query) - self._token(span, t) - ((LANE & 3) << 1))
         return at.hide_columns(self.scores, self.scores, *rooms)
 
     # -- weights and values -------------------------------------------------------------------
@@ -165,7 +169,7 @@ class Warpgroup(Leaver):
         k, softmax = self.kernel, self.softmax
         out: list[Body] = [
             self._release(k.rotary, t),
-            when(span.seen(0) < (t + 1) * k.tile, self._hide(t, span)),
+            when(span.seen(0) < self._token(span, t + 1), self._hide(t, span)),
             softmax.refer(site, self.scores),
         ]
         for piece, columns in enumerate(self._columns()):

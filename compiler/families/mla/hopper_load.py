@@ -43,7 +43,7 @@ def load(f: Fields, problem: Problem, device: Device, c: Costs, other: Load) -> 
         smem_bytes=_shared(f, latent, row),
         l2_bytes=f.tile * row,
         issue_cycles=_exposed(f, c),
-        epilogue_cycles=other.epilogue_cycles + c.stage,
+        epilogue_cycles=other.epilogue_cycles + np.where(f.parts > 1, 0.0, c.stage),
         setup_cycles=other.setup_cycles + c.ask,
         special=f.tile * ROWS,
     )

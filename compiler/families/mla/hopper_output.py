@@ -11,6 +11,7 @@ from ptxflow.compiler.families.mla.hopper_decisions import LINE, ROWS, WARPS
 from ptxflow.compiler.families.mla.hopper_parts import BLOCK, LINES, WIDE, Part, Parts
 from ptxflow.compiler.families.mla.hopper_softmax import PAIR, Softmax
 from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.shape import QUAD
 from ptxflow.compiler.families.mla.span import Span
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle, slot
 
@@ -35,6 +36,8 @@ class Leaver:
 
     def leave(self, span: Span) -> list[Body]:
         """Both warpgroups add their weights up, then each stores its columns."""
+        if self.kernel.split:
+            return self._hand_on()
         out, factor, lse = self._normal()
         if self.side == 0:
             out += [self._store_lse(span, lse, half) for half in range(2)]
@@ -45,6 +48,29 @@ class Leaver:
             for block in range(self.values.blocks):
                 out += self._store_lines(span, first, block)
         return out
+
+    def _hand_on(self) -> list[Body]:
+        """Sums as they are, maxima in base 2 and sums of weights to the workspace."""
+        k, n = self.kernel, WARP % (WARPS // 2)
+        out, own = self._total()
+        for column in range(0, k.half, k.outputs.dims):
+            block = (self.side * k.half + column) // k.outputs.dims
+            index, place = k.place_of(k.number, block, n)
+            sums = part(self.sums, column // 2, QUAD)
+            out.append(at.st_global(param("sums"), index, 1, place, sums, element=CHUNK))
+        if self.side == 1:
+            meeting = at.named_arrive(id=MEETING, threads=32 * WARPS)
+            return [*out, self.tell(k.totals, own), meeting]
+        stats, (both, total) = self.r("stats", QUAD), self._both(own)
+        index, place = k.stats_of(k.number, n)
+        return [
+            *out,
+            at.named_sync(id=MEETING, threads=32 * WARPS),
+            both,
+            at.scale_f32(part(stats, 0, 2), self.softmax.top, self.softmax.scale),
+            at.copy(part(stats, 2, 2), total),
+            at.st_global(param("stats"), index, k.outputs.first, place, stats, element=CHUNK),
+        ]
 
     # -- sums of weights ----------------------------------------------------------------------
 
@@ -69,20 +95,29 @@ class Leaver:
             out.append(at.ld_shared_lanes(part(values, half, 1), place, offset))
         return out
 
-    def _normal(self) -> tuple[list[Body], UOp, UOp]:
-        """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
+    def _total(self) -> tuple[list[Body], UOp]:
+        """Statements for, and registers with, the sums of weights of its own tiles."""
         r, out, own = self.r, list[Body](), self.softmax.total
         for lanes in PAIR:
             moved, both = r(f"total_moved{lanes}_", 2), r(f"total_both{lanes}_", 2)
             out += [at.shuffle_xor(moved, own, lanes=lanes), at.sum_f32(both, own, moved)]
             own = both
-        theirs, total, lse = r("their_total", 2), r("whole_total", 2), r("lse", 2)
+        return out, own
+
+    def _both(self, own: UOp) -> tuple[list[UOp], UOp]:
+        """The same of all tiles, when the other side has told its own."""
+        theirs, total = self.r("their_total", 2), self.r("whole_total", 2)
+        return [*self.hear(self.kernel.totals, theirs), at.sum_f32(total, own, theirs)], total
+
+    def _normal(self) -> tuple[list[Body], UOp, UOp]:
+        """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
+        out, own = self._total()
+        (both, total), lse = self._both(own), self.r("lse", 2)
         normal, factor, log = self.softmax.normal(total)
         out += [
             self.tell(self.kernel.totals, own),
             at.named_sync(id=MEETING, threads=32 * WARPS),
-            self.hear(self.kernel.totals, theirs),
-            at.sum_f32(total, own, theirs),
+            both,
             normal,
         ]
         if self.side == 0:

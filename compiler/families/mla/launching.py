@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ptxflow.compiler.families.mla.attend import Attend
 from ptxflow.compiler.families.mla.combine import Combine
 from ptxflow.compiler.families.mla.decisions import SUM_WARPS
 from ptxflow.compiler.families.mla.shape import BLOCK
@@ -34,18 +33,19 @@ def launch_of(kernel: UOp, grid: Expr, count: Expr) -> Launch:
     )
 
 
-def with_sums(first: Launch, k: Attend, c: Combine, count: Expr) -> Launch:
-    """Both launches; each CTA of the first has a row of the workspace."""
+def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
+    """Both launches; each CTA of the first has a row of the workspace. `count`: of sequences;
+    `rows`: of queries that the second adds up."""
     then = Launch(
         entry=c.entry,
-        grid=(f"{count} * {c.blocks // SUM_WARPS}", "1", "1"),
+        grid=(f"{rows} * {c.blocks // SUM_WARPS}", "1", "1"),
         block=32 * SUM_WARPS,
         cluster=(1, 1, 1),
         smem_bytes=0,
         params=tuple(_param(given, count) for given in c.params),
         dependent=bool(c.s.dependent),
     )
-    sizes = (("sums", k.blocks * k.across * BLOCK), ("stats", 16 * k.across))
+    sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
     return replace(first, then=(then,), workspace=workspace)
 

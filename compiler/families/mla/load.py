@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ptxflow.compiler.families.mla.decisions import (
     DECODE_DECISIONS,
     DIMS,
     MMA_COLUMNS,
+    MMA_DIMS,
     MMA_TOKENS,
     PARTS,
     PREFILL_DECISIONS,
@@ -50,7 +51,7 @@ class Costs(hopper_load.Costs):
 
 
 CHUNKS, QUERIES = choices(DECODE_DECISIONS, "chunk"), choices(PREFILL_DECISIONS, "queries")
-TILES = choices(TILING, "tile")
+TILES, CUTS = choices(TILING, "tile"), choices(PREFILL_DECISIONS, "parts")
 MOST_TOKENS = 64  # of a step
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
 
@@ -76,7 +77,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
         setup_cycles=zero + c.start,
         special=f.tile * columns(f, problem),
         imbalance=imbalance,
-        following=_second(f, problem, c) if decodes(problem) else None,
+        following=_second(f, problem, device, c),
     )
 
 
@@ -91,7 +92,7 @@ def prefill_load(f: Fields, problem: Problem, device: Device) -> Load:
         for each in fields(Load)
         if each.name != "following"
     }
-    return Load(**both)
+    return Load(**both, following=others.following)
 
 
 def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
@@ -103,10 +104,18 @@ def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
         chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
         each = np.ceil(length / chunk)
         return count * each, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
-    blocks = count * np.ceil(problem["total_q"] / count / f.queries)
-    rounds = np.maximum(blocks / device.sms, 1.0)
     mean = seen(problem)
-    return blocks, np.ceil(mean / f.tile), 1 + (length / mean - 1) / rounds
+    steps, parts = _shares(f, problem)
+    blocks = count * np.ceil(problem["total_q"] / count / f.queries) * parts
+    rounds = np.maximum(blocks / device.sms, 1.0)
+    return blocks, steps, 1 + (length / mean - 1) / rounds
+
+
+def _shares(f: Fields, problem: Problem) -> tuple[Any, Any]:
+    """Tiles of a part of what a query of a prefill sees, and parts that have some."""
+    tiles = np.ceil(seen(problem) / f.tile)
+    steps = np.ceil(tiles / f.parts)
+    return steps, np.ceil(tiles / steps)
 
 
 def seen(problem: Problem) -> float:
@@ -145,25 +154,39 @@ def latency_cycles(f: Fields, problem: Problem, c: Costs) -> Any:
 
 
 def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
-    """Bytes; in decoding what chunks hand on is written, and read from L2."""
-    if not decodes(problem):
-        return problem.bytes + 0 * f.warps
-    handed = np.where(blocks > problem["batch_size"], blocks * columns(f, problem) * 4, 0)
+    """Bytes; what chunks or parts hand on is written, and read from L2."""
+    split = blocks > problem["batch_size"] if decodes(problem) else f.parts > 1
+    handed = np.where(split, blocks * columns(f, problem) * 4, 0)
     return problem.bytes + handed * problem["head_dim_ckv"]
 
 
-def _second(f: Fields, problem: Problem, c: Costs) -> Load:
+def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    if not decodes(problem):
+        return _parts_load(f, problem, device, c)
     length = tokens(problem) / problem["batch_size"]
     chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
-    return sums_load(f, problem["batch_size"], chunks, problem["head_dim_ckv"], c)
+    blocks = problem["batch_size"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
 
 
-def sums_load(f: Fields, sequences: int, chunks: Any, latent: int, c: Costs) -> Load:
+def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
+    count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
+    heads, latent = 4 * problem["num_qo_heads"], problem["head_dim_ckv"]  # bytes; dims
+    rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
+    dims = SUM_WARPS * np.where(f.core == WGMMA, MMA_COLUMNS, MMA_DIMS)
+    return replace(
+        sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
+        l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,
+        dram_bytes=np.maximum(rows * parts * latent * heads - device.l2_bytes, 0),
+    )
+
+
+def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Load:
     """The second kernel, which few bytes pass: it waits for its loads."""
-    zero, split = 0 * f.warps, f.chunk > 0
-    blocks = sequences * (latent // 16 // SUM_WARPS)
+    zero = 0 * f.warps
     return Load(
-        blocks=np.where(split, blocks, 0),
+        blocks=blocks,
         resident=zero + 8,
         tiles=zero + 1,
         steps=np.where(chunks > 1, np.ceil(chunks / f.sum_chunks), 1),
@@ -202,7 +225,8 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
 
 def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
     """Sizes, how full tiles of tokens are, and for the queries of a CTA how full it is, how CTAs
-    spread, and what the busiest SM does beside other choices: in steps, and in those of queries."""
+    spread, and what the busiest SM does beside other choices: in steps, and in those of queries;
+    and for the parts of what as many queries as fit see how CTAs spread, and their steps."""
     count = problem["len_indptr"] - 1
     length, each = tokens(problem) / count, problem["total_q"] / count
     out = {
@@ -214,12 +238,19 @@ def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
     }
     out |= {f"filled_tile_{tile}": filled(seen(problem), tile) for tile in TILES}
     out |= compared("tile", {str(t): math.ceil(seen(problem) / t) * t for t in TILES})
-    short, worth = dict[str, float](), dict[str, float]()
+    short, worth, parted = dict[str, float](), dict[str, float](), dict[str, float]()
     for queries in QUERIES:
-        f = Fields({"queries": queries, "tile": MOST_TOKENS})
+        f = Fields({"queries": queries, "tile": MOST_TOKENS, "parts": 1})
         blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))
         short[str(queries)] = math.ceil(blocks / device.sms) * steps * imbalance
         worth[str(queries)] = short[str(queries)] * queries
         out[f"filled_{queries}"] = filled(each, queries)
         out |= spread(str(queries), blocks, device)
+    most = min(max(MOST_TOKENS // problem["num_qo_heads"], 1), QUERIES[-1])
+    for cut in CUTS:
+        f = Fields({"queries": most, "tile": MOST_TOKENS, "parts": cut})
+        blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))
+        parted[str(cut)] = math.ceil(blocks / device.sms) * steps * imbalance
+        out |= spread(f"parts_{cut}", blocks, device)
+    out |= compared("parts", parted)
     return out | compared("short", short) | compared("worth", worth)

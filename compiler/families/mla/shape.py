@@ -15,8 +15,19 @@ from ptxflow.compiler.families.mla.decisions import (
     latent_pitch,
     rope_pitch,
 )
+from ptxflow.compiler.families.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.families.tensors import PTX_TYPE
-from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, param, part, rectangle
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    UOp,
+    Value,
+    global_tensor,
+    param,
+    part,
+    rectangle,
+    special,
+)
 from ptxflow.compiler.strategy import Problem, Strategy
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
@@ -26,15 +37,23 @@ BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a row of queries goes: output [rows, heads, latent], lse [rows, heads]."""
+    """Where a row of queries goes: output [rows, heads, latent], lse [rows, heads].
+
+    Sums are in blocks of `dims` dims by `wide` heads, as an MMA left them: lane l has two heads of
+    each, those of `lane`.
+    """
 
     heads: int
     latent: int
     dtype: str
 
+    wide, dims = MMA_COLUMNS, MMA_DIMS
+    lane = LANE & 3
+    first = LANE < 4  # of those with the same heads
+    rescale = staticmethod(at.rescale)
+
     def put(self, r: Registers, row: UOp, column: int, dim: Value, sums: UOp) -> list[UOp]:
-        """A block of 16 dims from `dim` by 8 heads from `column`, as an MMA left it: eight dims of
-        a head go together."""
+        """A block from `dim` and the head `column` on: eight dims of a head go together."""
         out = list[UOp]()
         for half in range(2):
             packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
@@ -65,7 +84,7 @@ class Outputs:
             at.st_global(
                 param("lse"),
                 row * self.heads + column + (LANE << 1),
-                LANE < 4,
+                self.first,
                 rectangle(global_tensor("lse"), row, column, 1, MMA_COLUMNS),
                 lse,
                 element=4,
@@ -82,8 +101,41 @@ class Outputs:
         ], factor
 
 
+class RowOutputs(Outputs):
+    """The same of sums as wgmma leaves them, whose rows are heads: a lane has dims side by side."""
+
+    wide, dims = MMA_TOKENS, MMA_COLUMNS
+    lane = LANE >> 2
+    first = (LANE & 3).eq(0)
+    rescale = staticmethod(at.rescale_rows)
+
+    def put(self, r: Registers, row: UOp, column: int, dim: Value, sums: UOp) -> list[UOp]:
+        out = list[UOp]()
+        for half in range(2):
+            packed, head = r(f"packed{half}", 1), row * self.heads + column + 8 * half
+            place = rectangle(global_tensor("output"), head, dim, 8, self.dims)
+            index = (head + self.lane) * self.latent + dim + ((LANE & 3) << 1)
+            out += [
+                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
+                at.st_global(param("output"), index, 1, place, packed, element=2),
+            ]
+        return out
+
+    def put_lse(self, r: Registers, row: UOp, column: int, top: UOp, total: UOp) -> list[UOp]:
+        log, lse = r("log", 2), r("lse", 2)
+        out = [at.log2_f32(log, total), at.sum_f32(lse, log, top)]
+        for half in range(2):
+            head = column + 8 * half
+            place = rectangle(global_tensor("lse"), row, head, 1, 8)
+            index = row * self.heads + head + self.lane
+            found = part(lse, half, 1)
+            out.append(at.st_global(param("lse"), index, self.first, place, found, element=4))
+        return out
+
+
 class Shape:
-    """Sizes; a *block* is 16 dims of the latent, an MMA's columns are 8 heads of a query."""
+    """Sizes; a *block* is some dims of the latent, and `across` pieces of it are all columns: the
+    heads of a query, of which an MMA has 8 and a wgmma's fragment 16."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -93,23 +145,28 @@ class Shape:
         self.page_size, self.dtype = problem["page_size"], PTX_TYPE[problem.dtype]
         self.chunk = int(s.chunk) if self.decodes else 0
         self.queries = 1 if self.decodes else int(s.queries)
-        self.across = self.queries * self.heads // MMA_COLUMNS
+        self.cut = 1 if self.decodes else int(s.parts)  # CTAs of a tile of queries
         self.tile, self.warps, self.stages = int(s.tile), int(s.warps), int(s.stages)
         self.rows = self.tile // MMA_TOKENS  # warps side by side on a tile's tokens
         self.groups = self.warps // self.rows
+        by_rows = not self.decodes and s.core == WGMMA
+        outputs = RowOutputs if by_rows else Outputs
+        self.outputs = outputs(self.heads, self.latent, self.dtype)
+        self.across = self.queries * self.heads // self.outputs.wide
         self.own = self.across // self.groups
-        self.blocks = self.latent // MMA_DIMS
+        self.blocks = self.latent // self.outputs.dims
         self.latent_pitch, self.rope_pitch = latent_pitch(problem), rope_pitch(problem)
-        self.outputs = Outputs(self.heads, self.latent, self.dtype)
-        self.split = self.chunk > 0
+        self.split = self.chunk > 0 or self.cut > 1
+        self.number = CTAID if self.decodes else special("ctas") - 1 - CTAID  # late queries first
 
-    def place_of(self, row: Value, block: Value, n: int) -> tuple[UOp, UOp]:
+    def place_of(self, row: Value, block: Value, n: Value) -> tuple[UOp, UOp]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""
         index = ((row * self.blocks + block) * self.across + n) * LANES + LANE
         column = (block * self.across + n) * BLOCK
         return index, rectangle(global_tensor("sums"), row, column, 1, BLOCK)
 
-    def stats_of(self, row: Value, n: int) -> tuple[UOp, UOp]:
-        """The same of maxima and sums of 8 columns: four lanes have two of each."""
-        index = (row * self.across + n) * QUAD + (LANE & 3)
-        return index, rectangle(global_tensor("stats"), row, n * 16, 1, 16)
+    def stats_of(self, row: Value, n: Value) -> tuple[UOp, UOp]:
+        """The same of maxima and sums of a piece's columns: a lane has two of each."""
+        wide = self.outputs.wide
+        index = (row * self.across + n) * (wide // 2) + self.outputs.lane
+        return index, rectangle(global_tensor("stats"), row, n * (2 * wide), 1, 2 * wide)

@@ -3,13 +3,13 @@ prefill. Lengths are data: a CTA finds its sequence by its own number."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ptxflow.compiler.families.attention.queries import QueryTiles
 from ptxflow.compiler.families.attention.sequences import Sequences
 from ptxflow.compiler.families.mla.shape import Shape
-from ptxflow.compiler.ir import CTAID, UOp, Value, const, param, special, value
+from ptxflow.compiler.ir import CTAID, UOp, Value, const, param, value
 
 COUNT = "sequences"  # the parameter: how many there are
 
@@ -82,7 +82,7 @@ class Work:
     def find(self) -> tuple[list[UOp], Span]:
         """Statements that find the span, and the span."""
         if not self.shape.decodes:
-            return self._queries()
+            return self._part() if self.shape.split else self.queries(self.shape.number)
         return self._chunk() if self.shape.split else self._sequence()
 
     def _sequence(self) -> tuple[list[UOp], Span]:
@@ -106,10 +106,22 @@ class Work:
         tokens, tiles = self.sequences.tokens, self._tiles(first, end)
         return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0))
 
-    def _queries(self) -> tuple[list[UOp], Span]:
-        """Some queries of a sequence, and the tokens that the last of them sees; those of later
-        queries, which see more, come first."""
-        place = special("ctas") - 1 - CTAID
+    def _part(self) -> tuple[list[UOp], Span]:
+        """Some of the tiles that the queries of a place see, if there are any."""
+        cut, number = self.shape.cut, self.shape.number
+        body, span = self.queries(number // cut)
+        tokens = self.share(span) * self.shape.tile
+        first = number % cut * tokens
+        end = (first + tokens).min(span.end)
+        tiles, present = self._tiles(first, end), span.present & (first < end)
+        return body, replace(span, first=first, end=end, tiles=tiles, present=present)
+
+    def share(self, span: Span) -> UOp:
+        """Tiles of a part of a place's, at least one."""
+        return (span.tiles - span.tiles.min(1)) // self.shape.cut + 1
+
+    def queries(self, place: UOp) -> tuple[list[UOp], Span]:
+        """Some queries of a sequence, and the tokens that the last of them sees."""
         body, sequence = self.tiles.find(place, param(COUNT))
         first = self.tiles.first(place, sequence)
         asked, tokens = self.tiles.count, self.sequences.tokens
