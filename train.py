@@ -71,11 +71,18 @@ def new_settings(args: argparse.Namespace) -> Settings:
         measurements=preset.measurements,
         threads=args.threads or 1,
         compute=compute,
-        train={**preset.train, **(ON_GPU if compute == "cuda" else {}), **given},
+        train=scaled({**preset.train, **(ON_GPU if compute == "cuda" else {}), **given}, args.rate),
         reward=reward,
         live=args.measure or 0,
         init=str(args.init) if args.init else None,
     )
+
+
+def scaled(options: dict[str, Any], factor: float | None) -> dict[str, Any]:
+    """A training's options with its learning rates times a factor."""
+    from ptxflow.gfn.training import RATES
+
+    return options | {n: factor * options.get(n, r) for n, r in RATES.items() if factor}
 
 
 @dataclass(frozen=True)

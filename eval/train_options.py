@@ -124,6 +124,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=positive(int),
         help="strategies a step (default: 1024; demo 256; on a GPU 16384)")  # fmt: skip
     add("--width", type=positive(int), help="of the networks (default: 256)")
+    add(
+        "--rate",
+        type=positive(float),
+        metavar="FACTOR",
+        help="times the usual learning rates; with --init, 0.1 keeps what is nearly right",
+    )
     add("--tau", type=positive(float), help="temperature over the attainable TFLOP/s")
     add(
         "--reward",
@@ -155,8 +161,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--reward policy needs --definition")
     if args.resume:
         fixed = (
-            "device", "definitions", "preset", "compute", "batch", "width", "tau", "seed", "out",
-            "reward", "surrogate", "measurements", "measure", "init", "definition",
+            "device", "definitions", "preset", "compute", "batch", "width", "rate", "tau", "seed",
+            "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,6 +60,9 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+RATES = {f.name: f.default for f in fields(TrainConfig) if f.name.endswith("_rate")}  # of learning
 
 
 @dataclass(frozen=True)

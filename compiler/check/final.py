@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 def check_end(machine: Machine) -> None:
-    """Raise HazardError for work in flight, unbalanced barriers, unread stages, TMEM leaks."""
+    """Raise HazardError for grids before that nobody awaited, work in flight, unbalanced
+    barriers, unread stages, TMEM leaks."""
+    if machine.info.dependent and not machine.grid_waits:
+        raise HazardError(
+            f"the kernel ends without griddepcontrol.wait [{machine.trip.name}]: it may end before "
+            "the grids before it, and who waits for it alone does not find what they write; fix: a "
+            "wait on every path of some warp"
+        )
     for agent in machine.agents:
         _in_flight(agent)
     for cta in range(machine.info.cluster):

@@ -25,6 +25,7 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
+    flatten,
     loop,
     param,
     part,
@@ -94,14 +95,20 @@ class Combine(Shape):
             storage=(*self.registers, *self.r.storage),
             dependent=bool(self.s.dependent),
         )
-        return finish(info, *work)
+        return finish(info, *flatten(work))
 
-    def work(self, sequence: UOp, block: UOp) -> list[UOp]:
+    @property
+    def wait(self) -> UOp | None:
+        """For the first kernel: all wait, as what is launched next must find all that was written,
+        of sequences in one chunk too."""
+        return at.grid_wait() if self.s.dependent else None
+
+    def work(self, sequence: UOp, block: UOp) -> list[Body]:
         """A block of the query of a sequence in chunks."""
         chunks, first = self.sequences.chunks, self.sequences.first_place(sequence)
         some = self.block(Handed(chunks, first, sequence), block)
         found = self.sequences.lengths(sequence)
-        return [when(sequence < param(COUNT), found, when(const(1) < chunks, some))]
+        return [when(sequence < param(COUNT), found, self.wait, when(const(1) < chunks, some))]
 
     def block(self, handed: Handed, block: UOp) -> list[Body]:
         """All heads of a block of dims."""
@@ -115,7 +122,6 @@ class Combine(Shape):
             begin.append(at.mov(r(f"sums{n}", QUAD), 0))
         return [
             begin,
-            at.grid_wait() if self.s.dependent else None,
             loop(
                 first,
                 handed.chunks,
@@ -199,7 +205,7 @@ class CombineParts(Combine):
         self.places = Work(self, "c_")
         self.registers, self.tables = self.places.storage, (*self.tables, "qo_indptr")
 
-    def work(self, number: UOp, block: UOp) -> list[UOp]:
+    def work(self, number: UOp, block: UOp) -> list[Body]:
         """A block of a query, where there is one."""
         place, query = number // self.queries, number % self.queries
         found, span = self.places.queries(place)
@@ -207,4 +213,4 @@ class CombineParts(Combine):
         chunks = (span.tiles + (share - 1)) // share
         handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
         present = span.present & (query < span.queries)
-        return [*found, when(present, self.block(handed, block))]
+        return [*found, self.wait, when(present, self.block(handed, block))]
