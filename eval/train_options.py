@@ -157,6 +157,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("give --steps or --minutes, not both")
     if (args.definition is None) != (not args.axes) or (args.definition and not args.init):
         parser.error("--definition and --axes need each other, and --init")
+    if args.rate and args.definition:
+        parser.error("--rate is of a training: tuning to --definition has rates of its own")
     if args.reward == "policy" and not args.definition:
         parser.error("--reward policy needs --definition")
     if args.resume:

@@ -36,6 +36,20 @@ def families(path: Path) -> list[str]:
     return [f.name for f in checkpoint.read(path).network.families]
 
 
+def test_a_run_may_go_on_at_a_part_of_the_usual_rates(trained: Path, tmp_path: Path) -> None:
+    argv = ["--preset", "demo", "--definitions", NAME, "--device", "h200", "--batch", "32",
+            "--reward", "model", "--steps", "2", "--compute", "cpu", "--rate", "0.125"]  # fmt: skip
+    export = tmp_path / "slow.safetensors"
+    start = ["--init", str(trained), "--out", str(tmp_path / "run"), "--export", str(export)]
+    assert train.main([*argv, *start]) == 0
+    usual, slow = (checkpoint.read(p).config["train"] for p in (trained, export))
+    changed = {name for name in usual if usual[name] != slow[name]}
+    assert changed == {"learning_rate", "matrix_rate", "log_z_rate"}
+    assert all(slow[name] == 0.125 * usual[name] for name in changed)
+    with pytest.raises(SystemExit):  # which has rates of its own
+        train.main([*OTHER, "--init", str(trained), "--export", "x", "--rate", "0.125"])
+
+
 def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

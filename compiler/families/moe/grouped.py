@@ -48,7 +48,6 @@ from ptxflow.compiler.strategy import Problem, Strategy
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
-L2_BYTES = 256  # that a missing scale brings into L2: those of 64 steps, where one sector has 8
 ENTRIES = {True: "moe_up", False: "moe_down"}
 
 
@@ -281,9 +280,7 @@ class Grouped(Shape):
         block = self.told("c_expert") * blocks + value(row) // BLOCK
         place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
         index = block * (self.k // BLOCK) + k
-        return at.ld_global(
-            self.r(name, 1), param(tensor), index, 1, place, element=4, prefetch=L2_BYTES
-        )
+        return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
