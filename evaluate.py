@@ -259,8 +259,8 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
     from ptxflow.eval.search.replay import outdated
 
     parts = chosen_parts(args.parts)
-    files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
-    chosen = sorted(args.kernels or MEASUREMENTS.glob("*policy.jsonl.xz"))
+    files = sorted(args.measurements or MEASUREMENTS.glob("h200-*.jsonl.xz"))
+    chosen = sorted(args.kernels or MEASUREMENTS.glob("h200-*policy.jsonl.xz"))
     policies = find_policies(args.policy)
     about = sources(args, files, chosen, policies) | {"outdated": outdated(files)}
     records = [r for path in chosen for r in read_records(path)]
@@ -377,7 +377,7 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
 
     fields = find_fields(args.definition or (), args.axes, args.device)
     path = args.records or args.out / RECORDS
-    files = sorted(args.measurements or MEASUREMENTS.glob("*.jsonl.xz"))
+    files = sorted(args.measurements or MEASUREMENTS.glob("h200-*.jsonl.xz"))
     policies = find_policies(args.policy)
     absent: dict[str, str] = {}
     fitted = fitted_scores([f.space for f in fields], files, args)
