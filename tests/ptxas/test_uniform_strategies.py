@@ -16,7 +16,7 @@ from ptxflow.compiler.errors import IllegalStrategy
 from ptxflow.compiler.ptxas import assemble
 from ptxflow.compiler.ptxas import check as complaints
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.survey import draw
+from ptxflow.eval.drawing import draw
 from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, problem_for, strategy
 
 CLAIMS = {
