@@ -44,16 +44,21 @@ FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
 }
 
 
-def places() -> dict[str, Places]:
-    """By family, in alphabetical order, the definitions that it builds at each of their workloads
-    that has inputs."""
-    found: dict[str, Places] = {}
-    for name in names():
-        definition = load(name)
+def definitions() -> dict[str, list[Definition]]:
+    """By family, in alphabetical order, the definitions that it builds."""
+    found: dict[str, list[Definition]] = {}
+    for definition in map(load, names()):
         if family := registered(definition):
-            rows = [(definition, dict(w.axes)) for w in workloads(name) if not w.refusal]
-            found.setdefault(family.name, []).extend(rows)
+            found.setdefault(family.name, []).append(definition)
     return dict(sorted(found.items()))
+
+
+def places() -> dict[str, Places]:
+    """By family its definitions at each of their workloads that has inputs."""
+    return {
+        family: [(d, dict(w.axes)) for d in found for w in workloads(d.name) if not w.refusal]
+        for family, found in definitions().items()
+    }
 
 
 def draw(
@@ -97,7 +102,7 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
     return jobs
 
 
-def _known(families: Sequence[str], held: Mapping[str, Places]) -> Sequence[str]:
+def _known(families: Sequence[str], held: Mapping[str, object]) -> Sequence[str]:
     """The families that are asked for, of those that there are: all of them for none."""
     if unknown := set(families) - set(held):
         raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(held)}")
@@ -117,12 +122,11 @@ def draw_shapes(
     What is drawn of a family does not depend on the others. UsageError for one that is not
     registered.
     """
-    held, jobs, empty = places(), list[Job](), list[Problem]()
+    held, jobs, empty = definitions(), list[Job](), list[Problem]()
     for name in _known(families, held):
         rng = _rng(f"{name} on {device.name}", seed)
-        definitions = list({d.name: d for d, _ in held[name]}.values())
         for _ in range(samples):
-            family, problem = random_problem(definitions[rng.integers(len(definitions))], rng)
+            family, problem = random_problem(held[name][rng.integers(len(held[name]))], rng)
             try:
                 space = enumerate_space(family, problem, device)
             except EmptySpace:

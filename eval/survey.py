@@ -24,7 +24,7 @@ from ptxflow.compiler.families import family
 from ptxflow.compiler.strategy import Problem
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
 from ptxflow.eval.definition import DefinitionError
-from ptxflow.eval.drawing import draw, draw_shapes, places
+from ptxflow.eval.drawing import definitions, draw, draw_shapes
 from ptxflow.eval.report import align
 
 STAGES = {
@@ -148,7 +148,7 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
         return draw(args.definition, parse_axes(args.axes), device, share, args.seed), []
     if args.axes:
         raise UsageError("--axes are those of a --definition: name one")
-    each = -(-share // len(args.families or places()))
+    each = -(-share // len(args.families or definitions()))
     return draw_shapes(args.families, device, each, args.seed)
 
 
