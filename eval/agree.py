@@ -29,7 +29,7 @@ from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes
 from ptxflow.eval.cases import case_of
 from ptxflow.eval.definition import DefinitionError, names
-from ptxflow.eval.survey import draw
+from ptxflow.eval.drawing import draw
 
 TIMEOUT = 60.0  # seconds for one kernel, emulation included
 

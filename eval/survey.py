@@ -1,7 +1,8 @@
-"""Compile many uniformly drawn strategies and count what holds: `python -m ptxflow.eval.survey`.
+"""Compile uniformly drawn strategies and count what holds: `python -m ptxflow.eval.survey`.
 
 The claim under test: whatever the masks allow builds, passes the validator, assembles with no spill
-and no C75xx note, and shows in its machine code what the strategy claims.
+and no C75xx note, and shows in its machine code what the strategy claims; for any shape that a
+family takes. Shapes are random in every axis, constant ones too, or of --definition at --axes.
 """
 
 from __future__ import annotations
@@ -14,22 +15,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tqdm import tqdm
 
 from ptxflow.compiler import ptxas
 from ptxflow.compiler.compile import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family
-from ptxflow.eval.arguments import (
-    UsageError,
-    find_device,
-    find_problem,
-    find_space,
-    parse_axes,
-    product,
-)
-from ptxflow.eval.definition import DefinitionError, load, names
+from ptxflow.compiler.strategy import Problem
+from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.definition import DefinitionError
+from ptxflow.eval.drawing import definitions, draw, draw_shapes
+from ptxflow.eval.report import align
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -42,44 +38,25 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the drawn strategies; `refused` holds one line each."""
+    """What became of the drawn strategies, and the problems for which none is valid."""
 
-    drawn: int
+    drawn: list[Job]
     compiled: list[CompiledKernel]
     refused: list[tuple[Job, Exception]]
+    empty: list[Problem]
     seconds: float
 
 
-def draw(
-    definitions: Sequence[str], axes: dict[str, list[int]], device: Device, samples: int, seed: int
-) -> list[Job]:
-    """`samples` strategies, spread evenly over the workloads, uniform over the valid ones.
-
-    Each definition takes the values of its own axes; UsageError for an axis that none has.
-    """
-    held = [load(name) for name in definitions]
-    if unknown := set(axes).difference(*(d.axes for d in held)):
-        raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
-    own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in held]
-    workloads = [(d, bound) for d, values in own for bound in product(values)]
-    rng = np.random.default_rng(seed)
-    jobs: list[Job] = []
-    for i, (definition, bound) in enumerate(workloads):
-        maker, problem = find_problem(definition, bound)
-        space = find_space(maker, problem, device)
-        count = samples // len(workloads) + (i < samples % len(workloads))
-        jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(count, rng)]
-    return jobs
-
-
-def survey(jobs: Sequence[Job], device: Device, workers: int) -> Outcome:
+def survey(
+    jobs: list[Job], device: Device, workers: int, empty: list[Problem] | None = None
+) -> Outcome:
     """Compile every job, behind a progress bar."""
     began = time.monotonic()
     with tqdm(total=len(jobs), desc=f"compile for {device.arch}", unit="kernel") as bar:
         outcomes = compile_many(jobs, device, workers=workers, progress=bar.update)
     compiled = [o for o in outcomes if isinstance(o, CompiledKernel)]
     refused = [(job, o) for job, o in zip(jobs, outcomes, strict=True) if isinstance(o, Exception)]
-    return Outcome(len(jobs), compiled, refused, time.monotonic() - began)
+    return Outcome(jobs, compiled, refused, empty or [], time.monotonic() - began)
 
 
 def report(outcome: Outcome, device: Device) -> str:
@@ -89,17 +66,41 @@ def report(outcome: Outcome, device: Device) -> str:
         seen.update(technique for technique, count in kernel.sass.counts.items() if count)
     stages = Counter(STAGES.get(type(e).__name__, type(e).__name__) for _, e in outcome.refused)
     lines = [
-        f"{device.name} ({device.arch}, ptxas {ptxas.version()}): {n} of {outcome.drawn} drawn "
+        f"{device.name} ({device.arch}, ptxas {ptxas.version()}): {n} of {len(outcome.drawn)} "
         f"strategies build, validate, assemble and show their SASS ({outcome.seconds:.0f} s)",
         f"refused (a spill or a C75xx note refuses a kernel): {dict(stages) or 'none'}",
         "kernels whose machine code shows: "
         + ", ".join(f"{technique} {count}" for technique, count in sorted(seen.items())),
         _registers(outcome.compiled),
+        _by_family(outcome),
     ]
-    for (problem, strategy), error in outcome.refused[:20]:
-        axes = " ".join(f"{k}={v}" for k, v in problem.axes)
-        lines.append(f"  {strategy.key} ({axes}): {type(error).__name__}: {error}")
+    for (problem, strategy), error in outcome.refused:
+        chosen = " ".join(f"{name}={value}" for name, value in strategy.choices)
+        lines.append(f"  {_who(problem)}: {chosen}: {type(error).__name__}: {error}")
+    lines += [f"  {_who(problem)}: no strategy is valid" for problem in outcome.empty]
     return "\n".join(lines)
+
+
+def _who(problem: Problem) -> str:
+    axes = " ".join(f"{k}={v}" for k, v in problem.axes)
+    return f"{problem.definition} in {problem.dtype} ({axes})"
+
+
+def _by_family(outcome: Outcome) -> str:
+    """A row a family: strategies drawn, those refused, and shapes without one."""
+    drawn, refused, empty = (
+        Counter(problem.family for problem in problems)
+        for problems in (
+            [problem for problem, _ in outcome.drawn],
+            [problem for (problem, _), _ in outcome.refused],
+            outcome.empty,
+        )
+    )
+    rows = [
+        [name, str(drawn[name]), str(refused[name]), str(empty[name])]
+        for name in sorted(drawn | empty)
+    ]
+    return align([["family", "strategies", "refused", "shapes without any"], *rows])
 
 
 def _registers(kernels: Sequence[CompiledKernel]) -> str:
@@ -124,33 +125,49 @@ def arguments() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gemms = [name for name in names() if name.startswith("gemm_")]
-    parser.add_argument("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    parser.add_argument("--samples", type=int, default=2000, help="strategies (default: 2000)")
-    parser.add_argument("--definition", nargs="+", default=gemms, metavar="NAME|PATH")
-    parser.add_argument(
-        "--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17",
-        help="values of the variable axes (default: M=1,17,128,1000,4096)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add = parser.add_argument
+    add("--device", nargs="+", default=["b200", "h200"], help="b200, h200, h100 (default: b200 "
+        "h200)")  # fmt: skip
+    add("--samples", type=int, default=2000, help="strategies of all families and devices together "
+        "(default: 2000)")  # fmt: skip
+    add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
+        "each at random shapes")  # fmt: skip
+    add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
+    add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
+    add("--seed", type=int, default=0)
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     return parser
+
+
+def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Problem]]:
+    """What the arguments ask for on one of their devices; problems without a strategy behind it."""
+    share = -(-args.samples // len(args.device))
+    if args.definition:
+        if args.families:
+            raise UsageError("--families and --definition: give one of them")
+        return draw(args.definition, parse_axes(args.axes), device, share, args.seed), []
+    if args.axes:
+        raise UsageError("--axes are those of a --definition: name one")
+    each = -(-share // len(args.families or definitions()))
+    return draw_shapes(args.families, device, each, args.seed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every drawn strategy compiles and is proven, 1 if not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
+    refused = 0
     try:
         if args.samples < 1:
             raise UsageError(f"--samples must be at least 1, not {args.samples}")
-        device = find_device(args.device)
-        jobs = draw(args.definition, parse_axes(args.axes), device, args.samples, args.seed)
-        outcome = survey(jobs, device, args.jobs)
-        print(report(outcome, device))
+        for device in map(find_device, args.device):
+            jobs, empty = drawn(args, device)
+            outcome = survey(jobs, device, args.jobs, empty)
+            print(report(outcome, device))
+            refused += len(outcome.refused)
     except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
         print(f"survey: {error}", file=sys.stderr)
         return 2
-    return 0 if not outcome.refused else 1
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":

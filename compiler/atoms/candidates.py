@@ -113,7 +113,8 @@ def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) 
             f"setp.lt.and.u32 %_some, %_pos, {slots}, %_m{j};",
             f"mad.lo.u32 %_pos, %_pos, {SLOT}, %_list;",
             f"mov.b32 %_w, {text['segment']};",
-            f"@%_some st{space}.v2.b32 [%_pos], {{{x}, %_w}};",
+            f"@%_some st{space}.b32 [%_pos], {x};",
+            f"@%_some st{space}.b32 [%_pos+4], %_w;",
         ]
     return lines
 

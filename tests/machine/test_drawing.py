@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptxflow.compiler.families import family
 from ptxflow.eval import mutation, prove
 from ptxflow.eval.arguments import UsageError
-from ptxflow.eval.drawing import draw_families, places
+from ptxflow.eval.definition import load
+from ptxflow.eval.drawing import draw_families, draw_shapes, places, random_problem
 from ptxflow.eval.mutation import Judged, by_family, chosen_structures, structures
 from ptxflow.eval.proof_summary import read
 from ptxflow.eval.proof_table import mutated
-from tests.gemm_cases import H200
+from tests.gemm_cases import B200, H200
 
 
 def test_every_family_has_workloads_to_draw_from() -> None:
@@ -32,6 +34,36 @@ def test_what_is_drawn_of_a_family_depends_on_the_seed_alone() -> None:
     assert alone != draw_families(["sampling"], H200, 3, 1)
     with pytest.raises(UsageError, match=r"no family abacus; there are .*gdn_decode, "):
         draw_families(["abacus"], H200, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("gemm_n128_k2048", set()),
+        ("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048", {"num_experts"}),
+        ("mla_paged_decode_h16_ckv512_kpe64_ps64", set()),
+    ],
+)
+def test_random_shapes_vary_every_axis_that_a_family_takes(name: str, fixed: set[str]) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [random_problem(load(name), rng)[1] for _ in range(10)]
+    values = {axis: {problem[axis] for problem in drawn} for axis, _ in drawn[0].axes}
+    assert {axis for axis, found in values.items() if len(found) == 1} == fixed
+    assert name.startswith("moe") or {p.dtype for p in drawn} == {"float16", "bfloat16"}
+
+
+def test_random_shapes_depend_on_seed_and_target_alone() -> None:
+    alone, empty = draw_shapes(["sampling"], H200, 3, 0)
+    both, _ = draw_shapes(["gdn_decode", "sampling"], H200, 3, 0)
+    assert alone == both[3:] and len(alone) == 3 and not empty
+    assert len({problem for problem, _ in alone}) == 3
+    assert (
+        alone
+        != draw_shapes(["sampling"], H200, 3, 1)[0]
+        != draw_shapes(["sampling"], B200, 3, 1)[0]
+    )
+    with pytest.raises(UsageError, match="no family abacus"):
+        draw_shapes(["abacus"], H200, 1, 0)
 
 
 def test_kernels_of_several_sizes_of_each_family() -> None:

@@ -1,6 +1,6 @@
 """Whatever the masks allow builds, is proven, assembles and shows what it claims.
 
-A seeded 40 a target; `python -m ptxflow.eval.survey --samples 2000` is the long version.
+A seeded few a target; `python -m ptxflow.eval.survey` is the long version, for 2,000 random shapes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from ptxflow.compiler.compile import CompiledKernel, compile_kernel, compile_many
 from ptxflow.compiler.device import device
 from ptxflow.compiler.errors import IllegalStrategy
+from ptxflow.compiler.families import family
+from ptxflow.compiler.ptx import write
 from ptxflow.compiler.ptxas import assemble
 from ptxflow.compiler.ptxas import check as complaints
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.survey import draw
+from ptxflow.eval import survey
+from ptxflow.eval.drawing import draw, draw_shapes
+from tests import sampling_cases
 from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, problem_for, strategy
 
 CLAIMS = {
@@ -69,6 +73,43 @@ def test_legal_by_mask_means_proven_and_assembled(m, n, k, pick, dev, dtype):  #
     s = space.strategy(int(space.codes[pick % len(space)]))
     kernel = compile_kernel(p, s, dev)
     assert kernel.sass.ok
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_a_random_shape_of_every_family_assembles_without_spills(dev):  # type: ignore[no-untyped-def]
+    jobs, _ = draw_shapes([], dev, 1, seed=2)
+    assert len(jobs) >= 11
+    for p, s in jobs:
+        ptx = write(family(p.family).build(p, s, dev), dev)
+        assert complaints(assemble(ptx, dev.arch)) == [], (p, s)
+
+
+@pytest.mark.parametrize("vocab", [202048, 201088])
+@pytest.mark.parametrize(
+    ("dev", "filters"), [(H200, sampling_cases.K), (B200, sampling_cases.P)], ids=["h200", "b200"]
+)
+def test_rows_in_registers_fit_at_large_vocabularies(dev, filters, vocab):  # type: ignore[no-untyped-def]
+    space = sampling_cases.space(sampling_cases.problem(vocab, 64, filters), dev)
+    kept = [c for c, r in zip(space.codes, space.fields().residency, strict=True)
+            if r == "registers"]  # fmt: skip
+    assert len(kept) == 48
+    for s in [space.strategy(int(c)) for c in kept[::16]]:
+        ptx = write(space.family.build(space.problem, s, dev), dev)
+        assert complaints(assemble(ptx, dev.arch)) == [], s
+
+
+def test_the_survey_of_random_shapes_counts_by_family(capsys, monkeypatch):  # type: ignore[no-untyped-def]
+    few = ["--families", "rmsnorm", "sampling", "--samples", "4", "--jobs", "1"]
+    assert survey.main(few) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("2 of 2 strategies build") == 2 and shown.count("\nsampling  1 ") == 2
+    refusal = IllegalStrategy("no such thing")
+    monkeypatch.setattr(survey, "compile_many", lambda jobs, *_, **__: [refusal] * len(jobs))
+    assert survey.main([*few, "--device", "h200"]) == 1
+    shown = capsys.readouterr().out
+    assert "{'rules': 4}" in shown and "vocab_size=" in shown and "residency=" in shown
+    for wrong in (["--axes", "M=1"], ["--families", "gemm", "--definition", "gemm_n128_k2048"]):
+        assert survey.main(wrong) == 2
 
 
 def test_an_illegal_strategy_is_told_every_rule_it_breaks():
