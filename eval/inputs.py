@@ -94,21 +94,17 @@ def _page_table(d: Draw, queries: bool) -> Inputs:
     """kv_indptr, kv_indices and, as the definition asks, kv_last_page_len and qo_indptr.
 
     Queries are the last tokens of their sequence, so none has more queries than tokens, unless the
-    axes leave no choice: then grouped-query attention gets rows that see nothing, which it defines.
+    axes leave no choice: then there are rows that see nothing.
     """
     _check_count(d)
     page_size = d.axes["page_size"]
     found = sequences.paged_prefill(d.axes) if queries else sequences.decoding(d.axes)
-    if found is None:
-        if d.definition.op_type != "gqa_paged":
-            raise d.fail("there are more queries than cached tokens")
-        found = sequences.blind_prefill(d.axes)
     ids = _page_ids(d, "kv_indices", found.pages, d.axes["num_pages"])
     made: Inputs = {
         "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.pages)),
         "kv_indices": d.ints("kv_indices", ids),
     }
-    if found.queries is not None:
+    if queries:
         made["qo_indptr"] = d.ints("qo_indptr", sequences.indptr(found.queries))
     if "kv_last_page_len" in d.definition.inputs:
         last = found.keys - page_size * np.maximum(found.pages - 1, 0)
@@ -142,8 +138,6 @@ def _gqa_paged(d: Draw) -> Inputs:
 def _gqa_ragged(d: Draw) -> Inputs:
     _check_count(d)
     found = sequences.ragged_prefill(d.axes)
-    if found is None or found.queries is None:
-        raise d.fail("there are more queries than keys")
     return {name: d.normal(name) for name in ("q", "k", "v")} | {
         "qo_indptr": d.ints("qo_indptr", sequences.indptr(found.queries)),
         "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.keys)),

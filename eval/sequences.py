@@ -24,11 +24,11 @@ RARE = 16  # where a case is rare, every 16th sequence or row has it
 
 @dataclass(frozen=True)
 class Sequences:
-    """Of each sequence the keys, how many pages they are in, and the queries, where it has any."""
+    """Of each sequence the keys, how many pages they are in, and the queries."""
 
     keys: Ints
     pages: Ints
-    queries: Ints | None = None
+    queries: Ints
 
 
 def axes_of(definition: Definition, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -110,23 +110,25 @@ def indptr(sizes: Ints) -> Ints:
 
 
 def decoding(axes: Mapping[str, int]) -> Sequences:
-    """Even pages are full; where sequences own different numbers of them, last pages are full in
-    part."""
+    """A query each. Even pages are full; where sequences own different numbers of them, last pages
+    are full in part."""
     parts, page = axes["len_indptr"] - 1, axes["page_size"]
     total = axes["num_kv_indices"]
     pages = split(total, parts, "pages")
     last = np.full(parts, page)
     if pattern(total, parts) != EVEN:
         last = _rng("last", total, parts).integers(1, page + 1, parts)
-    return Sequences(np.where(pages > 0, page * (pages - 1) + last, 0), pages)
+    keys = np.where(pages > 0, page * (pages - 1) + last, 0)
+    return Sequences(keys, pages, np.ones(parts, np.int64))
 
 
-def paged_prefill(axes: Mapping[str, int]) -> Sequences | None:
+def paged_prefill(axes: Mapping[str, int]) -> Sequences:
     """Queries, and pages of tokens that were there before them: both spread by their own pattern.
 
     A sequence owns the pages that its queries fill and a whole number of earlier ones. Where there
-    are too few pages for that, they are split, and the queries are the last of what they hold. None
-    where they do not fit, either.
+    are too few pages for that, they are split, and the queries are the last of what they hold; of
+    more queries than that both are split, and those of sequences that hold fewer see nothing at
+    first.
     """
     parts, page = axes["len_indptr"] - 1, axes["page_size"]
     total, held = axes["total_q"], axes["num_kv_indices"]
@@ -136,7 +138,8 @@ def paged_prefill(axes: Mapping[str, int]) -> Sequences | None:
         before = split(held - int(own.sum()), parts, "before")
         return Sequences(before * page + queries, before + own, queries)
     if total > held * page:
-        return None
+        found = decoding(axes)
+        return Sequences(found.keys, found.pages, queries)
     pages = split(held, parts, "pages")
     rng = _rng("within", total, parts)
     queries = rng.multivariate_hypergeometric(pages * page, total, method="marginals")
@@ -144,23 +147,18 @@ def paged_prefill(axes: Mapping[str, int]) -> Sequences | None:
     return Sequences(np.where(pages > 0, page * (pages - 1) + last, 0), pages, queries)
 
 
-def blind_prefill(axes: Mapping[str, int]) -> Sequences:
-    """More queries than tokens: those of sequences that hold fewer see nothing at first."""
-    found = decoding(axes)
-    queries = split(axes["total_q"], axes["len_indptr"] - 1, "queries")
-    return Sequences(found.keys, found.pages, queries)
-
-
-def ragged_prefill(axes: Mapping[str, int]) -> Sequences | None:
-    """Queries, and keys before them, spread by their own pattern; None for more queries than keys.
+def ragged_prefill(axes: Mapping[str, int]) -> Sequences:
+    """Queries, and keys before them, spread by their own pattern; of more queries than keys both
+    are, and those of sequences that have fewer keys see nothing at first.
 
     No pages: they count as many as keys.
     """
     before, parts = axes["total_kv"] - axes["total_q"], axes["len_indptr"] - 1
-    if before < 0:
-        return None
     queries = split(axes["total_q"], parts, "queries")
-    keys = queries + split(before, parts, "before")
+    if before < 0:
+        keys = split(axes["total_kv"], parts, "keys")
+    else:
+        keys = queries + split(before, parts, "before")
     return Sequences(keys, keys, queries)
 
 

@@ -58,12 +58,9 @@ def choose(
     lengths: Sequence[int] | None,
     queries: Sequence[int] | None,
     seed: int,
-    blind: bool,
 ) -> Sequences:
-    """Sequences that have the problem's axes: those given, or uneven ones.
-
-    `blind`: a sequence may have more queries than keys. Raises ValueError where the given ones do
-    not have the axes.
+    """Sequences that have the problem's axes: those given, or uneven ones, of which one has more
+    queries than keys. Raises ValueError where the given ones do not have the axes.
     """
     axes, count = dict(problem.axes), sequence_count(problem)
     page = axes.get("page_size", 1)
@@ -74,6 +71,8 @@ def choose(
         idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
         pages = _uneven(count, total - idle, rng)
         keys = _fill(pages, page, asked, rng)
+        if asked is not None:
+            _shorten(keys, pages, page, max(1, (asked - 2) // 3))
         pages[1:2] += idle
     else:
         keys = np.array(lengths, np.int64)
@@ -85,7 +84,7 @@ def choose(
         )
     rows = np.ones(count, np.int64)
     if asked is not None:
-        rows = _ask(keys, asked, blind, rng) if queries is None else np.array(queries, np.int64)
+        rows = _ask(keys, asked, rng) if queries is None else np.array(queries, np.int64)
         if (len(rows), int(rows.sum())) != (count, asked):
             raise ValueError(f"queries {rows.tolist()} are not total_q={asked} in {count} rows")
     return Sequences(rows, keys, pages)
@@ -111,16 +110,27 @@ def _fill(pages: Ints, page: int, asked: int | None, rng: np.random.Generator) -
     return keys
 
 
-def _ask(keys: Ints, total: int, blind: bool, rng: np.random.Generator) -> Ints:
-    """Queries of each sequence: at most its keys, but some where there are none, and, where
-    `blind`, one more than there are keys in the shortest."""
+def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
+    """Leave the shortest of several sequences so many keys at most that queries can be more; its
+    other pages are the longest's."""
+    live = np.flatnonzero(keys)
+    short, long = live[np.argmin(keys[live])], live[np.argmax(keys[live])]
+    if short == long or keys[short] <= most:
+        return
+    spared = int(pages[short]) + -most // page
+    keys[short], keys[long] = most, keys[long] + spared * page
+    pages[short] -= spared
+    pages[long] += spared
+
+
+def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
+    """Queries of each sequence: at most its keys, but some where there are none, and one more than
+    there are keys in the shortest."""
     tokens = int(keys.sum())
-    if total > tokens and not blind:
-        raise ValueError(f"there are {total} queries for {tokens} keys")
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
     rows[-1] += total - rows.sum()
     wanted = np.where(keys == 0, 2, rows)
-    if blind and len(keys) > 1:
+    if len(keys) > 1:
         live = np.flatnonzero(keys)
         shortest = live[np.argmin(keys[live])]
         wanted[shortest] = keys[shortest] + 1

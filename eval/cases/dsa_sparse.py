@@ -19,12 +19,13 @@ Lists = NDArray[np.int32]
 EMPTY, GAP = 1, 64  # the token that lists nothing; entries in a row that name nothing
 
 
-def case(problem: Problem, lists: Any = None, seed: int = 0) -> Case:
-    """All tensors; `lists` are flat slots [num_tokens, topk], -1 for none."""
+def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None = None) -> Case:
+    """All tensors; `lists` are flat slots [num_tokens, topk], -1 for none, and `scale` is that of
+    scores: by default one by the root of a key's dims."""
     rng = np.random.default_rng([seed, problem["num_tokens"], problem["topk"]])
     given = lists_of(problem, rng) if lists is None else np.array(lists, np.int32)
     heads, *dims = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
-    tokens, scale = problem["num_tokens"], sum(dims) ** -0.5
+    tokens, scale = problem["num_tokens"], scale or sum(dims) ** -0.5
     q = [attention.queries(problem, rng, tokens, heads, dim) for dim in dims]
     caches = [_cache(problem, given, rng, dim) for dim in dims]
     tensors: Tensors = {"sparse_indices": given}

@@ -1,7 +1,7 @@
 """Causal grouped-query attention of packed queries, over pages or over packed keys and values.
 
-Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and over
-pages one has more queries than keys.
+Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and one
+more queries than keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ def case(
     lengths: Sequence[int] | None = None,
     seed: int = 0,
     queries: Sequence[int] | None = None,
+    scale: float | None = None,
 ) -> Case:
-    """All tensors; of each sequence `lengths` are the keys and `queries` the queries.
+    """All tensors; of each sequence `lengths` are the keys and `queries` the queries, and `scale`
+    is that of scores: by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
     """
-    return grouped(problem, lengths, queries, np.random.default_rng(seed), seed)
+    return grouped(problem, lengths, queries, np.random.default_rng(seed), seed, scale)
 
 
 def grouped(
@@ -35,13 +37,14 @@ def grouped(
     queries: Sequence[int] | None,
     rng: np.random.Generator,
     seed: int,
+    scale: float | None,
 ) -> Case:
     """The case of prefill and of decoding, whose only difference is that queries are packed."""
     axes = dict(problem.axes)
     ragged, packed = "total_kv" in axes, "total_q" in axes
-    given = attention.choose(problem, lengths, queries, seed, blind=not ragged)
+    given = attention.choose(problem, lengths, queries, seed)
     heads, kv_heads, dim = (problem[n] for n in ("num_qo_heads", "num_kv_heads", "head_dim"))
-    rows, scale = int(given.queries.sum()), dim**-0.5
+    rows, scale = int(given.queries.sum()), scale or dim**-0.5
     q = attention.queries(problem, rng, rows, heads, dim)
     k, v = (attention.normal(problem, rng, given.tokens, kv_heads, dim) for _ in "kv")
     tensors: Tensors = {"q": stored(q, problem.dtype)}

@@ -14,9 +14,15 @@ from ptxflow.eval.cases.case import Case
 from ptxflow.eval.cases.mla_prefill import latent
 
 
-def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
-    """All tensors; `lengths` are tokens of each sequence, which must fill the axes' pages.
+def case(
+    problem: Problem,
+    lengths: Sequence[int] | None = None,
+    seed: int = 0,
+    scale: float | None = None,
+) -> Case:
+    """All tensors; `lengths` are tokens of each sequence, which must fill the axes' pages, and
+    `scale` is that of scores: by default one by the root of a key's dims.
 
     With an odd seed an empty sequence has a page, which holds no token.
     """
-    return latent(problem, lengths, None, np.random.default_rng(seed), seed)
+    return latent(problem, lengths, None, np.random.default_rng(seed), seed, scale)

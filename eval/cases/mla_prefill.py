@@ -1,6 +1,7 @@
 """Causal latent attention of packed queries: all heads share a key, whose latent is the value too.
 
-Bounds are those of `cases.attention`.
+Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and one
+more queries than keys.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ def case(
     lengths: Sequence[int] | None = None,
     seed: int = 0,
     queries: Sequence[int] | None = None,
+    scale: float | None = None,
 ) -> Case:
-    """All tensors; of each sequence `lengths` are the keys and `queries` the queries.
+    """All tensors; of each sequence `lengths` are the keys and `queries` the queries, and `scale`
+    is that of scores: by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
     """
-    return latent(problem, lengths, queries, np.random.default_rng(seed), seed)
+    return latent(problem, lengths, queries, np.random.default_rng(seed), seed, scale)
 
 
 def latent(
@@ -34,11 +37,12 @@ def latent(
     queries: Sequence[int] | None,
     rng: np.random.Generator,
     seed: int,
+    scale: float | None,
 ) -> Case:
     """The case of prefill and of decoding, whose only difference is that queries are packed."""
-    given = attention.choose(problem, lengths, queries, seed, blind=False)
+    given = attention.choose(problem, lengths, queries, seed)
     heads, *dims = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
-    rows, scale = int(given.queries.sum()), sum(dims) ** -0.5
+    rows, scale = int(given.queries.sum()), scale or sum(dims) ** -0.5
     q = [attention.queries(problem, rng, rows, heads, dim) for dim in dims]
     keys = [attention.normal(problem, rng, given.tokens, dim) for dim in dims]
     tensors: Tensors = attention.page_table(problem, given, rng)

@@ -18,8 +18,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [n, heads, d], k [L, kv_heads, d], v [L, kv_heads, dv]; query i sees keys 0..visible[i]-1.
 
-    Returns output [n, heads, dv] and lse [n, heads]. A query that sees none of the L > 0 keys has
-    output NaN and lse -inf; with L = 0 the output is 0.
+    Returns output [n, heads, dv] and lse [n, heads]. A query that sees no key has output 0 and lse
+    -inf.
     """
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     q = q.float().reshape(n, kv_heads, heads // kv_heads, d)
@@ -27,6 +27,7 @@ def attend(
     z = torch.einsum("ngrd,lgd->ngrl", q, k.float()) * sm_scale
     z = z.masked_fill(hidden[:, None, None, :], -math.inf)
     output = torch.einsum("ngrl,lgd->ngrd", torch.softmax(z, -1), v.float())
+    output[visible <= 0] = 0.0
     lse = torch.logsumexp(z, -1) / math.log(2)
     return output.reshape(n, heads, v.shape[-1]), lse.reshape(n, heads)
 
@@ -37,12 +38,11 @@ def causal(
     qo_indptr: torch.Tensor,
     head_dim: int,
     sm_scale: float,
-    blind_rows_are_zero: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed queries that are the last positions of their sequences.
 
     q [total, heads, d]; keys_values(b) gives the keys and values of sequence b. Rows no sequence
-    covers, and those of a sequence without keys, have output 0 and lse -inf.
+    covers, and those that see no key, have output 0 and lse -inf.
     """
     output = q.new_zeros(*q.shape[:2], head_dim)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
@@ -58,8 +58,6 @@ def causal(
             rows = slice(row, min(row + step, end))
             visible = torch.arange(rows.start, rows.stop, device=q.device) + 1 + len(k) - end
             o, lse[rows] = attend(q[rows], k, v, visible, sm_scale)
-            if blind_rows_are_zero:
-                o[visible <= 0] = 0.0
             output[rows] = o.to(q.dtype)
     return output, lse
 
@@ -101,7 +99,7 @@ def gqa_paged_prefill_pages(
         table = (kv_indptr, kv_indices, kv_last_page_len, b)
         return cached(k_cache, *table), cached(v_cache, *table)
 
-    return causal(q, keys_values, qo_indptr, q.shape[-1], sm_scale, True)
+    return causal(q, keys_values, qo_indptr, q.shape[-1], sm_scale)
 
 
 @torch.no_grad()
@@ -164,7 +162,7 @@ def gqa_ragged_prefill(
         rows = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
         return k[rows], v[rows]
 
-    return causal(q, keys_values, qo_indptr, q.shape[-1], sm_scale, False)
+    return causal(q, keys_values, qo_indptr, q.shape[-1], sm_scale)
 
 
 @torch.no_grad()
@@ -187,7 +185,7 @@ def mla_paged_prefill_pages(
         return torch.cat([ckv, kpe], -1).unsqueeze(1), ckv.unsqueeze(1)
 
     q = torch.cat([q_nope, q_pe], -1)
-    return causal(q, keys_values, qo_indptr, q_nope.shape[-1], sm_scale, False)
+    return causal(q, keys_values, qo_indptr, q_nope.shape[-1], sm_scale)
 
 
 @torch.no_grad()

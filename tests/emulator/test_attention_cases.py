@@ -13,6 +13,7 @@ import torch
 
 from ptxflow.compiler.strategy import Problem
 from ptxflow.eval.cases import case_of
+from ptxflow.eval.cases.attention import choose
 from ptxflow.eval.cases.case import Case, plain, stored
 from ptxflow.eval.cases.gqa_decode import case as gqa_decode
 from ptxflow.eval.cases.gqa_prefill import case as gqa_prefill
@@ -168,5 +169,16 @@ def test_prefills_have_every_kind_of_sequence() -> None:
     latent = problem(("mla_prefill", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"))
     with pytest.raises(ValueError, match="are not total_q=11 in 3 rows"):
         mla_prefill(latent, queries=(1, 2, 3))
-    with pytest.raises(ValueError, match="there are 16 queries for 15 keys"):
-        mla_prefill(problem(("mla_prefill", latent.definition), total_q=16))
+
+
+@pytest.mark.parametrize("key", [key for key in PROBLEMS if "prefill" in key[0]], ids=str)
+@pytest.mark.parametrize("changed", [{}, {"num_kv_indices": 90, "num_pages": 100, "total_q": 5}])
+def test_some_queries_of_a_sequence_with_keys_see_none(
+    key: tuple[str, str], changed: dict[str, int]
+) -> None:
+    """However many keys there are beside few queries."""
+    p = problem(key)
+    p = problem(key, **{n: v for n, v in changed.items() if n in dict(p.axes)})
+    given = choose(p, None, None, 0)
+    assert ((given.queries > given.keys) & (given.keys > 0)).any() and (given.keys == 0).any()
+    assert given.queries.sum() == p["total_q"]

@@ -72,6 +72,15 @@ def test_lists_name_rows_as_often_as_they_like() -> None:
     assert high[3].max() > 6  # log2 of 70 equal weights, where the query is zero
 
 
+@pytest.mark.parametrize(("dev", "chunk"), [(H200, 32), (B200, 0)], ids=["h200", "b200"])
+def test_ctas_share_the_heads_of_a_token(dev: Device, chunk: int) -> None:
+    """128 heads, of which each CTA has 64."""
+    p = problem(16, 2, 5, topk=70, heads=128, latent=128, rope=64)
+    s = strategy(chunk=chunk, warps=8, stages=1, sum_chunks=2 if chunk else 1)
+    assert not SPARSE.refusals(p, s, dev)
+    assert wrong(p, s, case_of(p), write(SPARSE.build(p, s, dev), dev)) == {"output": 0, "lse": 0}
+
+
 def test_a_cache_without_pages_is_not_read() -> None:
     p = problem(16, 2, 1, topk=40, **SMALL)
     case = case_of(p, np.full((2, 40), -1))

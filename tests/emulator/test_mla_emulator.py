@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.strategy import Problem, Strategy
@@ -34,12 +35,14 @@ from tests.reference_check import assert_as_reference
 SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
 
 
-def wrong(small: Problem, s: Strategy, case: Case, text: str = "") -> dict[str, int]:
+def wrong(
+    small: Problem, s: Strategy, case: Case, text: str = "", dev: Device = H200
+) -> dict[str, int]:
     """Elements of each output that are out of bounds; the kernels have no hazards."""
     maker = family_of(s)
-    ptx = text or write(maker.build(small, s, H200), H200)
+    ptx = text or write(maker.build(small, s, dev), dev)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
-    launch = maker.launch(small, s, H200)
+    launch = maker.launch(small, s, dev)
     report = emulate(ptx, launch, tensors, dict(small.axes), arguments=case.arguments)
     assert not report.hazards
     found = {name: plain(tensors[name]) for name in case.expected}
@@ -57,16 +60,48 @@ def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(
     ("heads", "latent", "rope", "dtype"),
-    [(8, 128, 32, "float16"), (16, 256, 64, "float16"), (32, 512, 64, "bfloat16")],
+    [
+        (8, 128, 32, "float16"),
+        (32, 512, 128, "bfloat16"),
+        (96, 64, 64, "bfloat16"),
+        (128, 128, 32, "float16"),
+    ],
 )
 def test_sampled_strategies_of_other_heads(heads: int, latent: int, rope: int, dtype: str) -> None:
+    """On the problem itself: trials have heads of dims of their own."""
     sizes: dict[str, Any] = {"heads": heads, "latent": latent, "rope": rope, "dtype": dtype}
     for dev, packed in ((H200, False), (B200, True)):
-        p = problem(packed, 1, 3, 200, 50, **sizes)
+        p = problem(packed, 16, 3, 25, 5, **sizes)
         found = space(p, dev)
         s = found.strategy(int(found.sample_uniform(1, np.random.default_rng(heads))[0]))
-        result = run_trial(p, s, dev, (0,))
-        assert result.right, (s, result)
+        made = (prefill_case if packed else decode_case)(p)
+        assert made.tensors["q_nope"].shape[1:] == (heads, latent)
+        assert made.tensors["q_pe"].shape[1:] == (heads, rope)
+        assert wrong(p, s, made, dev=dev) == {"output": 0, "lse": 0}, s
+
+
+MANY = {
+    "decode": (H200, decode(warps=8, chunk=0, stages=1)),
+    "decode in chunks": (B200, decode(warps=8, scores="dims", dependent=1, sum_chunks=2)),
+    "prefill": (B200, prefill(warps=8)),
+    "prefill in parts": (H200, prefill(warps=8, parts=4, sum_chunks=2)),
+    "wgmma": (H200, wgmma(queries=1, tile=32)),
+    "wgmma in parts": (
+        H200,
+        wgmma(queries=1, tile=32, stages=4, lead=3, parts=2, sum_chunks=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_ctas_share_the_heads_of_a_query(name: str) -> None:
+    """128 heads, of which each CTA has 64; some queries see no key."""
+    dev, s = MANY[name]
+    p = problem(s.family == "mla_prefill", 1, 3, 40, 5, heads=128, latent=128, rope=64)
+    assert not family_of(s).refusals(p, s, dev)
+    made = (prefill_case if s.family == "mla_prefill" else decode_case)(p)
+    assert (made.expected["lse"][0] == -np.inf).any()
+    assert wrong(p, s, made, dev=dev) == {"output": 0, "lse": 0}
 
 
 LENGTHS = [(1, 200, 0), (33, 128, 40), (0, 0, 201), (64, 64, 73), (129, 1, 71)]

@@ -102,17 +102,38 @@ def test_scalars_of_a_workload_are_taken() -> None:
 
 def test_refusals() -> None:
     definition, axes = small("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1")
-    with pytest.raises(DefinitionError, match="more queries than cached tokens"):
-        make_inputs(definition, axes | {"total_q": 51}, 0)
     with pytest.raises(DefinitionError, match="needs 50 pages and the cache has 49"):
         make_inputs(definition, axes | {"len_indptr": 2, "num_pages": 49}, 0)
     with pytest.raises(DefinitionError, match="so at least 2"):
         make_inputs(definition, axes | {"len_indptr": 1}, 0)
     with pytest.raises(DefinitionError, match="must not be negative"):
         make_inputs(definition, axes, -1)
-    ragged, axes = small("gqa_ragged_prefill_causal_h32_kv4_d128")
-    with pytest.raises(DefinitionError, match="more queries than keys"):
-        make_inputs(ragged, axes | {"total_q": 91}, 0)
+
+
+PREFILLS = [name for name in names() if "prefill_causal" in name]
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_more_queries_than_keys_see_nothing(name: str) -> None:
+    """Queries are the last tokens of their sequence: where there are more, the first see none, nor
+    do those of an empty sequence. Outputs are 0 there, and lse minus infinity."""
+    definition, axes = small(name)
+    held = {"total_kv": 35, "num_kv_indices": 35, "num_pages": 40}
+    axes |= {n: v for n, v in (held | {"len_indptr": 18, "batch_size": 17}).items() if n in axes}
+    page = definition.const_axes.get("page_size", 1)
+    axes["total_q"] = 35 * page + 60
+    inputs = make_inputs(definition, axes, 0)
+    queries, keys = (inputs[n].diff() for n in ("qo_indptr", "kv_indptr"))
+    if page > 1:
+        keys = (keys * page - page + inputs["kv_last_page_len"]).clamp(min=0)
+    assert queries.sum() == axes["total_q"] and (keys == 0).any()
+    ends = inputs["qo_indptr"][1:].repeat_interleave(queries)
+    seen = torch.arange(axes["total_q"]) + 1 - ends + keys.repeat_interleave(queries)
+    blind = seen <= 0
+    output, lse = definition.reference()(**inputs)
+    assert 60 <= blind.sum() < len(blind) and (keys > 0)[(queries > keys)].any()
+    assert (output[blind] == 0).all() and (lse[blind] == -torch.inf).all()
+    assert (output[~blind] != 0).any(-1).all() and lse[~blind].isfinite().all()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 16, 33])
@@ -139,18 +160,17 @@ def test_lengths_follow_the_remainder(parts: int) -> None:
 def test_prefixes_are_whole_pages_and_have_a_pattern_of_their_own() -> None:
     axes = {"len_indptr": 5, "page_size": 4, "total_q": 38, "num_kv_indices": 111}
     found = paged_prefill(axes)
-    assert found is not None and found.queries is not None
     own = int((-(-found.queries // 4)).sum())
     assert (pattern(38, 4), own) == ("long", 11)
     before = found.keys - found.queries
     assert before.tolist() == [100] * 4  # in 25 pages each
     assert (found.pages == -(-found.keys // 4)).all()
     tight = paged_prefill(axes | {"num_kv_indices": 10})  # a page short of the queries' own
-    assert tight is not None and tight.queries is not None
     assert (tight.queries <= tight.keys).all() and tight.queries.sum() == 38
-    assert paged_prefill(axes | {"num_kv_indices": 9}) is None
+    scarce = paged_prefill(axes | {"num_kv_indices": 9})
+    assert scarce.keys.sum() <= 36 and scarce.queries.sum() == 38
     ragged = ragged_prefill({"len_indptr": 5, "total_q": 42, "total_kv": 42})
-    assert ragged is not None and (ragged.keys == ragged.queries).all()
+    assert (ragged.keys == ragged.queries).all()
 
 
 def page_table_is_valid(definition: Definition, axes: Any, inputs: Any) -> None:
@@ -307,7 +327,6 @@ def test_a_chunked_prefill_keeps_its_prefix_in_whole_pages() -> None:
         chunk = attention_rows.Batch(4, 2304, queries=256)
         axes = attention_rows.axes_of(definition, chunk) | dict(definition.const_axes)
         found = paged_prefill(axes) if "num_pages" in axes else ragged_prefill(axes)
-        assert found is not None and found.queries is not None
         assert found.queries.tolist() == [256] * 4
         assert found.keys.tolist() == [2304] * 4
 

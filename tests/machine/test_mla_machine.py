@@ -6,6 +6,7 @@ import pytest
 
 from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, HazardError
 from ptxflow.compiler.ir import (
     LANE,
@@ -43,6 +44,19 @@ def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyp
     lowered, trips = maker.build(p, s, dev), maker.trips(p, s, dev)
     assert len(check(lowered, trips, dev)) == len(trips) + len(kernels_of(lowered))
     check_launch(lowered, maker.launch(p, s, dev))
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_kernels_that_share_heads_are_proven(dev: Device) -> None:
+    """Each CTA of 128 heads writes its own."""
+    kinds = [decode(chunk=0, warps=8), decode(warps=8), prefill(warps=8), prefill(warps=8, parts=2)]
+    kinds += [wgmma(queries=1), wgmma(queries=1, parts=4)] if dev is H200 else []
+    for s in kinds:
+        p, maker = problem(s.family == "mla_prefill", 16, **(SMALL | {"heads": 128})), family_of(s)
+        lowered, trips = maker.build(p, s, dev), maker.trips(p, s, dev)
+        assert {rows for t in trips for name, rows, _ in t.outputs if name == "output"} == {64}
+        assert len(check(lowered, trips, dev)) == len(trips) + len(kernels_of(lowered))
+        check_launch(lowered, maker.launch(p, s, dev))
 
 
 @pytest.mark.parametrize(

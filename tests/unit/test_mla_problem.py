@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.families.mla.decisions import columns, own, register_limit, registers
+from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
@@ -34,6 +37,7 @@ NAMES = [
     for kind in ("decode", "prefill_causal")
     for page in (1, 64)
 ]
+MANY = Path(__file__).parents[1] / "definitions"  # of 128 heads
 AXES = {
     "batch_size": 2,
     "len_indptr": 3,
@@ -68,8 +72,13 @@ def changed(path: str, value: Any, **given: Any) -> dict[str, Any]:
     [
         (definition(), {"batch_size": 0}, "positive integer, not 0"),
         (definition(), {"len_indptr": 9}, "len_indptr must be batch_size \\+ 1"),
-        (definition(heads=12), {}, "12 query heads must be a multiple of 8, 64 at most"),
+        (
+            definition(heads=12),
+            {},
+            "12 query heads must be a multiple of 8, of 32 above 64, 128 at most",
+        ),
         (definition(heads=72), {}, "72 query heads"),
+        (definition(heads=160), {}, "160 query heads"),
         (definition(latent=192), {}, "head_dim_ckv = 192 must be one of"),
         (definition(rope=16), {}, "head_dim_kpe = 16 of"),
         (definition(dtype="float32"), {}, "must share one dtype"),
@@ -104,7 +113,7 @@ def test_spaces_hold_what_runs(dev, packed) -> None:  # type: ignore[no-untyped-
     assert set(np.unique(f.tile)) == {32, 64} and set(np.unique(f.warps)) == {4, 8}
 
 
-@pytest.mark.parametrize("heads", [8, 16, 24, 32, 64])
+@pytest.mark.parametrize("heads", [8, 16, 24, 32, 64, 96, 128])
 @pytest.mark.parametrize(("latent", "rope"), [(64, 32), (256, 64), (512, 128)])
 def test_every_size_has_strategies(heads: int, latent: int, rope: int) -> None:
     for packed in (False, True):
@@ -132,6 +141,29 @@ def test_many_heads_are_summed_in_fewer_loads(dev: Device) -> None:
     assert set(space(problem(heads=64), dev).fields().sum_chunks) == {1, 2, 4}
     refused = DECODE.refusals(problem(heads=64), decode(chunk=256, sum_chunks=8), dev)
     assert any("second kernel loads at a time exceed the registers" in r for r in refused)
+
+
+@pytest.mark.parametrize("path", sorted(MANY.glob("mla_*.json")), ids=lambda p: p.stem)
+def test_definitions_of_many_heads_are_those_of_fewer_but_for_these(path: Path) -> None:
+    """Twice the CTAs of half the heads, each with as many registers and as much shared memory."""
+    given = load(path).to_json()
+    assert load(path).reference() and given["axes"]["num_qo_heads"]["value"] == 128
+    found = family_for(given["op_type"], given["inputs"])
+    axes = {n: v for n, v in AXES.items() if given["axes"].get(n, {}).get("type") == "var"}
+    many = found.problem(given, axes)
+    half = replace(many, axes=tuple((dict(many.axes) | {"num_qo_heads": 64}).items()))
+    for dev in (H200, B200):
+        wide, narrow = space(many, dev), space(half, dev)
+        assert len(wide) and np.array_equal(wide.codes, narrow.codes)
+        f = wide.fields()
+        assert np.array_equal(
+            found.resources(f, many, dev).smem_bytes, found.resources(f, half, dev).smem_bytes
+        )
+        loads = [found.load(f, p, dev) for p in (many, half)]
+        assert np.array_equal(loads[0].blocks, 2 * loads[1].blocks)
+        s = wide.strategy(int(wide.codes[0]))
+        grids = [evaluate(found.launch(p, s, dev).grid[0], dict(p.axes)) for p in (many, half)]
+        assert grids[0] == 2 * grids[1]
 
 
 def test_features_have_the_same_names_for_every_problem() -> None:

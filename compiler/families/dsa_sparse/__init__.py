@@ -12,7 +12,7 @@ from ptxflow.compiler.families.dsa_sparse.lists import TOPK, Lists
 from ptxflow.compiler.families.dsa_sparse.load import COSTS, features, load
 from ptxflow.compiler.families.dsa_sparse.problem import SPARSE, problem
 from ptxflow.compiler.families.mla.decisions import SUM_WARPS, resources
-from ptxflow.compiler.families.mla.launching import launch_of, with_sums
+from ptxflow.compiler.families.mla.launching import launch_of, shared, with_sums
 from ptxflow.compiler.families.mla.shape import BLOCK
 from ptxflow.compiler.families.mla.span import COUNT
 from ptxflow.compiler.ir import UOp, program
@@ -36,7 +36,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     if not k.split:
         return out
     c = CombineChunks(p, s, device)
-    written = (("output", c.heads, SUM_WARPS * 16), ("lse", 1, c.heads))
+    written = (("output", c.own_heads, SUM_WARPS * 16), ("lse", 1, c.own_heads))
     values = ((COUNT, 1), ("ctaid", 0))
     return [*out, Trip(f"{lists.cut} chunks", values, written, c.entry)]
 
@@ -45,17 +45,17 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
     """A CTA of the first token, whose list has so many entries."""
     written: tuple[tuple[str, int, int], ...] = ()
     if not k.split:
-        written = (("output", k.heads, k.latent), ("lse", 1, k.heads))
+        written = (("output", k.own_heads, k.latent), ("lse", 1, k.own_heads))
     elif number == 0:
         written = (("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 16 * k.across))
     name = f"part {number} of {lists.cut} of {topk} entries"
-    return Trip(name, (("ctaid", number), (TOPK, topk)), written, k.problem.family)
+    return Trip(name, (("ctaid", number * k.head_ctas), (TOPK, topk)), written, k.problem.family)
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = AttendToLists(p, s, device)
-    first = launch_of(k.build(), f"num_tokens * {Lists.of(k).cut}", "num_tokens")
+    first = launch_of(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
     if not k.split:
         return first
     return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.families.mla.shape import Shape
 from ptxflow.compiler.families.mla.span import Span
-from ptxflow.compiler.ir import CTAID, UOp, Value, const, value
+from ptxflow.compiler.ir import UOp, Value, const, value
 
 LIST = "sparse_indices"
 NONE = 0xFFFFFFFF  # -1: the entry names no row
@@ -21,11 +21,12 @@ class Lists:
     topk: int
     span: int
     tile: int
+    place: UOp  # of a CTA, or of several that share heads, among those of all lists
 
     @staticmethod
     def of(shape: Shape) -> Lists:
         topk = shape.problem["topk"]
-        return Lists(topk, shape.chunk or topk, shape.tile)
+        return Lists(topk, shape.chunk or topk, shape.tile, shape.place)
 
     @property
     def cut(self) -> int:
@@ -45,10 +46,10 @@ class Lists:
 
     def find(self) -> tuple[list[UOp], Span]:
         """The CTA's entries of its token's list; nothing need be looked up."""
-        topk, first = const(self.topk, TOPK), CTAID % self.cut * self.span
+        topk, first = const(self.topk, TOPK), self.place % self.cut * self.span
         end = topk if self.cut == 1 else (first + self.span).min(topk)
         tiles = (end - first + (self.tile - 1)) // self.tile
-        row = CTAID // self.cut
+        row = self.place // self.cut
         return [], Span(first, end, tiles, row, const(1), const(1), topk, end, const(0))
 
     def token(self, span: Span, tile: UOp, number: Value) -> UOp:

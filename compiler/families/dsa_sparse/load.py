@@ -23,6 +23,7 @@ from ptxflow.compiler.families.mla.load import (
     shared_bytes,
     sums_load,
 )
+from ptxflow.compiler.families.mla.problem import head_ctas
 from ptxflow.compiler.families.rounds import choices, compared, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
@@ -39,9 +40,10 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
     c = costs_of("dsa_sparse", COSTS, device)
     zero, parts = 0 * f.warps, chunks(f, problem)
-    blocks = problem["num_tokens"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
+    blocks = rows * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
     return Load(
-        blocks=problem["num_tokens"] * parts,
+        blocks=rows * parts,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
         tiles=zero + 1,
         steps=np.ceil(span(f, problem) / f.tile),
@@ -61,7 +63,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
 
 def _dram(f: Fields, problem: Problem) -> Any:
     """Bytes; what chunks hand on is written, and read from L2."""
-    handed = chunks(f, problem) * problem["num_tokens"] * columns(f, problem) * 4
+    handed = chunks(f, problem) * problem["num_tokens"] * problem["num_qo_heads"] * 4
     return problem.bytes + np.where(f.chunk > 0, handed, 0) * problem["head_dim_ckv"]
 
 
@@ -78,7 +80,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     read = {}
     for chunk in CHUNKS:
         f = Fields({"chunk": chunk})
-        blocks = tokens * int(chunks(f, problem))
+        blocks = tokens * int(chunks(f, problem)) * head_ctas(problem)
         read[str(chunk)] = math.ceil(blocks / device.sms) * float(span(f, problem))
         out |= spread(str(chunk), blocks, device)
     return out | compared("read", read)

@@ -21,7 +21,7 @@ from ptxflow.compiler.families.mla.decisions import (
 from ptxflow.compiler.families.mla.hopper import Hopper
 from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.families.mla.hopper_group import SITES
-from ptxflow.compiler.families.mla.launching import launch_of, with_sums
+from ptxflow.compiler.families.mla.launching import launch_of, shared, with_sums
 from ptxflow.compiler.families.mla.load import (
     COSTS,
     features,
@@ -95,11 +95,19 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
     written: tuple[tuple[str, int, int], ...] = ()
     if not number:
-        written = (("output", k.heads, k.latent), ("lse", 1, k.heads))
+        written = _outputs(k, 1)
     elif tiles:
         written = _row(k)
     name = f"{tiles} tiles of {'a part' if number else 'a whole sequence'}"
     return Trip(name, tuple(values.items()), written, k.problem.family)
+
+
+def _outputs(k: Attend | Hopper, asked: int) -> Written:
+    """What the first CTA of a sequence writes of so many queries; where CTAs share heads, of one,
+    whose rows follow one another."""
+    if k.head_ctas > 1:
+        return ("output", k.own_heads, k.latent), ("lse", 1, k.own_heads)
+    return ("output", asked * k.heads, k.latent), ("lse", asked, k.heads)
 
 
 def _row(k: Attend | Hopper) -> Written:
@@ -114,7 +122,7 @@ def _sum(c: Combine, chunks: int) -> Trip:
 
 def _share(c: Combine) -> Written:
     """What the first CTA of the second kernel writes."""
-    return ("output", c.heads, SUM_WARPS * c.outputs.dims), ("lse", 1, c.heads)
+    return ("output", c.own_heads, SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
 
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
@@ -135,7 +143,7 @@ def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first place, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
-    values = {COUNT: 1, "ctaid": query * (c.blocks // SUM_WARPS)}
+    values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // SUM_WARPS)}
     values |= {f"c_{name}": n for name, n in mine.items()}
     name = f"{tiles} parts of query {query} of {asked}"
     return Trip(name, tuple(values.items()), _share(c) if asked > query == 0 else (), c.entry)
@@ -148,10 +156,9 @@ def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number:
     places = max(1, -(-asked // k.queries))
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
     mine |= {f"{site}_rises": rises for site in SITES}
-    values = {COUNT: 1, "ctas": places * k.cut, "ctaid": k.cut - 1 - number, **_each(k, mine)}
-    written = (("output", asked * k.heads, k.latent), ("lse", asked, k.heads))
-    if k.split:
-        written = _row(k)
+    ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
+    written = _row(k) if k.split else _outputs(k, asked)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
     name += f", part {number}" if k.split else ""
     first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
@@ -181,7 +188,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
             grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
     elif k.split:
         grid = work.sequences.places()
-    first = launch_of(k.build(), grid, count)
+    first = launch_of(k.build(), shared(grid, k), count)
     return with_sums(first, combine(p, s, device), count, rows) if k.split else first
 
 

@@ -187,10 +187,10 @@ class Attend(Multiplier):
         """Rows of heads, query after query; past the sequence's last query that one again."""
         out: list[Body] = []
         for part in self._parts("q_nope q_pe", self.q_latent, self.q_rope):
-            for i in range(self.queries * self.heads * part.chunks // LANES):
+            for i in range(self.queries * self.own_heads * part.chunks // LANES):
                 column, chunk = part.of(i)
-                query = (column // self.heads).min(span.queries - 1)
-                row = (span.row + query) * self.heads + column % self.heads
+                query = (column // self.own_heads).min(span.queries - 1)
+                row = (span.row + query) * self.heads + column % self.own_heads + self.first_head
                 out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
         return out
 
@@ -211,7 +211,7 @@ class Attend(Multiplier):
     def _put(self, span: Span) -> list[Body]:
         """The rows of queries, divided by the sums of weights."""
         out: list[Body] = []
-        heads = self.heads // 8
+        heads = self.own_heads // 8
         for query in range(self.queries):
             part = [self._put_columns(span, query, n) for n in range(heads)]
             out.append(part if query == 0 else when(const(query) < span.queries, part))
@@ -219,8 +219,8 @@ class Attend(Multiplier):
 
     def _put_columns(self, span: Span, query: int, head: int) -> list[Body]:
         """8 heads of a query."""
-        n = query * (self.heads // 8) + head
-        row, column = span.row + query, 8 * head
+        n = query * (self.own_heads // 8) + head
+        row, column = span.row + query, self.first_head + 8 * head
         top, total = self.top_of(n), self.total_of(n)
         statements, factor = self.outputs.share(self.r, top, total)
         out: list[Body] = [statements]

@@ -66,7 +66,7 @@ class Combine(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.loads, self.pieces = int(s.sum_chunks), self.heads // self.outputs.wide
+        self.loads, self.pieces = int(s.sum_chunks), self.own_heads // self.outputs.wide
         self.sequences, self.registers, self.tables = self.parts()
         self.entry = f"{problem.family}_combine"
         self.r = Registers("c_")
@@ -78,14 +78,22 @@ class Combine(Shape):
         return sequences, sequences.storage[: len(tables) + 1], tables
 
     @property
+    def unit(self) -> UOp:
+        """The warp's block of dims, of all that there are."""
+        return CTAID * SUM_WARPS + WARP
+
+    @property
+    def number(self) -> UOp:
+        return self.unit // self.blocks
+
+    @property
     def params(self) -> tuple[tuple[str, str], ...]:
         pointers = (*self.tables, "sums", "stats", "output", "lse")
         return (*((name, "ptr") for name in pointers), (COUNT, "u32"))
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        unit = CTAID * SUM_WARPS + WARP
-        work = self.work(unit // self.blocks, unit % self.blocks)
+        work = self.work(self.place, self.unit % self.blocks)
         info = KernelInfo(
             name=self.entry,
             arch=self.device.arch,
@@ -111,7 +119,7 @@ class Combine(Shape):
         return [when(sequence < param(COUNT), found, self.wait, when(const(1) < chunks, some))]
 
     def block(self, handed: Handed, block: UOp) -> list[Body]:
-        """All heads of a block of dims."""
+        """The heads of a block of dims, or a CTA's share of them."""
         r, first = self.r, var("c_first")
         begin: list[Body] = [  # which nobody needs where queries see no token
             at.mov(r("one", 1), ONE, unread="dst"),
@@ -137,7 +145,8 @@ class Combine(Shape):
         """Some chunks; past the last one that one again."""
         out = list[UOp]()
         for i in range(self.loads):
-            row = handed.first + (first + i).min(handed.chunks - 1)
+            place = handed.first + (first + i).min(handed.chunks - 1)
+            row = place * self.head_ctas + self.which
             for n in range(self.pieces):
                 column = handed.column + n
                 for name, (index, place) in (
@@ -186,7 +195,8 @@ class Combine(Shape):
         return out
 
     def _leave(self, n: int, handed: Handed, block: UOp) -> list[Body]:
-        r, row, column = self.r, handed.row, n * self.outputs.wide
+        r, row = self.r, handed.row
+        column = self.first_head + n * self.outputs.wide
         top, total, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
         statements, factor = self.outputs.share(r, top, total)
         return [

@@ -1,10 +1,10 @@
 """The decisions of latent attention, in construction order, and their rules.
 
 A CTA takes the heads of a few queries as columns of its MMAs and tokens as rows: S^T = K Q^T,
-O^T = V^T P^T. `warps` warps lie on the tokens of a tile and on the columns for the scores, and on
-the dims of the latent for the sums. In decoding sequences are cut into chunks, and a second kernel
-adds up what the chunks of a sequence come to; in a prefill it does so for tokens in parts. A
-prefill by wgmma: see `hopper_decisions`.
+O^T = V^T P^T; of more than 64 heads each of several CTAs takes some. `warps` warps lie on the
+tokens of a tile and on the columns for the scores, and on the dims of the latent for the sums. In
+decoding sequences are cut into chunks, and a second kernel adds up what the chunks of a sequence
+come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `hopper_decisions`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.mla import hopper_decisions as hopper
 from ptxflow.compiler.families.mla.hopper_decisions import ALWAYS, LAZY, MMA_SYNC, WGMMA
-from ptxflow.compiler.families.mla.problem import ELEMENT, PREFILL
+from ptxflow.compiler.families.mla.problem import ELEMENT, PREFILL, cta_heads, head_ctas
 from ptxflow.compiler.strategy import Decision, Fields, Problem, Resources, Rule, rule
 
 WARP = 32
@@ -71,7 +71,7 @@ def decodes(problem: Problem) -> bool:
 def columns(f: Fields, problem: Problem) -> Any:
     """Columns of a CTA's MMAs: its queries' heads."""
     each = 1 if decodes(problem) else f.queries
-    return each * problem["num_qo_heads"]
+    return each * cta_heads(problem)
 
 
 def groups(f: Fields) -> Any:
@@ -231,7 +231,7 @@ def tokens(problem: Problem) -> int:
 SUMS_FIT = rule(
     "the chunks that the second kernel loads at a time exceed the registers of a thread",
     "sum_chunks",
-    lambda f, p, d: f.sum_chunks * (p["num_qo_heads"] // MMA_COLUMNS) <= MAX_SUMS,
+    lambda f, p, d: f.sum_chunks * (cta_heads(p) // MMA_COLUMNS) <= MAX_SUMS,
 )
 DECODE_RULES = (
     *tiling_rules(""),
@@ -282,7 +282,9 @@ PREFILL_RULES = (
     rule(
         f"there are at most {MAX_ROUNDS} CTAs for each SM, if tokens are in parts",
         "queries parts",
-        lambda f, p, d: (f.parts == 1) | (places(f, p) * f.parts <= MAX_ROUNDS * d.sms),
+        lambda f, p, d: (
+            (f.parts == 1) | (places(f, p) * head_ctas(p) * f.parts <= MAX_ROUNDS * d.sms)
+        ),
     ),
     rule(
         "a second kernel is for tokens in parts, and loads no more than there are",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.problem import ELEMENT, cta_heads
 from ptxflow.compiler.strategy import Fields, Problem, Resources, Rule, rule
 
 MMA_SYNC, WGMMA = "mma_sync", "wgmma"
@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
     rule(
         f"the heads of the queries of a CTA are the {ROWS} rows of a wgmma",
         "core queries",
-        lambda f, p, d: (f.core != WGMMA) | (f.queries * p["num_qo_heads"] == ROWS),
+        lambda f, p, d: (f.core != WGMMA) | (f.queries * cta_heads(p) == ROWS),
     ),
     rule(
         "halves of the latent and rotary dims are whole column blocks",

@@ -73,8 +73,8 @@ class Warpgroup(Leaver):
         k, out = self.kernel, list[Body]()
         for half in range(GROUP // LINES):
             row = WARP * GROUP + ((LANE >> 3) + LINES * half)
-            query = (row // k.heads).min(span.queries - 1)
-            index = (span.row + query) * k.heads + row % k.heads
+            query = (row // k.own_heads).min(span.queries - 1)
+            index = (span.row + query) * k.heads + row % k.own_heads + k.first_head
             for each in k.parts:
                 group = slot(each.queries, 0, WARP * each.group, each.group)
                 out.append(each.copy(each.asked, group, half, index))
@@ -157,7 +157,7 @@ class Warpgroup(Leaver):
         """Scores of tokens that a row's query does not see."""
         rooms = []
         for half in range(2):
-            query = (self.row + (LANE >> 2) + 8 * half) // self.kernel.heads
+            query = (self.row + (LANE >> 2) + 8 * half) // self.kernel.own_heads
             rooms.append(span.seen(query) - self._token(span, t) - ((LANE & 3) << 1))
         return at.hide_columns(self.scores, self.scores, *rooms)
 

@@ -1,6 +1,7 @@
 """What a warpgroup leaves: its half of the outputs, through where queries were; and lse.
 
-The heads of a query are rows, one after another, as in the output tensor.
+The heads of queries are rows, one after another, as in the output tensor: where CTAs share heads,
+those of one query.
 """
 
 from __future__ import annotations
@@ -127,13 +128,14 @@ class Leaver:
     # -- rows ---------------------------------------------------------------------------------
 
     def _store_lse(self, span: Span, lse: UOp, half: int) -> UOp:
-        heads, first = self.kernel.heads, self.row + 8 * half
-        row = first + (LANE >> 2)
+        k, first = self.kernel, self.row + 8 * half
+        row, heads = first + (LANE >> 2), k.own_heads
+        column = first % heads + k.first_head
         return at.st_global(
             param("lse"),
-            span.row * heads + row,
+            span.row * k.heads + row + k.first_head,
             (row // heads < span.queries) & (LANE & 3).eq(0),
-            rectangle(global_tensor("lse"), span.row + first // heads, first % heads, 1, 8),
+            rectangle(global_tensor("lse"), span.row + first // heads, column, 1, 8),
             part(lse, half, 1),
             element=4,
         )
@@ -163,6 +165,7 @@ class Leaver:
         offset = (self.row // 8 + group) * part_.group + block * BLOCK + above * LINE
         column = self.side * kernel.half + block * WIDE
         chunks = kernel.latent * ELEMENT // CHUNK
+        first_row = span.row * kernel.heads + kernel.first_head
         return [
             at.ld_shared_v4(
                 loaded,
@@ -171,11 +174,11 @@ class Leaver:
             ),
             at.st_global(
                 param("output"),
-                (span.row * kernel.heads + row) * chunks + (column * ELEMENT // CHUNK + chunk),
-                row // kernel.heads < span.queries,
+                (first_row + row) * chunks + (column * ELEMENT // CHUNK + chunk),
+                row // kernel.own_heads < span.queries,
                 rectangle(
                     global_tensor("output"),
-                    span.row * kernel.heads + self.row + first,
+                    first_row + self.row + first,
                     column,
                     LINES,
                     WIDE,

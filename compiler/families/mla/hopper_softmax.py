@@ -13,9 +13,10 @@ import math
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.families.attention.softmax import Registers
-from ptxflow.compiler.families.mla.kernel import FLOOR
 from ptxflow.compiler.ir import Body, UOp, const, held, param, part, when
 
+#: below every score, and such that its products with scales, of up to 2^26, are finite
+FLOOR = float_bits(-(2.0**100))
 RISE = 8.0  # in base 2: float16 holds weights up to 2^15
 PAIR = (1, 2)  # lanes between those that share a row
 

@@ -265,7 +265,7 @@ class Multiplier(Shape):
         token = span.first + (t * self.tile + self.row * MMA_TOKENS) + (LANE >> 2)
         for n in range(self.own):
             column = (self.group * self.own + n) * MMA_COLUMNS
-            seen = span.seen(column // self.heads)
+            seen = span.seen(column // self.own_heads)
             for half in range(2):
                 inside = self._counts(token + 8 * half < seen, half)
                 out.append(at.hide(part(self._score(n), 2 * half, 2), inside))

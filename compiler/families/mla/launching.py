@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.families.mla.combine import Combine
 from ptxflow.compiler.families.mla.decisions import SUM_WARPS
-from ptxflow.compiler.families.mla.shape import BLOCK
+from ptxflow.compiler.families.mla.shape import BLOCK, Shape
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.launch import (
     Expr,
@@ -33,12 +33,17 @@ def launch_of(kernel: UOp, grid: Expr, count: Expr) -> Launch:
     )
 
 
+def shared(grid: Expr, shape: Shape) -> Expr:
+    """As many CTAs for each as share the heads of a query."""
+    return f"({grid}) * {shape.head_ctas}" if shape.head_ctas > 1 else grid
+
+
 def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
     """Both launches; each CTA of the first has a row of the workspace. `count`: of sequences;
     `rows`: of queries that the second adds up."""
     then = Launch(
         entry=c.entry,
-        grid=(f"{rows} * {c.blocks // SUM_WARPS}", "1", "1"),
+        grid=(f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}", "1", "1"),
         block=32 * SUM_WARPS,
         cluster=(1, 1, 1),
         smem_bytes=0,

@@ -31,7 +31,7 @@ from ptxflow.compiler.families.mla.decisions import (
     tokens,
 )
 from ptxflow.compiler.families.mla.hopper_decisions import WGMMA
-from ptxflow.compiler.families.mla.problem import ELEMENT
+from ptxflow.compiler.families.mla.problem import ELEMENT, cta_heads, head_ctas
 from ptxflow.compiler.families.rounds import choices, compared, filled, spread
 from ptxflow.compiler.strategy import Fields, Load, Problem, costs_of
 
@@ -98,15 +98,15 @@ def prefill_load(f: Fields, problem: Problem, device: Device) -> Load:
 def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     """CTAs, tiles of each, and how much more the busiest SM has than they say, of sequences that
     are alike."""
-    count = problem["len_indptr"] - 1
+    count, shared = problem["len_indptr"] - 1, head_ctas(problem)
     length = tokens(problem) / count
     if decodes(problem):
         chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
         each = np.ceil(length / chunk)
-        return count * each, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
+        return count * each * shared, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
     mean = seen(problem)
     steps, parts = _shares(f, problem)
-    blocks = count * np.ceil(problem["total_q"] / count / f.queries) * parts
+    blocks = count * np.ceil(problem["total_q"] / count / f.queries) * parts * shared
     rounds = np.maximum(blocks / device.sms, 1.0)
     return blocks, steps, 1 + (length / mean - 1) / rounds
 
@@ -155,7 +155,8 @@ def latency_cycles(f: Fields, problem: Problem, c: Costs) -> Any:
 
 def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
     """Bytes; what chunks or parts hand on is written, and read from L2."""
-    split = blocks > problem["batch_size"] if decodes(problem) else f.parts > 1
+    whole = (problem["len_indptr"] - 1) * head_ctas(problem)
+    split = blocks > whole if decodes(problem) else f.parts > 1
     handed = np.where(split, blocks * columns(f, problem) * 4, 0)
     return problem.bytes + handed * problem["head_dim_ckv"]
 
@@ -166,14 +167,16 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
     length = tokens(problem) / problem["batch_size"]
     chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
     blocks = problem["batch_size"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    blocks *= head_ctas(problem)
     return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
 
 
 def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
     """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
     count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
-    heads, latent = 4 * problem["num_qo_heads"], problem["head_dim_ckv"]  # bytes; dims
+    heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
     rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
+    rows = rows * head_ctas(problem)  # of each CTA that shares heads
     dims = SUM_WARPS * np.where(f.core == WGMMA, MMA_COLUMNS, MMA_DIMS)
     return replace(
         sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
@@ -212,14 +215,14 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "log2_sequences": (math.log2(count) - 3) / 3,
         "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
     }
-    read = {}
+    read, shared = {}, head_ctas(problem)
     for chunk in CHUNKS:
         f = Fields({"chunk": chunk, "tile": MOST_TOKENS})
         blocks, steps, _ = (float(found) for found in _spans(f, problem, device))
         read[str(chunk)] = math.ceil(blocks / device.sms) * steps
-        out[f"filled_{chunk}"] = 2 * length * count / (blocks * steps * MOST_TOKENS) - 1
+        out[f"filled_{chunk}"] = 2 * length * count * shared / (blocks * steps * MOST_TOKENS) - 1
         out |= spread(str(chunk), blocks, device)
-    out |= spread("sums", count * (problem["head_dim_ckv"] // 16 // SUM_WARPS), device)
+    out |= spread("sums", count * shared * (problem["head_dim_ckv"] // 16 // SUM_WARPS), device)
     return out | compared("read", read)
 
 
@@ -246,7 +249,7 @@ def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
         worth[str(queries)] = short[str(queries)] * queries
         out[f"filled_{queries}"] = filled(each, queries)
         out |= spread(str(queries), blocks, device)
-    most = min(max(MOST_TOKENS // problem["num_qo_heads"], 1), QUERIES[-1])
+    most = min(max(MOST_TOKENS // cta_heads(problem), 1), QUERIES[-1])
     for cut in CUTS:
         f = Fields({"queries": most, "tile": MOST_TOKENS, "parts": cut})
         blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))

@@ -27,7 +27,9 @@ OTHERS = {
     **dict.fromkeys((*QUERIES, *TABLE, *LAST), "int32"),
 }
 ELEMENT = 2  # bytes
-HEADS, MAX_HEADS = 8, 64  # of an MMA's columns: what heads are a multiple of, and the most
+HEADS = 8  # of an MMA's columns: what heads are a multiple of
+CTA_HEADS, MAX_HEADS = 64, 128  # the most of a query in a CTA, and in all
+SHARED_HEADS = 32  # what heads are a multiple of where CTAs share them
 LATENTS, ROPES = (64, 128, 256, 512), (32, 64, 128)  # dims of a head
 MAX_ROWS = 2**32 // 64 - 1  # of a cache: kernels count its chunks of 16 bytes in 32 bits
 
@@ -88,12 +90,24 @@ def _outputs(rows: str) -> dict[str, list[str]]:
     }
 
 
+def head_ctas(problem: Problem) -> int:
+    """CTAs that share the heads of a query, side by side, so that L2 has the tokens of all but the
+    first."""
+    return -(-problem["num_qo_heads"] // CTA_HEADS)
+
+
+def cta_heads(problem: Problem) -> int:
+    """Heads of a query in a CTA."""
+    return problem["num_qo_heads"] // head_ctas(problem)
+
+
 def refuse_sizes(name: str, bound: Mapping[str, int], queries: int) -> None:
     """Raise ValueError for heads, caches and numbers of queries that the kernels do not take."""
     heads, latent, rope = (bound[a] for a in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
-    if heads % HEADS or heads > MAX_HEADS:
+    if heads % (SHARED_HEADS if heads > CTA_HEADS else HEADS) or heads > MAX_HEADS:
         raise ValueError(
-            f"{name}: {heads} query heads must be a multiple of {HEADS}, {MAX_HEADS} at most"
+            f"{name}: {heads} query heads must be a multiple of {HEADS}, of {SHARED_HEADS} above "
+            f"{CTA_HEADS}, {MAX_HEADS} at most"
         )
     if latent not in LATENTS or rope not in ROPES:
         raise ValueError(

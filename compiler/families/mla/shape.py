@@ -16,6 +16,7 @@ from ptxflow.compiler.families.mla.decisions import (
     rope_pitch,
 )
 from ptxflow.compiler.families.mla.hopper_decisions import WGMMA
+from ptxflow.compiler.families.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.families.tensors import PTX_TYPE
 from ptxflow.compiler.ir import (
     CTAID,
@@ -27,6 +28,7 @@ from ptxflow.compiler.ir import (
     part,
     rectangle,
     special,
+    value,
 )
 from ptxflow.compiler.strategy import Problem, Strategy
 
@@ -52,7 +54,7 @@ class Outputs:
     first = LANE < 4  # of those with the same heads
     rescale = staticmethod(at.rescale)
 
-    def put(self, r: Registers, row: UOp, column: int, dim: Value, sums: UOp) -> list[UOp]:
+    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
         """A block from `dim` and the head `column` on: eight dims of a head go together."""
         out = list[UOp]()
         for half in range(2):
@@ -75,7 +77,7 @@ class Outputs:
             ]
         return out
 
-    def put_lse(self, r: Registers, row: UOp, column: int, top: UOp, total: UOp) -> list[UOp]:
+    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
         log, lse = r("log", 2), r("lse", 2)
         return [
@@ -109,7 +111,7 @@ class RowOutputs(Outputs):
     first = (LANE & 3).eq(0)
     rescale = staticmethod(at.rescale_rows)
 
-    def put(self, r: Registers, row: UOp, column: int, dim: Value, sums: UOp) -> list[UOp]:
+    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
         out = list[UOp]()
         for half in range(2):
             packed, head = r(f"packed{half}", 1), row * self.heads + column + 8 * half
@@ -121,11 +123,11 @@ class RowOutputs(Outputs):
             ]
         return out
 
-    def put_lse(self, r: Registers, row: UOp, column: int, top: UOp, total: UOp) -> list[UOp]:
+    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
         log, lse = r("log", 2), r("lse", 2)
         out = [at.log2_f32(log, total), at.sum_f32(lse, log, top)]
         for half in range(2):
-            head = column + 8 * half
+            head = value(column) + 8 * half
             place = rectangle(global_tensor("lse"), row, head, 1, 8)
             index = row * self.heads + head + self.lane
             found = part(lse, half, 1)
@@ -135,12 +137,14 @@ class RowOutputs(Outputs):
 
 class Shape:
     """Sizes; a *block* is some dims of the latent, and `across` pieces of it are all columns: the
-    heads of a query, of which an MMA has 8 and a wgmma's fragment 16."""
+    heads of a query, of which an MMA has 8 and a wgmma's fragment 16. Of many heads a CTA has
+    `own_heads`, from `first_head` on."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
         self.decodes = decodes(problem)
-        self.heads = problem["num_qo_heads"]
+        self.heads, self.own_heads = problem["num_qo_heads"], cta_heads(problem)
+        self.head_ctas = head_ctas(problem)
         self.latent, self.rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
         self.page_size, self.dtype = problem["page_size"], PTX_TYPE[problem.dtype]
         self.chunk = int(s.chunk) if self.decodes else 0
@@ -152,12 +156,30 @@ class Shape:
         by_rows = not self.decodes and s.core == WGMMA
         outputs = RowOutputs if by_rows else Outputs
         self.outputs = outputs(self.heads, self.latent, self.dtype)
-        self.across = self.queries * self.heads // self.outputs.wide
+        self.across = self.queries * self.own_heads // self.outputs.wide
         self.own = self.across // self.groups
         self.blocks = self.latent // self.outputs.dims
         self.latent_pitch, self.rope_pitch = latent_pitch(problem), rope_pitch(problem)
         self.split = self.chunk > 0 or self.cut > 1
-        self.number = CTAID if self.decodes else special("ctas") - 1 - CTAID  # late queries first
+
+    @property
+    def number(self) -> UOp:
+        """The CTA's, and its row of the workspace: late queries come first."""
+        return CTAID if self.decodes else special("ctas") - 1 - CTAID
+
+    @property
+    def place(self) -> UOp:
+        """The same of what CTAs share the heads of."""
+        return self.number // self.head_ctas
+
+    @property
+    def which(self) -> UOp:
+        """Of the CTAs that share heads."""
+        return self.number % self.head_ctas
+
+    @property
+    def first_head(self) -> UOp:
+        return self.which * self.own_heads
 
     def place_of(self, row: Value, block: Value, n: Value) -> tuple[UOp, UOp]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""

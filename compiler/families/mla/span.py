@@ -9,7 +9,7 @@ from typing import Protocol
 from ptxflow.compiler.families.attention.queries import QueryTiles
 from ptxflow.compiler.families.attention.sequences import Sequences
 from ptxflow.compiler.families.mla.shape import Shape
-from ptxflow.compiler.ir import CTAID, UOp, Value, const, param, value
+from ptxflow.compiler.ir import UOp, Value, const, param, value
 
 COUNT = "sequences"  # the parameter: how many there are
 
@@ -82,20 +82,21 @@ class Work:
     def find(self) -> tuple[list[UOp], Span]:
         """Statements that find the span, and the span."""
         if not self.shape.decodes:
-            return self._part() if self.shape.split else self.queries(self.shape.number)
+            return self._part() if self.shape.split else self.queries(self.shape.place)
         return self._chunk() if self.shape.split else self._sequence()
 
     def _sequence(self) -> tuple[list[UOp], Span]:
         """A whole sequence."""
         tokens = self.sequences.tokens
-        span = self._span(CTAID, const(0), tokens, const(1))
-        return self.sequences.lengths(CTAID), span
+        sequence = self.shape.place
+        span = self._span(sequence, const(0), tokens, const(1))
+        return self.sequences.lengths(sequence), span
 
     def _chunk(self) -> tuple[list[UOp], Span]:
         """A chunk; an empty sequence has one, too."""
-        s, chunk = self.sequences, self.shape.chunk
-        body, sequence = s.find(CTAID, param(COUNT))
-        number = CTAID - s.first_place(sequence)
+        s, chunk, place = self.sequences, self.shape.chunk, self.shape.place
+        body, sequence = s.find(place, param(COUNT))
+        number = place - s.first_place(sequence)
         tokens, first = s.tokens, number * chunk
         present = (first < tokens) | number.eq(0)
         end = (first + chunk).min(tokens)
@@ -108,7 +109,7 @@ class Work:
 
     def _part(self) -> tuple[list[UOp], Span]:
         """Some of the tiles that the queries of a place see, if there are any."""
-        cut, number = self.shape.cut, self.shape.number
+        cut, number = self.shape.cut, self.shape.place
         body, span = self.queries(number // cut)
         tokens = self.share(span) * self.shape.tile
         first = number % cut * tokens
