@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,26 @@ def _positive(name: str, text: str) -> int:
     if not digits.isascii() or not digits.isdecimal() or int(digits) == 0:
         raise UsageError(f"axis {name!r} must be a positive integer, not {text!r}")
     return int(digits)
+
+
+def positive_int(text: str | int) -> int:
+    """A count of at least 1, as argparse's `type`: what is none is an ArgumentTypeError."""
+    return _count(text, 1)
+
+
+def natural_int(text: str | int) -> int:
+    """A count or seed of at least 0, as `positive_int`."""
+    return _count(text, 0)
+
+
+def _count(text: str | int, least: int) -> int:
+    try:
+        number = int(text)
+    except (ValueError, TypeError):
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text!r}")
+    return number
 
 
 def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

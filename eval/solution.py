@@ -274,19 +274,19 @@ def check_file(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from ptxflow.compiler.runtime import RuntimeUnavailable
+    from ptxflow.eval.arguments import UsageError, positive_int
+    from ptxflow.eval.worker import WorkerError
+
     parser = argparse.ArgumentParser(prog="python -m ptxflow.eval.solution", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="check")
     check = commands.add_parser("check", help="run a Solution on the GPU against the reference")
     check.add_argument("file", type=Path, help="the Solution's JSON file")
     check.add_argument("--definition", metavar="NAME|PATH", help="default: the one it names")
     check.add_argument("--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17")
-    check.add_argument("--seeds", type=int, default=3, help="fresh inputs (default: 3)")
+    check.add_argument("--seeds", type=positive_int, default=3, help="fresh inputs (default: 3)")
     check.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
     args = parser.parse_args(argv)
-    from ptxflow.compiler.runtime import RuntimeUnavailable
-    from ptxflow.eval.arguments import UsageError
-    from ptxflow.eval.worker import WorkerError
-
     try:
         return check_file(args)
     except (

@@ -26,7 +26,9 @@ from ptxflow.eval.arguments import (
     find_device,
     find_problem,
     find_space,
+    natural_int,
     parse_axes,
+    positive_int,
     product,
 )
 from ptxflow.eval.definition import DefinitionError, load, names
@@ -126,14 +128,15 @@ def arguments() -> argparse.ArgumentParser:
     )
     gemms = [name for name in names() if name.startswith("gemm_")]
     parser.add_argument("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    parser.add_argument("--samples", type=int, default=2000, help="strategies (default: 2000)")
+    parser.add_argument("--samples", type=positive_int, default=2000,
+        help="strategies (default: 2000)")  # fmt: skip
     parser.add_argument("--definition", nargs="+", default=gemms, metavar="NAME|PATH")
     parser.add_argument(
         "--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17",
         help="values of the variable axes (default: M=1,17,128,1000,4096)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seed", type=natural_int, default=0)
+    parser.add_argument("--jobs", type=positive_int, default=os.cpu_count() or 1, help="processes")
     return parser
 
 
@@ -141,8 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every drawn strategy compiles and is proven, 1 if not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
     try:
-        if args.samples < 1:
-            raise UsageError(f"--samples must be at least 1, not {args.samples}")
         device = find_device(args.device)
         jobs = draw(args.definition, parse_axes(args.axes), device, args.samples, args.seed)
         outcome = survey(jobs, device, args.jobs)
