@@ -40,6 +40,7 @@ from ptxflow.eval.arguments import (
     find_problem,
     find_space,
     parse_axes,
+    positive_int,
     read_strategies,
 )
 from ptxflow.eval.campaign import FAILURES
@@ -427,7 +428,7 @@ exit code: 0 done, 2 bad input or no GPU""",
     add("--measure", action="store_true", help="time all of them on this machine's GPU instead")
     add("--records", type=Path, default=Path("out/ablation.jsonl"), metavar="FILE",
         help="what --measure appends to (default: out/ablation.jsonl)")  # fmt: skip
-    add("--jobs", type=int, help="compiler processes (default: one a core)")
+    add("--jobs", type=positive_int, help="compiler processes (default: one a core)")
     return parser.parse_args(argv)
 
 

@@ -26,7 +26,7 @@ from ptxflow.compiler.families import family
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.runtime import LoadedKernel, RuntimeUnavailable, require_gpu
 from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.arguments import UsageError, find_device, natural_int, parse_axes, positive_int
 from ptxflow.eval.cases import case_of
 from ptxflow.eval.definition import DefinitionError, names
 from ptxflow.eval.drawing import draw
@@ -96,9 +96,11 @@ def arguments() -> argparse.ArgumentParser:
     add("--definition", nargs="+", default=gemms, metavar="NAME|PATH", help="default: every gemm")
     add("--axes", nargs="+", default=["M=1,1000"], metavar="M=1,17", help="default: M=1,1000")
     add("--device", default="h200", help="h200 or h100 (default: h200)")
-    add("--samples", type=int, default=50, help="strategies, drawn uniformly (default: 50)")
-    add("--seed", type=int, default=0, help="of the draw (default: 0)")
-    add("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes (default: 4)")
+    add("--samples", type=positive_int, default=50,
+        help="strategies, drawn uniformly (default: 50)")  # fmt: skip
+    add("--seed", type=natural_int, default=0, help="of the draw (default: 0)")
+    add("--jobs", type=positive_int, default=min(4, os.cpu_count() or 1),
+        help="processes (default: 4)")  # fmt: skip
     return parser
 
 
@@ -106,8 +108,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if all bits agree on integers, 1 if not, 2 where it cannot run."""
     args = arguments().parse_args(argv)
     try:
-        if args.samples < 1:
-            raise UsageError("--samples must be at least 1")
         device = find_device(args.device)
         gpu = require_gpu(device)
         jobs = draw(args.definition, parse_axes(args.axes), device, args.samples, args.seed)

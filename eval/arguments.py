@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +63,26 @@ def _positive(name: str, text: str) -> int:
     return int(digits)
 
 
+def positive_int(text: str | int) -> int:
+    """A count of at least 1, as argparse's `type`: what is none is an ArgumentTypeError."""
+    return _count(text, 1)
+
+
+def natural_int(text: str | int) -> int:
+    """A count or seed of at least 0, as `positive_int`."""
+    return _count(text, 0)
+
+
+def _count(text: str | int, least: int) -> int:
+    try:
+        number = int(text)
+    except (ValueError, TypeError):
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text!r}")
+    return number
+
+
 def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Every combination of the axis values, as mappings."""
     return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
@@ -95,7 +116,8 @@ def find_space(family: Family, problem: Problem, device: Device) -> Space:
 def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strategy]]:
     """The strategies of a JSON file: what sample.py writes, one of its kernels, or a list of such.
 
-    Each has `definition` (a name, or the definition itself), `axes`, `family` and `choices`.
+    Each has `definition` (a name, or the definition itself), `axes`, `family` and `choices`. Those
+    of an earlier form of the family come in today's decisions, as recorded ones do.
     """
     try:
         data = json.loads(path.read_text())
@@ -115,5 +137,28 @@ def _strategy_row(row: Any, where: str) -> tuple[Definition, dict[str, int], Str
         raise UsageError(f"{where}: must be an object with {', '.join(needed)}")
     named = row["definition"]
     definition = load(named) if isinstance(named, str) else parse(named, where)
-    variable = {name: row["axes"].get(name) for name in definition.var_axes}
-    return definition, definition.bind(variable), Strategy.from_json(row)
+    if not isinstance(row["axes"], dict) or not isinstance(row["choices"], dict):
+        raise UsageError(f"{where}: axes and choices must be objects")
+    axes = definition.bind({name: row["axes"].get(name) for name in definition.var_axes})
+    return definition, axes, _todays(Strategy.from_json(row), definition, where)
+
+
+def _todays(given: Strategy, definition: Definition, where: str) -> Strategy:
+    """The strategy in the decisions that its family has today; UsageError where it has no like."""
+    family = find_family(definition)
+    if given.family != family.name:
+        raise UsageError(
+            f"{where}: {definition.name} is built by {family.name}, not {given.family!r}"
+        )
+    names, choices = [d.name for d in family.decisions], dict(given.choices)
+    if set(choices) == set(names):
+        return given
+    revised = family.revise(choices)
+    if revised is None:
+        raise UsageError(f"{where}: today's {family.name} has no strategy that is like this one")
+    if wrong := [
+        *(f"lacks decision {name!r}" for name in names if name not in revised),
+        *(f"has the unknown decision {name!r}" for name in revised if name not in names),
+    ]:
+        raise UsageError(f"{where}: a strategy of {family.name} that {' and '.join(wrong)}")
+    return Strategy(family.name, tuple((name, revised[name]) for name in names))

@@ -31,7 +31,7 @@ from ptxflow.compiler.strategy import Family
 from ptxflow.env import cost
 from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import Observed
-from ptxflow.eval.arguments import UsageError, find_device
+from ptxflow.eval.arguments import UsageError, find_device, positive_int
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 from ptxflow.eval.ranking import Quality, by_family, choose_folds, quality, successes
@@ -255,11 +255,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
     add("--family", metavar="NAME", help="its measurements alone (default: all, fitted jointly)")
     add("--keep-rates", action="store_true", help="fit costs alone, not the device's rates")
-    add("--folds", type=int, default=4, help="fits, each without its workloads (default: 4)")
+    add("--folds", type=positive_int, default=4,
+        help="fits, each without its workloads (default: 4)")  # fmt: skip
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
-    add("--least", type=int, default=16, metavar="N",
+    add("--least", type=positive_int, default=16, metavar="N",
         help="of workloads with so many strategies or more (default: 16)")  # fmt: skip
-    add("--most", type=int, default=300, metavar="N",
+    add("--most", type=positive_int, default=300, metavar="N",
         help="fit to so many strategies of each, half the fastest (default: 300)")  # fmt: skip
     try:
         return run(parser.parse_args(argv))

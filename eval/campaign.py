@@ -36,8 +36,10 @@ from ptxflow.eval.arguments import (
     UsageError,
     find_device,
     find_problem,
+    natural_int,
     parse_axes,
     parse_fix,
+    positive_int,
     product,
     read_strategies,
 )
@@ -139,12 +141,16 @@ def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Work
             listed = path.parent / row["strategies"]
             found += from_list(read_strategies(listed), device, str(listed))
             continue
-        count = None if row.get("all") else int(row.get("samples", args.samples))
+        try:
+            count = None if row.get("all") else positive_int(row.get("samples", args.samples))
+            seed = natural_int(row.get("seed", args.seed))
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{where}: samples or seed {error}") from None
         axes = {n: v if isinstance(v, list) else [v] for n, v in row["axes"].items()}
         for bound in product(axes):
             found.append(sample_workload(load(row["definition"]), bound, device,
                                          _fix(row.get("fix", {}), where), count,
-                                         row.get("seed", args.seed)))  # fmt: skip
+                                         seed))  # fmt: skip
     return found
 
 
@@ -331,11 +337,9 @@ exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by 
     _what(parser)
     _how(parser)
     args = parser.parse_args(argv)
-    for name in ("samples", "timeout", "rounds", "check_seeds", "time_limit", "refine_rounds"):
+    for name in ("timeout", "time_limit"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be positive")
-    if args.refine < 0:
-        parser.error("--refine must not be negative")
     return args
 
 
@@ -358,9 +362,10 @@ def _what(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only strategies with these choices: tile_k=64,tile_m=64|128",
     )
-    add("--samples", type=int, default=8, help="strategies per definition and axes (default: 8)")
+    add("--samples", type=positive_int, default=8,
+        help="strategies per definition and axes (default: 8)")  # fmt: skip
     add("--all", action="store_true", help="every valid strategy instead of samples")
-    add("--seed", type=int, default=0, help="of the uniform draw (default: 0)")
+    add("--seed", type=natural_int, default=0, help="of the uniform draw (default: 0)")
     add(
         "--strategies",
         nargs="+",
@@ -401,21 +406,21 @@ def _how(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after this, finish what is in flight, refine what is screened, and stop",
     )
-    add("--rounds", type=int, default=7, help="timed samples per kernel (default: 7)")
+    add("--rounds", type=positive_int, default=7, help="timed samples per kernel (default: 7)")
     add(
         "--refine",
-        type=int,
+        type=natural_int,
         default=32,
         metavar="N",
         help="of each workload, time the best N again, all in the same rounds (default: 32)",
     )
     add(
         "--refine-rounds",
-        type=int,
+        type=positive_int,
         default=40,
         help="samples of each of those, or as many as take 1 s (default: 40)",
     )
-    add("--check-seeds", type=int, default=2, help="fresh inputs per kernel (default: 2)")
+    add("--check-seeds", type=positive_int, default=2, help="fresh inputs per kernel (default: 2)")
     add(
         "--settle",
         type=float,
@@ -423,7 +428,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
         help="seconds of the yardstick before a workload, for the clocks (default: 0.5)",
     )
     add("--timeout", type=float, default=20.0, help="seconds per kernel (default: 20)")
-    add("--jobs", type=int, help="compiler processes (default: one per core, less the GPUs)")
+    add("--jobs", type=positive_int,
+        help="compiler processes (default: one per core, less the GPUs)")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -133,22 +133,29 @@ def _support(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
 
 
 def _topk(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Deviation:
-    """Whether rows choose distinct slots of `ref` whose scores, sorted, are the best; then -1."""
+    """Whether rows choose distinct slots of `ref`, as many as there are, and then have -1: none has
+    a score below the last that is to be chosen, and none above it is left out.
+
+    A row's slot that is left out is counted where the least of its choice stands.
+    """
     count = out.shape[-1]
     slots, order = ref[..., 0].sort(-1)
     scores = ref[..., 1].gather(-1, order).masked_fill(slots < 0, -math.inf)
     chosen = out.double().contiguous()
     place = torch.searchsorted(slots.contiguous(), chosen).clamp(max=slots.shape[-1] - 1)
     known = (slots.gather(-1, place) == chosen) & (chosen >= 0)
-    found = scores.gather(-1, place).masked_fill(~known, -math.inf).sort(-1, descending=True).values
+    found = scores.gather(-1, place).masked_fill(~known, -math.inf)
+    there = torch.arange(count, device=out.device) < (slots >= 0).sum(-1, keepdim=True)
     best = scores.topk(min(count, scores.shape[-1]), -1).values
-    best = torch.nn.functional.pad(best, (0, count - best.shape[-1]), value=-math.inf)
-    rank = torch.arange(count, device=out.device)
-    there = rank < (slots >= 0).sum(-1, keepdim=True)
+    last = best.gather(-1, (there.sum(-1, keepdim=True) - 1).clamp(min=0))
+    taken = torch.full_like(found, math.inf).masked_fill(known, -math.inf)
+    left = scores.scatter_reduce(-1, place, taken, "amin")
+    least = found.masked_fill(~there, math.inf).argmin(-1, keepdim=True)
     again = chosen.sort(-1).values.diff(prepend=chosen.new_full((*chosen.shape[:-1], 1), -2)) == 0
     again &= chosen.sort(-1).values >= 0
-    off = torch.where(there, (found - best).abs(), 0.0).nan_to_num(nan=math.inf)
-    allowed = tolerance.atol + tolerance.rtol * torch.where(there, best.abs(), 0.0)
+    off = (last - found).scatter_reduce(-1, least, left.amax(-1, keepdim=True) - last, "amax")
+    off = torch.where(there, off.clamp(min=0.0), 0.0).nan_to_num(nan=math.inf)
+    allowed = tolerance.atol + tolerance.rtol * torch.where(there, last.abs(), 0.0)
     bad = (known != there) | (~there & (chosen != -1)) | again | (off > allowed)
     return Deviation(bad, off.max(), (off / allowed).max())
 

@@ -43,16 +43,21 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: axis names of its shape (None: a scalar) and its element type."""
+    """An input or output: axis names of its shape (None: a scalar) and its element type.
+
+    A caller may give None for an input that is `optional`.
+    """
 
     shape: tuple[str, ...] | None
     dtype: str
     description: str | None = None
+    optional: bool = False
 
     def to_json(self) -> dict[str, Any]:
         shape = None if self.shape is None else list(self.shape)
         text = {"description": self.description} if self.description else {}
-        return {"shape": shape, "dtype": self.dtype} | text
+        missing = {"optional": True} if self.optional else {}
+        return {"shape": shape, "dtype": self.dtype} | text | missing
 
 
 @dataclass(frozen=True)
@@ -282,8 +287,8 @@ def _object(data: Mapping[str, Any], key: str, fail: Fail) -> dict[str, Any]:
 
 def _strings(data: Mapping[str, Any], key: str, fail: Fail) -> tuple[str, ...]:
     value = data.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise fail(f'"{key}"', "a list of strings")
+    if not isinstance(value, list) or not all(isinstance(s, str) and s.strip() for s in value):
+        raise fail(f'"{key}"', "a list of non-empty strings")
     return tuple(value)
 
 
@@ -303,14 +308,17 @@ def _tensor(name: str, data: Any, axes: Mapping[str, Axis], key: str, fail: Fail
     shape, dtype = data["shape"], data["dtype"]
     if dtype not in DTYPES:
         raise fail(f"dtype of {where}", f"one of {', '.join(DTYPES)}, not {dtype!r}")
+    optional = data.get("optional", False)
+    if not isinstance(optional, bool) or (optional and key == "outputs"):
+        raise fail(f'"optional" of {where}', "true or false, and of an input")
     if shape is None:
-        return Tensor(None, dtype, data.get("description"))
+        return Tensor(None, dtype, data.get("description"), optional)
     if not isinstance(shape, list) or not all(isinstance(axis, str) for axis in shape):
         raise fail(f"shape of {where}", "a list of axis names, or null for a scalar")
     for axis in shape:
         if axis not in axes:
             raise fail(f"shape of {where}", f"made of axes ({', '.join(axes)}), not {axis!r}")
-    return Tensor(tuple(shape), dtype, data.get("description"))
+    return Tensor(tuple(shape), dtype, data.get("description"), optional)
 
 
 def _reference(data: Mapping[str, Any], fail: Fail) -> str:

@@ -25,7 +25,7 @@ from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.surrogate import Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.eval.arguments import UsageError, find_device
+from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 from ptxflow.eval.ranking import (
@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, required=True, metavar="FILE", help="the surrogate, as safetensors")
     add("--without", nargs="+", default=[], metavar="DEFINITION",
         help="leave out what was measured of these definitions")  # fmt: skip
-    add("--steps", type=int, default=FitConfig.steps, help=f"default: {FitConfig.steps}")
-    add("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    add("--steps", type=positive_int, default=FitConfig.steps, help=f"default: {FitConfig.steps}")
+    add("--seed", type=natural_int, default=0, help="of weights and batches (default: 0)")
     add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")
     try:
         return run(parser.parse_args(argv))

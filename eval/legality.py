@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.env.space import SpaceSet
-from ptxflow.eval.arguments import find_problem, find_space
+from ptxflow.eval.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.candidates import strategies
 from ptxflow.eval.definition import load, names
 from ptxflow.eval.policy_draws import CHECKPOINTS, places, the_policy
@@ -51,9 +51,9 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
     add = parser.add_argument
-    add("--samples", type=int, default=100_000, help="of all together (default: 100000)")
-    add("--workloads", type=int, default=4, help="of each definition (default: 4)")
-    add("--jobs", type=int, default=cores(), help="processes (default: one a core)")
+    add("--samples", type=positive_int, default=100_000, help="of all together (default: 100000)")
+    add("--workloads", type=positive_int, default=4, help="of each definition (default: 4)")
+    add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
     args = parser.parse_args(argv)
     found = places([n for n in names() if registered(load(n))], args.workloads)
     asked = [(device, *place) for device in TARGETS for place in found]

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from ptxflow.compiler.families.moe.shape import BFLOAT16, FLOAT32
+from ptxflow.eval.arguments import positive_int
 from ptxflow.eval.checking import compare
 from ptxflow.eval.definition import Definition, load
 from ptxflow.eval.inputs import make_inputs
@@ -88,12 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ptxflow.eval.moe_error", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--tokens", type=int, default=256, help="default: 256")
-    parser.add_argument("--experts", type=int, default=16, help="local ones (default: 16)")
-    parser.add_argument("--seeds", type=int, default=1, help="default: 1")
+    parser.add_argument("--tokens", type=positive_int, default=256, help="default: 256")
+    parser.add_argument("--experts", type=positive_int, default=16, help="local ones (default: 16)")
+    parser.add_argument("--seeds", type=positive_int, default=1, help="default: 1")
     args = parser.parse_args(argv)
-    if args.tokens < 1 or not 1 <= args.experts <= 32 or args.seeds < 1:
-        parser.error("tokens and seeds are at least 1, local experts 1 to 32")
+    if args.experts > 32:
+        parser.error(f"argument --experts: there are 32 at most, not {args.experts}")
     definition = load(DEFINITION).resized(num_local_experts=args.experts)
     print(table(definition, args.tokens, args.seeds))
     return 0

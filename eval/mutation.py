@@ -38,7 +38,7 @@ from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Trip
 from ptxflow.eval import proof_summary
-from ptxflow.eval.arguments import UsageError, find_device
+from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import add_arguments, drawn
 from ptxflow.eval.harmless import reason
@@ -299,14 +299,17 @@ def arguments() -> argparse.ArgumentParser:
     add_arguments(parser)
     add = parser.add_argument
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    add("--draws", type=int, default=24, help="strategies of each family to find structures in "
-        "(default: 24)")  # fmt: skip
-    add("--kernels", type=int, default=5, help="structures of each family, at most (default: 5)")
-    add("--mutants", type=int, default=24, help="of each kernel (default: 24; 0: all there are)")
-    add("--seed", type=int, default=0, help="of the draw (default: 0)")
-    add("--emulate", type=int, default=2, metavar="SCHEDULES",
+    add("--draws", type=positive_int, default=24,
+        help="strategies of each family to find structures in (default: 24)")  # fmt: skip
+    add("--kernels", type=positive_int, default=5,
+        help="structures of each family, at most (default: 5)")  # fmt: skip
+    add("--mutants", type=natural_int, default=24,
+        help="of each kernel (default: 24; 0: all there are)")  # fmt: skip
+    add("--seed", type=natural_int, default=0, help="of the draw (default: 0)")
+    add("--emulate", type=natural_int, default=2, metavar="SCHEDULES",
         help="run accepted mutants under so many schedules (default: 2; 0: do not)")  # fmt: skip
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
+        help="processes (default: one per core)")  # fmt: skip
     add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
@@ -318,10 +321,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(given)
     began = time.monotonic()
     try:
-        if min(args.draws, args.kernels, args.jobs, args.emulate + 1, args.mutants + 1) < 1:
-            raise UsageError(
-                "--draws, --kernels and --jobs must be at least 1, --emulate and --mutants 0"
-            )
         out = proof_summary.writable(args.out) if args.out else None
         device = find_device(args.device)
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)

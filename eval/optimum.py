@@ -23,6 +23,7 @@ from ptxflow.env.measurements import (
     by_workload,
     load_measurements,
 )
+from ptxflow.eval.arguments import positive_int
 from ptxflow.eval.report import align
 
 LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
@@ -120,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--space", nargs="+", type=Path, required=True, metavar="FILE", help="brute force")
     add("--samples", nargs="+", type=Path, required=True, metavar="FILE", help="of a policy")
-    add("--least", type=int, default=LEAST, help=f"strategies of a sub-space (default: {LEAST})")
+    add("--least", type=positive_int, default=LEAST,
+        help=f"strategies of a sub-space (default: {LEAST})")  # fmt: skip
     args = parser.parse_args(argv)
     try:
         rows = losses(load_measurements(args.space), load_measurements(args.samples), args.least)

@@ -1,7 +1,9 @@
 """What a policy would try, to be measured by a campaign: `python -m ptxflow.eval.policy_draws`.
 
-k distinct strategies of each workload that comes with a definition, as `sample.py` draws them, in
-one JSON list that `python -m ptxflow.eval.campaign --strategies` takes. PyTorch only.
+k distinct strategies of each workload that comes with a definition, or of a definition of one's own
+at the axes that are given, as `sample.py` draws them, in one JSON list that
+`python -m ptxflow.eval.campaign --strategies` takes. PyTorch and torchgfn; a campaign needs neither
+the policy nor the definition's file.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ import torch
 from tqdm import tqdm
 
 from ptxflow.compiler.files import write_whole
-from ptxflow.eval.arguments import UsageError, find_device, find_problem, find_space
+from ptxflow.eval.arguments import (
+    UsageError,
+    find_device,
+    find_problem,
+    find_space,
+    natural_int,
+    parse_axes,
+    positive_int,
+    product,
+)
 from ptxflow.eval.definition import DefinitionError, load, names
 from ptxflow.eval.preparing import cores
 from ptxflow.eval.training_set import registered
@@ -28,7 +39,7 @@ from ptxflow.gfn.checkpoint import CheckpointError
 from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "checkpoints"
-Place = tuple[str, dict[str, int]]  # a definition's name and axes
+Place = tuple[str, dict[str, int]]  # a definition's name or path, and axes
 the_policy = cache(load_policy)
 
 
@@ -48,13 +59,15 @@ def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> l
 def drawn(
     place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float
 ) -> list[dict[str, Any]]:
-    """The rows of a workload: definition, axes, family, choices."""
+    """The rows of a workload: definition (itself, where it is a file's), axes, family, choices."""
     torch.set_num_threads(1)
     name, axes = place
-    space = find_space(*find_problem(load(name), axes), find_device(device))
+    definition = load(name)
+    space = find_space(*find_problem(definition, axes), find_device(device))
     codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
     strategies = (space.strategy(int(c)).to_json() for c in codes)
-    return [{"definition": name, "axes": axes, **s} for s in strategies]
+    told = name if name == definition.name else definition.to_json()
+    return [{"definition": told, "axes": axes, **s} for s in strategies]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -62,13 +75,18 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
-    add("--definition", nargs="+", metavar="NAME", help="default: all that have kernels")
-    add("--workloads", type=int, metavar="N", help="of each definition, spread (default: all)")
+    add("--definition", nargs="+", metavar="NAME|PATH",
+        help="default: all that have kernels")  # fmt: skip
+    add("--axes", nargs="+", metavar="M=1,17",
+        help="values of the variable axes, by comma; several axes combine (default: the workloads "
+        "that come with the definition)")  # fmt: skip
+    add("--workloads", type=positive_int, metavar="N",
+        help="of each definition, spread (default: all)")  # fmt: skip
     add("--rows", choices=("all", "public", "own"), default="all", help="published, or our own")
-    add("-k", type=int, default=16, help="distinct strategies of a workload (default: 16)")
+    add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
-    add("--seed", type=int, default=0)
-    add("--jobs", type=int, default=cores(), help="processes (default: one a core)")
+    add("--seed", type=natural_int, default=0)
+    add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
     add("--out", type=Path, required=True, help="the JSON list")
     return parser
 
@@ -83,11 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         device = find_device(args.device).name
         chosen = args.definition or [n for n in names() if registered(load(n))]
-        found = places(chosen, args.workloads, args.rows)
+        if args.axes:
+            bound = product(parse_axes(args.axes))
+            found = [(name, axes) for name in chosen for axes in bound]
+        else:
+            found = places(chosen, args.workloads, args.rows)
         checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
         draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
                        sharpness=args.sharpness)  # fmt: skip
-        rows = [row for part in every(found, draw, args.jobs) for row in part]
+        parts = list(every(found, draw, args.jobs))
+        rows = [row for part in parts for row in part]
         write_whole(args.out, json.dumps(rows) + "\n")
     except (UsageError, DefinitionError, CheckpointError, ValueError) as error:
         print(f"policy_draws: {error}", file=sys.stderr)
@@ -95,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"policy_draws: cannot write {args.out}: {error.strerror}", file=sys.stderr)
         return 2
-    print(f"{len(rows)} strategies of {len(found)} workloads in {args.out}")
+    fewer = sum(len(part) < args.k for part in parts)
+    note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
+    print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")
     return 0
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler.families.gdn_prefill.decisions import HALF, PAIRS
+from ptxflow.eval.arguments import natural_int, positive_int
 from ptxflow.eval.cases.case import plain, stored
 from ptxflow.eval.definition import load
 from ptxflow.eval.inputs import make_inputs
@@ -181,11 +182,11 @@ def plot(found: dict[Form, tuple[Array, float]], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=8192, help="of the sequence")
+    parser.add_argument("--tokens", type=positive_int, default=8192, help="of the sequence")
     parser.add_argument(
         "--strength", type=float, default=0.01, help="exp(A_log): inputs have 0.01 to 2"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    parser.add_argument("--seed", type=natural_int, default=0, help="of the inputs")
     parser.add_argument("--plot", type=Path, help="a PNG of errors along the sequence")
     args = parser.parse_args(argv)
     found = shares(head(args.tokens, args.strength, args.seed), FORMS)

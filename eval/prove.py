@@ -29,7 +29,7 @@ from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval import proof_summary
-from ptxflow.eval.arguments import UsageError, find_device
+from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import add_arguments, drawn
 from ptxflow.eval.mutation import Judged, judge_strategy, pick
@@ -263,12 +263,15 @@ def arguments() -> argparse.ArgumentParser:
     add_arguments(parser)
     add = parser.add_argument
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
-    add("--samples", type=int, default=8, help="strategies of each family, drawn uniformly, or of "
-        "the definitions together (default: 8)")  # fmt: skip
-    add("--schedules", type=int, default=len(SEEDS), help=f"emulated (default: {len(SEEDS)})")
-    add("--mutants", type=int, default=2, help="tried of each kernel (default: 2; 0: none)")
-    add("--seed", type=int, default=0, help="of the draws (default: 0)")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--samples", type=positive_int, default=8,
+        help="strategies of each family, drawn uniformly, or of the definitions together "
+        "(default: 8)")  # fmt: skip
+    add("--schedules", type=positive_int, default=len(SEEDS),
+        help=f"emulated (default: {len(SEEDS)})")  # fmt: skip
+    add("--mutants", type=natural_int, default=2, help="tried of each kernel (default: 2; 0: none)")
+    add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
+    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
+        help="processes (default: one per core)")  # fmt: skip
     add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
@@ -280,10 +283,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(given)
     began = time.monotonic()
     try:
-        if min(args.samples, args.schedules, args.jobs, args.mutants + 1) < 1:
-            raise UsageError(
-                "--samples, --schedules and --jobs must be at least 1, --mutants at least 0"
-            )
         out = proof_summary.writable(args.out) if args.out else None
         device = find_device(args.device)
         jobs = drawn(args, device, args.samples)

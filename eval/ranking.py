@@ -36,7 +36,7 @@ from ptxflow.env.observed import Observed
 from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
-from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.arguments import UsageError, find_device, parse_axes, positive_int
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 
@@ -236,13 +236,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
     add("--family", metavar="NAME", help="its measurements alone")
-    add("--folds", type=int, default=8, help="fits, each without its workloads (default: 8)")
+    add("--folds", type=positive_int, default=8,
+        help="fits, each without its workloads (default: 8)")  # fmt: skip
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
-    add("--least", type=int, default=16, metavar="N",
+    add("--least", type=positive_int, default=16, metavar="N",
         help="judge workloads with so many strategies or more (default: 16)")  # fmt: skip
     add("--kappa", type=float, default=FitConfig.kappa,
         help=f"standard deviations of pessimism (default: {FitConfig.kappa})")  # fmt: skip
-    add("--jobs", type=int, default=os.cpu_count(), help="fits at a time (default: one per core)")
+    add("--jobs", type=positive_int, default=os.cpu_count(),
+        help="fits at a time (default: one per core)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ the PTX, because that keeps setmaxnreg, which the linking APIs drop.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import keyword
 import re
@@ -107,7 +108,7 @@ RANDOM_STEP = {RANDOM_STEP if draws else 0}
 
 def geometry({tensors}):
     """Workspaces, and grid and parameters of each launch, for these tensors."""
-{_axis_lines(definition, f"{space} {places}")}
+{_axis_lines(definition, launch, f"{space} {places}")}
 {space}    return [{", ".join(spaces)}], [
 {places}
     ]
@@ -115,7 +116,7 @@ def geometry({tensors}):
 
 def run({inputs}):
     """Returns {outputs}; see {definition.name} for shapes and types."""
-{_axis_lines(definition, f"{expected} {made}")}
+{_axis_lines(definition, launch, f"{expected} {made}")}
 {expected}
 {made}
     launch(geometry, ({tensors}))
@@ -131,9 +132,7 @@ def _place(step: Launch, spaces: Sequence[str]) -> str:
 
 def _expectations(definition: Definition, launch: Launch) -> list[str]:
     """A line for each input tensor; those that a caller may leave out are checked where given."""
-    params = [p for step in launch.steps for p in step.params]
-    optional = {p.tensor for p in params if isinstance(p, PresentParam)}
-    lines = []
+    optional, lines = _optional(launch), []
     for name, t in definition.inputs.items():
         if t.shape is not None:
             check = f'expect("{name}", {name}, torch.{t.dtype}, {_shape(t.shape)})'
@@ -141,27 +140,54 @@ def _expectations(definition: Definition, launch: Launch) -> list[str]:
     return lines
 
 
+def _optional(launch: Launch) -> set[str]:
+    """The input tensors that the kernel does without."""
+    params = [p for step in launch.steps for p in step.params]
+    return {p.tensor for p in params if isinstance(p, PresentParam)}
+
+
 def _shape(axes: Sequence[str]) -> str:
     return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
 
 
-def _axis_lines(definition: Definition, used_in: str) -> str:
-    """Assignments of the axes used in a text; variable ones come from an input that has them."""
+def _axis_lines(definition: Definition, launch: Launch, used_in: str) -> str:
+    """Assignments of the axes used in a text. Variable ones come from an input that must be given,
+    or from an equality with an axis of one."""
     lines = []
-    used = set(re.findall(r"\w+", used_in))
+    used, optional = set(re.findall(r"\w+", used_in)), _optional(launch)
+    needed = [name for name in definition.inputs if name not in optional]
     for name in filter(used.__contains__, definition.var_axes):
-        for tensor, spec in definition.inputs.items():
-            if spec.shape and name in spec.shape:
-                rank, at = len(spec.shape), spec.shape.index(name)
-                lines.append(f'    {name} = axis("{tensor}", {tensor}, {rank}, {at})')
-                break
-        else:
-            raise SolutionError(f"{definition.name}: no input has the axis {name}")
+        found = _axis(definition, needed, name) or _equal(definition, needed, name)
+        if found is None:
+            raise SolutionError(f"{definition.name}: no input that must be given has axis {name}")
+        lines.append(f"    {name} = {found}")
     constants = {n: v for n, v in definition.const_axes.items() if n in used}
     if constants:
         left = ", ".join(constants)
         lines.append(f"    {left} = {', '.join(map(str, constants.values()))}")
     return "\n".join(lines)
+
+
+def _axis(definition: Definition, inputs: Sequence[str], name: str) -> str | None:
+    """The size of an axis, from the first of the inputs that has it."""
+    for tensor in inputs:
+        shape = definition.inputs[tensor].shape or ()
+        if name in shape:
+            return f'axis("{tensor}", {tensor}, {len(shape)}, {shape.index(name)})'
+    return None
+
+
+def _equal(definition: Definition, inputs: Sequence[str], name: str) -> str | None:
+    """The size of an axis from a constraint `other == axis + number`."""
+    for constraint in definition.constraints:
+        match ast.parse(constraint, mode="eval").body:
+            case ast.Compare(
+                left=ast.Name(id=other),
+                ops=[ast.Eq()],
+                comparators=[ast.BinOp(ast.Name(id=own), ast.Add(), ast.Constant(value=int(more)))],
+            ) if own == name and (found := _axis(definition, inputs, other)):
+                return f"{found} - {more}"
+    return None
 
 
 def _parameter(param: Param, spaces: Sequence[str]) -> str:
@@ -274,19 +300,19 @@ def check_file(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    from ptxflow.compiler.runtime import RuntimeUnavailable
+    from ptxflow.eval.arguments import UsageError, positive_int
+    from ptxflow.eval.worker import WorkerError
+
     parser = argparse.ArgumentParser(prog="python -m ptxflow.eval.solution", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="check")
     check = commands.add_parser("check", help="run a Solution on the GPU against the reference")
     check.add_argument("file", type=Path, help="the Solution's JSON file")
     check.add_argument("--definition", metavar="NAME|PATH", help="default: the one it names")
     check.add_argument("--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17")
-    check.add_argument("--seeds", type=int, default=3, help="fresh inputs (default: 3)")
+    check.add_argument("--seeds", type=positive_int, default=3, help="fresh inputs (default: 3)")
     check.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
     args = parser.parse_args(argv)
-    from ptxflow.compiler.runtime import RuntimeUnavailable
-    from ptxflow.eval.arguments import UsageError
-    from ptxflow.eval.worker import WorkerError
-
     try:
         return check_file(args)
     except (

@@ -225,15 +225,19 @@ def launch(geometry: Any, arguments: tuple[Any, ...]) -> None:
             driver("cuLaunchKernelEx", ctypes.byref(config), function, addresses, None)
 
 
-def axis(name: str, tensor: torch.Tensor, rank: int, dimension: int) -> int:
+def axis(name: str, tensor: torch.Tensor | None, rank: int, dimension: int) -> int:
     """The size of one dimension of a tensor whose rank is checked."""
+    if tensor is None:
+        raise ValueError(f"{name} must be given")
     if tensor.ndim != rank:
         raise ValueError(f"{name} must have {rank} dimensions, not {tensor.ndim}")
     return tensor.shape[dimension]
 
 
-def expect(name: str, tensor: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> None:
+def expect(name: str, tensor: torch.Tensor | None, dtype: Any, shape: tuple[int, ...]) -> None:
     """ValueError unless the tensor is what the kernel reads: type, shape, layout, place."""
+    if tensor is None:
+        raise ValueError(f"{name} must be given")
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError(
             f"{name} must be {dtype} of shape {shape}, not {tensor.dtype} of {tuple(tensor.shape)}"

@@ -22,7 +22,13 @@ from ptxflow.compiler.compile import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.families import family
 from ptxflow.compiler.strategy import Problem
-from ptxflow.eval.arguments import UsageError, find_device, parse_axes
+from ptxflow.eval.arguments import (
+    UsageError,
+    find_device,
+    natural_int,
+    parse_axes,
+    positive_int,
+)
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import definitions, draw, draw_shapes
 from ptxflow.eval.report import align
@@ -128,14 +134,14 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", nargs="+", default=["b200", "h200"], help="b200, h200, h100 (default: b200 "
         "h200)")  # fmt: skip
-    add("--samples", type=int, default=2000, help="strategies of all families and devices together "
+    add("--samples", type=positive_int, default=2000, help="strategies of all families and devices together "
         "(default: 2000)")  # fmt: skip
     add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
         "each at random shapes")  # fmt: skip
     add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
     add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
-    add("--seed", type=int, default=0)
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add("--seed", type=natural_int, default=0)
+    add("--jobs", type=positive_int, default=os.cpu_count() or 1, help="processes")
     return parser
 
 
@@ -157,8 +163,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     refused = 0
     try:
-        if args.samples < 1:
-            raise UsageError(f"--samples must be at least 1, not {args.samples}")
         for device in map(find_device, args.device):
             jobs, empty = drawn(args, device)
             outcome = survey(jobs, device, args.jobs, empty)

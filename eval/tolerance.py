@@ -95,11 +95,11 @@ def _dsa(definition: Definition, output: str) -> Tolerance:
             2.0**-14,
             2.0**-3,
             TOPK,
-            "slots are distinct and reachable, their sorted float32 scores those of the reference; "
-            "float8 tensor cores of sm_90a keep 13 bits below the largest addend, which moves a "
-            "score of 64 heads, about 50 in size, by 0.008 (0.065 at most of 10^5): at the end of "
-            "the choice two may change places that are less than twice that apart; a best token "
-            "that is missing moves the ones behind it by the gaps between them, of about 1",
+            "slots are distinct and reachable, no float32 score is below the reference's last, and "
+            "none above it is left out; float8 tensor cores of sm_90a keep 13 bits below the "
+            "largest addend, which moves a score of 64 heads, about 50 in size, by 0.008 (0.065 at "
+            "most of 10^5): at the end of the choice two may change places that are less than "
+            "twice that apart",
         )
     return _attention(definition, output)
 

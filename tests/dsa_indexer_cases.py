@@ -62,4 +62,11 @@ CASES = [
     (B200, "two warpgroups, a cluster", strategy(tile=256, stages=1, consumers=2, ctas=2, bits=12)),
     (B200, "two blocks of a warpgroup, early", strategy(tile=256, stages=1, dependent=1)),
 ]
+#: choices that are sorted, at a topk above those that are ranked
+SORTED = [
+    (H200, "sorted, all threads of a CTA", strategy(threads=1024)),
+    (H200, "sorted, a cluster, early", strategy(ctas=2, room=2, dependent=1)),
+    (B200, "sorted", strategy(threads=512, bits=12, loads=2)),
+]
+SORTED_IDS = [f"{dev.arch}: {name}" for dev, name, _ in SORTED]
 IDS = [f"{dev.arch}: {name}" for dev, name, _ in CASES]

@@ -398,6 +398,37 @@ outrank = define(
         ),
     )
 )  # fmt: skip
+
+
+def _keep_text(use: UOp, text: dict[str, str]) -> str:
+    own, other = pieces(text["own"]), pieces(text["other"])
+    lines = [
+        f"mov.b64 %_own, {{{own[0]}, {own[1]}}};",
+        f"mov.b64 %_other, {{{other[0]}, {other[1]}}};",
+        "setp.gt.u64 %_p, %_own, %_other;",
+        f"xor.pred %_p, %_p, {text['greater']};",
+    ]
+    for dst, x, y in zip(pieces(text["dst"]), own, other, strict=True):
+        lines.append(f"selp.b32 {dst}, {y}, {x}, %_p;")
+    return scoped("b64 own other, pred p", lines)
+
+
+keep_entry = define(
+    Atom(
+        "keep_entry",
+        (("dst", "frag"), ("own", "frag"), ("other", "frag"), ("greater", "value")),
+        Scope.THREAD,
+        Lanes.ALL,
+        _keep_text,
+        "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
+        accesses=(
+            Access("own", "r", GENERIC),
+            Access("other", "r", GENERIC),
+            Access("dst", "w", GENERIC),
+        ),
+        rules=(Rule("an entry is two registers", lambda u: all(s.arg == 2 for s in u.src[:3])),),
+    )
+)
 put_place = define(
     Atom(
         "put_place",

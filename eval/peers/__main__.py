@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ptxflow.eval.arguments import UsageError, parse_axes, product
+from ptxflow.eval.arguments import UsageError, parse_axes, positive_int, product
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import Definition, DefinitionError, load
 from ptxflow.eval.disagreement import Outputs, named
@@ -107,12 +107,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default="ours",
         help="without --axes: which workloads of the definition (default: ours)",
     )
-    add("--rounds", type=int, default=20, help="timed samples of each library (default: 20)")
+    add("--rounds", type=positive_int, default=20,
+        help="timed samples of each library (default: 20)")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="append a JSON line for each workload")
-    args = parser.parse_args(argv)
-    if args.rounds <= 0:
-        parser.error("--rounds must be positive")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

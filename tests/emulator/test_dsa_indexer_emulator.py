@@ -25,6 +25,8 @@ from tests.dsa_indexer_cases import (
     CASES,
     H200,
     IDS,
+    SORTED,
+    SORTED_IDS,
     definition,
     problem,
     space,
@@ -78,6 +80,17 @@ def test_all_digits_of_equal_scores() -> None:
         assert (found == expected).all()
         own = given.tensors["block_table"][3, 0] * 64
         assert (found[3] == own + np.arange(32)).all()
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), SORTED, ids=SORTED_IDS)
+def test_long_choices_are_sorted(dev, name, s):  # type: ignore[no-untyped-def]
+    """More tokens than are chosen, all that there are, a few and none; all scores equal."""
+    p = problem(4, 20, 50, topk=1056, heads=16, dim=64)
+    long, other = (1279, 1056), (1057, 1250)  # the third has negative scores, the fourth equal ones
+    lengths = (long[0], 0, 5, other[0]) if dev is H200 else (long[1], 0, other[1], 5)
+    found, expected = chosen(p, s.replace(span=128, tile=128, stages=1), case(p, lengths), dev=dev)
+    assert (found == expected).all()
+    assert (found[1] == -1).all() and (found[0] >= 0).all()
 
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)

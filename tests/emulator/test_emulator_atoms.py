@@ -65,7 +65,7 @@ COUNTS |= {
 }  # fmt: skip
 COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
 COUNTS |= {("window", "dst"): 2, ("window_of_both", "dst"): 2}
-VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
+VALUES = {"accumulate": "%p1", "inside": "%p1", "greater": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8
 .target {arch}

@@ -117,6 +117,5 @@ def test_the_command_names_the_stage_that_refuses(
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]):
-    assert main([*ASKED, "--samples", "0"]) == 2
     assert main(["--definition", "gemm_n12", "--jobs", "1"]) == 2
     assert "near names" in capsys.readouterr().err

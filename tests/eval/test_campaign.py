@@ -21,7 +21,13 @@ from ptxflow.compiler.sass import SassReport
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval import campaign, schedule
-from ptxflow.eval.arguments import UsageError, find_problem, find_space, parse_fix
+from ptxflow.eval.arguments import (
+    UsageError,
+    find_problem,
+    find_space,
+    parse_fix,
+    read_strategies,
+)
 from ptxflow.eval.candidates import sample_workload, strategies, subspace
 from ptxflow.eval.definition import load
 from ptxflow.eval.records import Record, read_records
@@ -29,6 +35,7 @@ from ptxflow.eval.worker import Worker
 from ptxflow.eval.workload import workloads as rows_of
 
 NAME = "gemm_n128_k2048"
+V32_INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64"  # in tests/definitions
 LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 HANG_M, WRONG_M, FAULT_M, REFUSED_M, BUG_M = 2, 3, 4, 5, 9
 
@@ -302,6 +309,80 @@ def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
     path.write_text(json.dumps(row))
     assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 2
     assert "is not legal on h200: tile_k must be one of" in capsys.readouterr().err
+
+
+def listed_row(name: str, axes: dict[str, int]) -> dict[str, Any]:
+    space = find_space(*find_problem(load(name), axes), H200)
+    strategy = space.strategy(int(space.codes[0])).to_json()
+    return {"definition": name, "axes": axes, **strategy}
+
+
+def test_a_strategy_of_earlier_decisions_is_todays(tmp_path: Path, capsys: Any) -> None:
+    """Latent prefill before it was cut into parts, as records of it are read."""
+    name = "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64"
+    axes = {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 102, "num_pages": 143,
+            "total_q": 300}  # fmt: skip
+    axes = {a: n for a, n in axes.items() if a in load(name).var_axes}
+    space = find_space(*find_problem(load(name), axes), H200)
+    f = space.fields()
+    today = space.strategy(int(space.codes[(f.parts == 1).argmax()]))
+    old = today.to_json()
+    for gone in ("parts", "dependent", "sum_chunks"):
+        del old["choices"][gone]
+    path = tmp_path / "chosen.json"
+    path.write_text(json.dumps([{"definition": name, "axes": axes, **old}]))
+    ((_, _, read),) = read_strategies(path)
+    assert read == today and read.key == today.key
+    assert campaign.main(["--strategies", str(path), "--plan", "--out", str(tmp_path / "r")]) == 0
+    assert "1 strategies to measure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "changes", "message"),
+    [
+        (NAME, {"M": 64}, {"tile_k": None}, "a strategy of gemm that lacks decision 'tile_k'"),
+        (NAME, {"M": 64}, {"tile": 3}, "a strategy of gemm that has the unknown decision 'tile'"),
+        ("rmsnorm_h512", {"batch_size": 8}, {"residency": None},
+         "a strategy of rmsnorm that lacks decision 'residency'"),
+        ("gdn_decode_qk16_v32_d128_k_last", {"batch_size": 8}, {"heads": 2},
+         "today's gdn_decode has no strategy that is like this one"),
+    ],
+)  # fmt: skip
+def test_a_strategy_without_a_like_is_one_line(
+    tmp_path: Path, capsys: Any, name: str, axes: dict[str, int], changes: Any, message: str
+) -> None:
+    row = listed_row(name, axes)
+    choices = {**row["choices"], **changes}
+    row["choices"] = {n: c for n, c in choices.items() if c is not None}
+    path = tmp_path / "chosen.json"
+    path.write_text(json.dumps([listed_row(name, axes), row]))
+    out = str(tmp_path / "r.jsonl")
+    assert campaign.main(["--strategies", str(path), "--plan", "--out", out]) == 2
+    told = capsys.readouterr().err
+    assert told == f"campaign: {path}, strategy 2: {message}\n"
+
+
+def test_a_strategy_of_another_family_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "chosen.json"
+    path.write_text(json.dumps([{**listed_row(NAME, {"M": 64}), "family": "gem"}]))
+    assert campaign.main(["--strategies", str(path), "--plan"]) == 2
+    assert capsys.readouterr().err.endswith(f"{NAME} is built by gemm, not 'gem'\n")
+
+
+def test_a_definition_that_comes_with_its_strategies(tmp_path: Path, capsys: Any) -> None:
+    """DeepSeek-V3.2's indexer, which is not among the 46: rows bring the definition themselves."""
+    definition = load(Path(__file__).parents[1] / f"definitions/{V32_INDEXER}.json")
+    axes = {"batch_size": 64, "max_num_pages": 128, "num_pages": 8192}
+    space = find_space(*find_problem(definition, axes), H200)
+    rows = [
+        {"definition": definition.to_json(), "axes": axes, **space.strategy(int(c)).to_json()}
+        for c in space.codes[:4]
+    ]
+    path = tmp_path / "chosen.json"
+    path.write_text(json.dumps(rows))
+    assert campaign.main(["--strategies", str(path), "--plan", "--out", str(tmp_path / "r")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{V32_INDEXER} batch_size=64 max_num_pages=128 num_pages=8192: 4, 4 to" in shown
 
 
 def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:

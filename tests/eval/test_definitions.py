@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ptxflow.eval import definition as module
-from ptxflow.eval.build_definitions import stale
+from ptxflow.eval.build_definitions import stale, text_of
 from ptxflow.eval.definition import DefinitionError, load, names, parse
 from ptxflow.eval.references import source
 
@@ -40,6 +40,20 @@ def test_upstream_schema_takes_every_definition() -> None:
     for name in names():
         ours = load(name).to_json()
         assert data.Definition.model_validate(ours).name == name
+
+
+def test_tags_and_optional_inputs_are_kept(tmp_path: Path) -> None:
+    """As upstream writes them: tags of a definition, and inputs that a caller may leave out."""
+    data = load("gdn_decode_qk16_v32_d128_k_last").to_json() | {"tags": ["stage:decode", "tp:8"]}
+    assert data["inputs"]["state"]["optional"] is True and "optional" not in data["inputs"]["q"]
+    data["inputs"]["scale"]["optional"] = True
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    definition = load(path)
+    assert definition.tags == ("stage:decode", "tp:8")
+    assert [n for n, t in definition.inputs.items() if t.optional] == ["state", "scale"]
+    assert definition.to_json() == data == json.loads(text_of(definition))
+    assert definition.resized(num_v_heads=16).inputs["state"].optional
 
 
 def test_constants_are_those_of_the_description() -> None:
@@ -118,6 +132,9 @@ def _broken(change: Any) -> Any:
         (lambda d: d["inputs"]["A"].update(shape="MK"), 'shape of input "A" must be a list'),
         (lambda d: d["outputs"]["C"].update(shape=["M", "Q"]), "made of axes (M, N, K), not 'Q'"),
         (lambda d: d["outputs"].update(A=d["inputs"]["A"]), "both have A"),
+        (lambda d: d["inputs"]["A"].update(optional=1), '"optional" of input "A" must be true or'),
+        (lambda d: d["outputs"]["C"].update(optional=True), '"optional" of output "C" must be'),
+        (lambda d: d.update(tags=["a", " "]), '"tags" must be a list of non-empty strings'),
         (lambda d: d.update(constraints=["M =="]), '"constraints" must be Python expressions'),
         (lambda d: d.update(reference="def run(:"), '"reference" must be Python source text'),
         (lambda d: d.update(reference="x = 1"), "with a top-level function run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,23 @@ def test_draws_are_those_of_the_policy_at_workloads_of_a_definition(
     expected = sample_distinct(load_policy(checkpoint), space, 3, 5)
     keys = [space.strategy(int(c)).key for c in expected]
     assert [s.key for _, a, s in rows if a == axes] == keys
+
+
+def test_a_definition_of_ones_own_at_axes_that_are_given(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written needs no file beside it; fewer strategies than asked for are told."""
+    mine, out = tmp_path / "mine.json", tmp_path / "drawn.json"
+    own = load(NAME).to_json() | {"name": "mine"}
+    mine.write_text(json.dumps(own))
+    argv = ["--definition", str(mine), "--axes", "batch_size=3,64", "-k", "100000", "--jobs", "1",
+            "--checkpoint", str(checkpoint), "--out", str(out)]  # fmt: skip
+    assert policy_draws.main(argv) == 0
+    rows = read_strategies(out)
+    mine.unlink()
+    assert {(d.name, a["batch_size"]) for d, a, _ in rows} == {("mine", 3), ("mine", 64)}
+    said = f"{len(rows)} strategies of 2 workloads, 2 of which have fewer than 100000, in {out}"
+    assert said in capsys.readouterr().out
 
 
 def test_all_workloads_once_and_few_of_them_spread() -> None:

@@ -210,6 +210,24 @@ def test_numbers_optional_tensors_and_randomness(
     assert 'state is None or expect("state"' in (tmp_path / "main.py").read_text()
 
 
+def test_an_optional_tensor_that_is_missing(tmp_path: Path) -> None:
+    """A prefill without states: how many sequences there are follows from the other inputs."""
+    definition = load("gdn_prefill_qk16_v32_d128_k_last")
+    params = (PointerParam("state"), PresentParam("state"), ScalarParam("count", "num_seqs"))
+    launch = Launch("prefill", ("num_seqs * 4", "1", "1"), 32, (1, 1, 1), 0, params)
+    module = imported(tmp_path, solution(definition, H200, launch, "//", "k1", "a test"))
+    axes = definition.bind({"total_seq_len": 9, "num_seqs": 3, "len_cu_seqlens": 4})
+    tensors = {
+        name: torch.empty([axes[a] for a in t.shape or ()])
+        for name, t in {**definition.inputs, **definition.outputs}.items()
+    }
+    ((grid, values),) = module.geometry(**tensors | {"state": None})[1]
+    assert grid == (12, 1, 1) and [held.value for _, held in values] == [0, 0, 3]
+    for name in ("q", "cu_seqlens"):
+        with pytest.raises(ValueError, match=f"{name} must be given"):
+            module.run(**{n: tensors[n] for n in definition.inputs} | {name: None})
+
+
 DECODE = Launch(
     entry="chunks",
     grid=("num_kv_indices // 64 + batch_size", "1", "1"),

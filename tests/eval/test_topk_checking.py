@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.measure import case_of, scored
 from ptxflow.eval.tolerance import TOPK, Tolerance, tolerance
 
+LONG = Path(__file__).parents[1] / "definitions/dsa_topk_indexer_fp8_h64_d128_topk2048_ps64.json"
 RULE = Tolerance(0.0, 0.1, TOPK, "test")
 #: two rows of six tokens: slot and score; the second has two tokens
 SCORED = torch.tensor(
@@ -66,3 +69,30 @@ def test_the_reference_is_right_and_the_tolerance_tells_a_missing_token() -> Non
         place = (chosen[0] == kept[order[dropped], 0]).nonzero()[0, 0]
         worse[0, place] = int(kept[order[256], 0])
         assert compare(worse, expected, rule).wrong
+
+
+@pytest.mark.parametrize("dropped", [0, 500, 1500, 1900])
+def test_a_long_choice_is_compared_with_its_end(dropped: int) -> None:
+    """Among many tokens neighbours are so near that those behind a missing one hardly differ."""
+    definition = load(LONG)
+    axes = {"batch_size": 2, "max_num_pages": 64, "num_pages": 100}
+    inputs = make_inputs(definition, axes, 1)
+    expected, rule = scored(inputs), tolerance(definition)
+    chosen = definition.reference()(*inputs.values())
+    assert chosen.shape == (2, 2048) and not compare(chosen, expected, rule).wrong
+    order = expected[0, :, 1].argsort(descending=True)
+    gap = float(expected[0, order[dropped], 1] - expected[0, order[2047], 1])
+    assert gap > rule.atol
+    place = (chosen[0] == expected[0, order[dropped], 0]).nonzero()[0, 0]
+    chosen[0, place] = int(expected[0, order[2048], 0])  # the next best instead
+    found = compare(chosen, expected, rule)
+    assert found.wrong and found.max_abs_error == pytest.approx(gap)
+
+
+def test_ties_may_fall_either_way() -> None:
+    """Which of equal scores at the end are chosen is not defined."""
+    scores = torch.tensor([9.0, 5.0, 5.0, 5.0, 1.0], dtype=torch.float64)
+    ref = torch.stack([torch.arange(5.0, dtype=torch.float64), scores], -1)[None]
+    for chosen, wrong in (([0, 1, 3], False), ([3, 2, 0], False), ([1, 2, 3], True)):
+        out = torch.tensor([chosen], dtype=torch.int32)
+        assert bool(compare(out, ref, RULE).wrong) == wrong

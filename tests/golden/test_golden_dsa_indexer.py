@@ -14,15 +14,18 @@ import pytest
 
 from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
 from ptxflow.compiler.ptx import write
-from tests.dsa_indexer_cases import CASES, IDS, problem
+from tests.dsa_indexer_cases import CASES, IDS, SORTED, SORTED_IDS, problem
 
 DIGESTS = Path(__file__).parent / "dsa_indexer.json"
 
 
 def emitted() -> dict[str, str]:
     out = {}
-    for name, (dev, _, s) in zip(IDS, CASES, strict=True):
-        text = write(DSA_INDEXER.build(problem(), s, dev), dev)
+    cases = [(name, problem(), *c) for name, c in zip(IDS, CASES, strict=True)]
+    long = problem(topk=2048)
+    cases += [(name, long, *c) for name, c in zip(SORTED_IDS, SORTED, strict=True)]
+    for name, p, dev, _, s in cases:
+        text = write(DSA_INDEXER.build(p, s, dev), dev)
         out[name] = hashlib.sha256(text.encode()).hexdigest()
     return out
 

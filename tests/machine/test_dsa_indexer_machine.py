@@ -10,7 +10,16 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
 from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
 from ptxflow.compiler.strategy import Strategy
-from tests.dsa_indexer_cases import B200, CASES, H200, IDS, problem, strategy
+from tests.dsa_indexer_cases import (
+    B200,
+    CASES,
+    H200,
+    IDS,
+    SORTED,
+    SORTED_IDS,
+    problem,
+    strategy,
+)
 
 FREE = ("fence_mbar_init",)  # of barriers that only threads use
 SMALL = {"topk": 64}
@@ -22,6 +31,29 @@ def test_kernels_and_launches_are_proven(dev, name, s):  # type: ignore[no-untyp
     lowered, trips = DSA_INDEXER.build(p, s, dev), DSA_INDEXER.trips(p, s, dev)
     assert len(check(lowered, trips, dev)) == len(trips) + 2
     check_launch(lowered, DSA_INDEXER.launch(p, s, dev))
+
+
+@pytest.mark.parametrize(("dev", "name", "s"), SORTED, ids=SORTED_IDS)
+def test_sorted_choices_are_proven(dev, name, s):  # type: ignore[no-untyped-def]
+    p = problem(topk=2048)
+    lowered, trips = DSA_INDEXER.build(p, s, dev), DSA_INDEXER.trips(p, s, dev)
+    assert len(check(lowered, trips, dev)) == len(trips) + 2
+    check_launch(lowered, DSA_INDEXER.launch(p, s, dev))
+
+
+def test_every_barrier_of_a_sort_is_needed() -> None:
+    """Of the loop that brings entries of different warps together."""
+    p, s = problem(topk=1056), strategy(threads=1024)
+    lowered, trips = DSA_INDEXER.build(p, s, H200), DSA_INDEXER.trips(p, s, H200)
+    few = [t for t in trips if t.name in ("1 tiles", "1056 tokens")]
+    kernel, tried = kernels_of(lowered)[1], 0
+    check(lowered, few, H200)
+    for path, node in walk(kernel):
+        if node.op is Op.ATOM and "sorting.py" in node.site and atom(node.arg.atom).orders:
+            tried += 1
+            with pytest.raises(CompileError, match="; fix: "):
+                check(_with(lowered, 1, edit(kernel, path, ())), few, H200)
+    assert tried == 2
 
 
 def _with(lowered: UOp, number: int, kernel: UOp) -> UOp:

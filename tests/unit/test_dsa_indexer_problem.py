@@ -56,6 +56,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (definition(dim=96), {}, "index_head_dim = 96 must be one of"),
         (definition(page=16), {}, "page_size = 16 of"),
         (definition(topk=100), {}, "topk = 100 must be a multiple of 32"),
+        (definition(topk=2080), {}, "topk = 2080 must be a multiple of 32, 2048 at most"),
         (definition(), {"max_num_pages": 2**15}, "more than 1048576 tokens"),
         (definition(), {"batch_size": 2**20, "max_num_pages": 64}, "more than 4294967295 scores"),
         (definition(), {"num_pages": 2**23}, "the cache has more than"),
@@ -72,9 +73,10 @@ def test_what_cannot_be_built_is_named(
 
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
-def test_spaces_hold_what_runs(dev) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("topk", [256, 2048])
+def test_spaces_hold_what_runs(dev, topk: int) -> None:  # type: ignore[no-untyped-def]
     for pages in (64, 1024):
-        p = problem(64, pages)
+        p = problem(64, pages, topk=topk)
         found = space(p, dev)
         f = found.fields()
         assert len(found) >= 1000
@@ -86,7 +88,7 @@ def test_spaces_hold_what_runs(dev) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("heads", [16, 32, 48, 64])
-@pytest.mark.parametrize(("dim", "page", "topk"), [(64, 32, 32), (128, 128, 1024)])
+@pytest.mark.parametrize(("dim", "page", "topk"), [(64, 32, 32), (128, 128, 1024), (128, 64, 2048)])
 def test_every_size_has_strategies(heads: int, dim: int, page: int, topk: int) -> None:
     for dev in (H200, B200):
         assert len(space(problem(1, 8, heads=heads, dim=dim, page=page, topk=topk), dev))
@@ -115,6 +117,8 @@ def test_long_rows_want_clusters() -> None:
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
 def test_the_second_kernel_fits_its_registers(dev) -> None:  # type: ignore[no-untyped-def]
-    f = space(problem(64, 2048), dev).fields()
-    assert (select_registers(f) * f.threads <= dev.registers_per_sm).all()
-    assert select_registers(f).max() <= dev.registers_per_thread
+    for topk in (256, 2048):
+        p = problem(64, 2048, topk=topk)
+        f = space(p, dev).fields()
+        assert (select_registers(f, p) * f.threads <= dev.registers_per_sm).all()
+        assert select_registers(f, p).max() <= dev.registers_per_thread

@@ -9,7 +9,9 @@ from ptxflow.compiler.families import register
 from ptxflow.compiler.families.dsa_indexer import blackwell, hopper
 from ptxflow.compiler.families.dsa_indexer.decisions import (
     DECISIONS,
+    MAX_RANKED,
     RULES,
+    is_sorted,
     resources,
     score_smem,
     score_threads,
@@ -23,8 +25,9 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy, Trial, Trip
 
-TRIAL_TOPK = 64
+TRIAL_TOPK, TRIAL_SORTED = 64, MAX_RANKED + 32
 MOST_TURNS = 3  # of an abstract run through a list
+MOST_LEVELS = 7  # of one that sorts: two through shared memory, of which one takes two steps
 Score = blackwell.Kernel | hopper.Kernel
 
 
@@ -68,6 +71,7 @@ def _select_trip(c: Select, length: int, left: int) -> Trip:
         "s_left": left,
         "s_listed": listed,
         "s_turns": min(listed, MOST_TURNS),  # of eight entries; more read the same list as often
+        "s_levels": min((max(listed, 1) - 1).bit_length(), MOST_LEVELS),
         "width": -(-length // c.page) + 1,
     }
     name = f"{length} tokens" + (", by all digits" if left else "")
@@ -84,7 +88,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Four sequences, one of them empty, one of a few tokens, one of many equal scores; the longest
     fills rings more than twice, and needs digits."""
-    topk = min(p["topk"], TRIAL_TOPK)
+    topk = TRIAL_SORTED if is_sorted(p) else min(p["topk"], TRIAL_TOPK)
     page, most = p["page_size"], s.room * topk
     rings = min(2 * s.stages * s.tile, s.span) + s.tile // 2 + 5
     pages = -(-max(most + page + 9, rings) // page) + 1

@@ -2,7 +2,8 @@
 
 A CTA of the first kernel scores a span of a sequence's tokens, a tile of them at a time: tokens are
 rows of an MMA, heads its columns. A cluster of the second kernel chooses the best of a sequence: it
-counts keys by digits until at most `room` times topk of them are left, and ranks these.
+counts keys by digits until at most `room` times topk of them are left, and ranks these; where topk
+is above MAX_RANKED it sorts them, because ranks take as many comparisons as there are pairs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ WARP = 32
 WARPGROUP_ROWS, TMEM_ROWS = 64, 128  # of an MMA
 LINE = 512  # bytes that a warp zeroes
 MAX_ENTRIES = 4096
+MAX_RANKED = 1024
 COLUMNS = 32  # of tensor memory that a lane reads at a time
 
 DECISIONS = (
@@ -76,20 +78,38 @@ def entries(f: Fields, problem: Problem) -> Any:
     return f.room * problem["topk"]
 
 
+def is_sorted(problem: Problem) -> bool:
+    """Whether entries are sorted; if not, each one is compared with all others."""
+    return problem["topk"] > MAX_RANKED
+
+
+def places(f: Fields, problem: Problem) -> Any:
+    """In the list of entries; a power of two where it is sorted."""
+    slots = entries(f, problem)
+    if not is_sorted(problem):
+        return slots
+    return 2 ** np.ceil(np.log2(slots)).astype(int)
+
+
 def bin_bytes(f: Fields) -> Any:
     """Bins, and behind them the sums of their ranges."""
     return (4 << f.bits) + 4 * (f.threads // WARP)
 
 
 def select_smem(f: Fields, problem: Problem) -> Any:
-    lines = -(-entries(f, problem) * ENTRY // LINE) + -(-problem["topk"] * 4 // LINE)
+    chosen = 0 if is_sorted(problem) else -(-problem["topk"] * 4 // LINE)
+    lines = -(-places(f, problem) * ENTRY // LINE) + chosen
     return lines * LINE + bin_bytes(f) + STATE + LINE + 512  # a count, alignments
 
 
-def select_registers(f: Fields) -> Any:
-    """Of a thread of the second kernel: a lane holds its bins of all CTAs at a time."""
+def select_registers(f: Fields, problem: Problem) -> Any:
+    """Of a thread of the second kernel: a lane holds its bins of all CTAs at a time; its entries,
+    and as many others, where they are sorted."""
     own = (1 << f.bits) // f.threads
-    return np.maximum(56, own * f.ctas + 28)
+    held = np.maximum(56, own * f.ctas + 28)
+    if not is_sorted(problem):
+        return held
+    return np.maximum(held, 4 * (places(f, problem) // f.threads) + 32)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
@@ -106,7 +126,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     ]
     if device.has_tmem:
         limits.append(device.tmem_columns // columns)
-    most = np.maximum(held, select_registers(f))
+    most = np.maximum(held, select_registers(f, problem))
     return Resources(smem, most, threads, columns, np.minimum.reduce(limits))
 
 

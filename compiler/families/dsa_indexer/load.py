@@ -12,6 +12,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.families.dsa_indexer.decisions import (
     DECISIONS,
     entries,
+    is_sorted,
+    places,
     resources,
     select_smem,
 )
@@ -34,6 +36,7 @@ class Costs:
     cluster: float = 400.0  # of the CTAs of a cluster
     digit: float = 700.0  # to zero, add up and pick
     compare: float = 4.0  # instructions of two entries
+    exchange: float = 14.0  # instructions of an entry that meets another one, in a sort
     leave: float = 1200.0  # to look up slots, and store
     dram: float = 1.05  # traffic, over what cannot be avoided
 
@@ -86,7 +89,11 @@ def _choice(f: Fields, problem: Problem, c: Costs) -> Load:
     passes = np.where(each <= most, 1, 2 + _more(f, each, most))
     meet = np.where(f.ctas > 1, c.cluster, c.meet)
     listed = np.minimum(np.where(each <= most, each, problem["topk"] * 1.1), most)
-    rank = listed * listed * c.compare / LANES * np.maximum(1.0, 256.0 / f.threads)
+    if is_sorted(problem):
+        levels = np.ceil(np.log2(listed))
+        rank = levels * (levels + 1) / 2 * (places(f, problem) / 32 * c.exchange / ISSUED + c.meet)
+    else:
+        rank = listed * listed * c.compare / LANES * np.maximum(1.0, 256.0 / f.threads)
     settle = (passes - 1) * (c.digit + 2 * meet + (1 << f.bits) / 32.0)
     keys = 4 * f.loads * f.threads
     return Load(

@@ -26,7 +26,7 @@ OUTPUTS = {"topk_indices": ("int32", ["batch_size", "topk"])}
 SCALE = 4  # bytes of a key's scale, and of a score
 HEADS, MAX_HEADS = 16, 64  # what they are a multiple of, and the most
 DIMS, PAGES = (64, 128), (32, 64, 128)
-MAX_TOPK = 1024
+MAX_TOPK = 2048
 MAX_BYTES = 2**35  # of the cache: kernels count it by 16 bytes in 31 bits
 MAX_SCORES = 2**32 - 1  # kernels count them in 32 bits
 

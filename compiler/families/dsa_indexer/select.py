@@ -2,9 +2,9 @@
 
 A cluster counts the sequence's keys by their first digit, and if too many entries are not below the
 bin that topk falls into, those of that bin by their next digit, and so on. What is then left goes
-to the list of the leader, the first CTA, which ranks each entry by how many are greater. Entries
-hold positions, so that no two are equal: whatever the number of equal scores, digits end, and the
-first of them are chosen.
+to the list of the leader, the first CTA, which ranks each entry by how many are greater, or sorts
+them, see `sorting`. Entries hold positions, so that no two are equal: whatever the number of equal
+scores, digits end, and the first of them are chosen.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from ptxflow.compiler.families.dsa_indexer.decisions import (
     bin_bytes,
     digits,
     entries,
+    is_sorted,
+    places,
 )
 from ptxflow.compiler.families.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.families.dsa_indexer.score import SCORES
+from ptxflow.compiler.families.dsa_indexer.sorting import Sorting
 from ptxflow.compiler.ir import (
     CTA_RANK,
     CTAID,
@@ -75,7 +78,8 @@ class Select:
         self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
         self.bins = smem("bins", -(-int(bin_bytes(f)) // 128) * 128, align=128)
-        self.list = self._lines("entries", self.slots * ENTRY_BYTES)
+        self.places, self.sorted = int(places(f, problem)), is_sorted(problem)
+        self.list = self._lines("entries", self.places * ENTRY_BYTES)
         self.chosen = self._lines("chosen", self.topk * 4)
         self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
 
@@ -88,9 +92,8 @@ class Select:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        storage = (self.bins, self.list, self.chosen, self.state, self.count)
         body = list(flatten([self.start(), self.narrow(), self.gather(), self.leader()]))
-        return finish(self._info((*storage, *self.r.storage)), *body, meet=False)
+        return finish(self._info((*self.storage, *self.r.storage)), *body, meet=False)
 
     def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:
         return KernelInfo(
@@ -105,8 +108,12 @@ class Select:
 
     @property
     def smem_bytes(self) -> int:
-        storage = (self.bins, self.list, self.chosen, self.state, self.count)
-        return layout(self._info(storage)).smem_bytes
+        return layout(self._info(self.storage)).smem_bytes
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        chosen = () if self.sorted else (self.chosen,)
+        return (self.bins, self.list, *chosen, self.state, self.count)
 
     def launch(self) -> Launch:
         """Grid and parameters."""
@@ -137,8 +144,8 @@ class Select:
         return [
             at.ld_global(self.r("length", 1), param("seq_lens"), self.row, 1, where, element=4),
             self.zero(self.bins, 4 << self.bits, begun=True),
-            self.zero(self.list, self.slots * ENTRY_BYTES),
-            self.zero(self.chosen, self.topk * 4),
+            self.zero(self.list, self.places * ENTRY_BYTES),
+            None if self.sorted else self.zero(self.chosen, self.topk * 4),
             self.zero(self.count, 4),
             when(
                 WARP.eq(0),
@@ -275,17 +282,22 @@ class Select:
         ]
 
     def leader(self) -> Body:
-        listed = self.r("listed", 1)
+        body: list[Body] = [
+            at.ld_shared(self.r("listed", 1), slot(self.count, 0, 0, 4), 0, alike=True),
+            Sorting(self).body() if self.sorted else self.ranked(),
+        ]
+        return when(CTA_RANK.eq(0), body) if self.ctas > 1 else body
+
+    def ranked(self) -> Body:
+        """Every entry is compared with all others."""
         turns = range(0, self.slots, self.threads)
         out = range(0, self.topk, self.threads)
-        body: list[Body] = [
-            at.ld_shared(listed, slot(self.count, 0, 0, 4), 0, alike=True),
+        return [
             at.mov(self.r("turns", 1), (self.listed + (PAIR * AHEAD - 1)) // (PAIR * AHEAD)),
             [self.place(i) for i in turns],
             at.cta_sync(),
             [self.store(i) for i in out],
         ]
-        return when(CTA_RANK.eq(0), body) if self.ctas > 1 else body
 
     @property
     def listed(self) -> UOp:

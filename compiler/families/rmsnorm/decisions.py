@@ -245,6 +245,6 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
     """Recorded choices in today's decisions. How caches keep a row that stays in registers made no
     difference either, nor did 128 bytes around a miss."""
     kept = {name: choice for name, choice in choices.items() if name not in INDIFFERENT}
-    if kept["residency"] == REGISTERS:
+    if kept.get("residency") == REGISTERS:
         return kept | {"load_cache": DEFAULT, "load_prefetch": 0}
-    return kept | ({"load_prefetch": 0} if kept["load_prefetch"] == 128 else {})
+    return kept | ({"load_prefetch": 0} if kept.get("load_prefetch") == 128 else {})
