@@ -26,6 +26,7 @@ from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.forest import family_shape, workload_features
 from ptxflow.gfn.joining import joined
+from ptxflow.gfn.muon import Muon
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork, TowerConfig
 from ptxflow.gfn.targets import Targets
 
@@ -173,10 +174,7 @@ class Trainer:
         )
         if not matrices:
             return {"adam": adam}
-        muon = torch.optim.Muon(
-            matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
-        )
-        return {"adam": adam, "muon": muon}
+        return {"adam": adam, "muon": Muon(matrices, config.matrix_rate)}
 
     @property
     def progress(self) -> float:
