@@ -8,6 +8,8 @@ BIN = $(VENV)/bin
 DEFINITION ?= gemm_n4096_k4096
 AXES ?= M=1024
 CHECKPOINT = $(OUT)/train/checkpoint.safetensors
+INSTALL = echo "$(VENV): pip downloads what is missing of PyTorch and the rest: hundreds of MB," \
+	"gigabytes where the build of PyTorch brings CUDA" && $(BIN)/python -m pip install -e
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -33,9 +35,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e .
+	@$(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e ".[test]"
+	@$(INSTALL) ".[test]"
 	@touch $@ $(VENV)/.installed

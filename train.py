@@ -13,13 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptxflow.eval.train_options import BadInput, Settings, parse, require_writable
+from ptxflow.eval.train_options import (
+    BadInput,
+    Settings,
+    known_device,
+    parse,
+    require_there,
+    require_writable,
+)
 
 if TYPE_CHECKING:
-    from ptxflow.env.observed import Observed
     from ptxflow.env.reward import Remembered, Reward
-    from ptxflow.env.space import Codes, Space
-    from ptxflow.eval.definition import Definition
+    from ptxflow.env.space import Space
     from ptxflow.eval.live import Live
     from ptxflow.eval.training_set import Member
     from ptxflow.gfn.checkpoint import Checkpoint
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from ptxflow.gfn.run import Run
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.safetensors", "metrics.jsonl", "result.json"
-MEASUREMENTS = "measurements.jsonl"
+FAR = 0.1  # total variation distance
 
 
 def gpu_at_hand() -> bool:
@@ -54,7 +59,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
     preset = PRESETS[name]
     options = {"batch": args.batch, "hidden": args.width, "tau": args.tau, "seed": args.seed}
     given = {k: v for k, v in options.items() if v is not None}
-    device = (args.device or "b200").lower()
+    device = known_device(args.device)
     try:
         definitions = chosen(args.definitions, preset)
         reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
@@ -143,7 +148,7 @@ def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
 
 def finish(run: Run, held: Workloads, export: Path | None) -> None:
     """Measure every workload, print the tables, write the result, the plots and the export."""
-    from ptxflow.compiler.files import write_whole
+    from ptxflow.compiler.files import naming, write_whole
     from ptxflow.eval.plots import (
         distance_table,
         summary_of,
@@ -155,15 +160,22 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
     from ptxflow.gfn.checkpoint import write
 
     rows = result_rows(run, held)
-    summary = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
+    summary: dict[str, Any] = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
     summary |= summary_of(rows)
     reward, config = run.settings["reward"], run.trainer.config
     result = {"device": run.settings["device"], "tau": config.tau, "reward": reward}
     result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
     write_whole(run.folder / RESULT, json.dumps(result, indent=1) + "\n")
+    families: dict[str, Any] = summary["families"]
+    means = [
+        {family: kinds[kind]["mean"] for family, kinds in families.items() if kind in kinds}
+        for kind in ("trained", "held_out")
+    ]
+    run.log_distances(run.trainer.curriculum.stage, *means)
     run.log("result", **summary)
     metrics = (run.folder / METRICS).read_text(encoding="utf-8").splitlines()
-    training_plots({"": [json.loads(line) for line in metrics]}, run.folder / "plots")
+    with naming(run.folder / "plots"):
+        training_plots({"": [json.loads(line) for line in metrics]}, run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
         about = {"settings": known_of(run.settings), "train": config.to_json()}
@@ -178,6 +190,19 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
     speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
     print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
+    if far := still_far(run, summary["trained"]["mean"]):
+        print(far)
+
+
+def still_far(run: Run, distance: float) -> str | None:
+    """A line for a run that ends far from its target, with what would bring it nearer."""
+    if distance <= FAR:
+        return None
+    steps, minutes = run.trainer.step, run.elapsed / 60
+    longer = f"--steps {4 * steps}" if run.minutes is None else f"--minutes {4 * minutes:.1f}"
+    return (f"far from the target: {distance:.2f} in the mean of what was trained, where {FAR} is "
+            f"near, after {steps} steps; it needs more: python train.py --resume {run.folder} "
+            f"{longer}")  # fmt: skip
 
 
 def known_of(settings: dict[str, Any]) -> dict[str, Any]:
@@ -190,14 +215,20 @@ def begun_with(settings: Settings) -> dict[str, Any]:
     """What the policy that a run begins with was trained on, with what results by family, and how
     long each of the runs was that made it."""
     from ptxflow.eval.join_policies import runs_of
+    from ptxflow.eval.tune import say_other_device
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
 
+    about: dict[str, Any] = {}
     try:
-        about = load_policy(Path(settings.init)).about if settings.init else {}
+        if settings.init:
+            policy = load_policy(Path(settings.init))
+            about = policy.about
+            say_other_device(policy, settings.device)
     except CheckpointError as error:
         raise BadInput(str(error)) from None
     return {
+        "device": about.get("settings", {}).get("device"),
         "definitions": about.get("settings", {}).get("definitions", []),
         "families": about.get("result", {}).get("families", {}),
         "before": runs_of(about),
@@ -206,12 +237,18 @@ def begun_with(settings: Settings) -> dict[str, Any]:
 
 def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
     """Where the run lives, what it is, and the state it goes on from."""
+    from ptxflow.eval.preparing import cores
+
+    if (args.threads or 1) > cores():
+        raise BadInput(f"--threads {args.threads}: this process may use {cores()} cores")
     if args.resume:
+        folder = args.resume.parent if args.resume.is_file() else args.resume
+        path = args.resume if args.resume.is_file() else folder / CHECKPOINT
+        require_there(path)
         from ptxflow.gfn.checkpoint import CheckpointError, read
 
-        folder = args.resume.parent if args.resume.is_file() else args.resume
         try:
-            state = read(args.resume if args.resume.is_file() else folder / CHECKPOINT)
+            state = read(path)
         except CheckpointError as error:
             raise BadInput(str(error)) from None
         if "settings" not in state.config or "generator" not in state.tensors:
@@ -224,12 +261,13 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
             settings = replace(settings, steps=args.steps, minutes=args.minutes)
         placed(settings.compute)
         return folder, replace(settings, threads=args.threads or settings.threads), state
-    settings = new_settings(args)
-    name = "demo" if args.preset == "demo" else settings.device
+    name = "demo" if args.preset == "demo" else known_device(args.device)
     folder = args.out or Path("runs") / name
     if (folder / CHECKPOINT).exists() and not args.overwrite and args.preset != "demo":
         raise BadInput(f"{folder} holds a run: --resume {folder}, --overwrite, or another --out")
-    return folder, settings, None
+    if args.init:
+        require_there(args.init)
+    return folder, new_settings(args), None
 
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
@@ -261,7 +299,7 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
     definitions = [m.definition for m in held.members if m.kind == "trained"]
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
-    path = folder / MEASUREMENTS
+    path = folder / live.MEASUREMENTS
     return live.Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
 
 
@@ -318,7 +356,11 @@ def make_run(
         bar, torch_device(settings), initial(settings, state),
     )  # fmt: skip
     if trainer.kept:
-        print(f"kept as they are: {', '.join(trainer.kept)}", flush=True)
+        kept = ", ".join(trainer.kept)
+        if settings.begun.get("device") not in (None, settings.device):
+            raise BadInput(f"{settings.init} is for {settings.begun['device']}, and its {kept} "
+                           f"would stay so: train them too, or give --device")  # fmt: skip
+        print(f"kept as they are: {kept}", flush=True)
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
     if state:
@@ -355,116 +397,45 @@ def start(args: argparse.Namespace) -> int:
           f"{settings.reward['source']}; by {settings.compute}, {settings.threads} threads",
           flush=True)  # fmt: skip
     run = make_run(folder, settings, held, asked, state)
-    from ptxflow.gfn.run import train
-
     if live:
         run.between = partial(measure_round, run, live)
+    try:
+        return carry_out(run, held, live, args.export)
+    except OSError as error:
+        raise BadInput(f"{unwritten(error)}; the run goes on from its last checkpoint with: "
+                       f"python train.py --resume {folder}") from None  # fmt: skip
+
+
+def unwritten(error: OSError) -> str:
+    """What could not be written, and why."""
+    return f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None) -> int:
+    """Train, and write what came of it; the exit code."""
+    from ptxflow.gfn.run import train
+
     if stopped := train(run):
         print(f"train.py: stopped at step {run.trainer.step}; go on with: python train.py "
-              f"--resume {folder}", file=sys.stderr)  # fmt: skip
+              f"--resume {run.folder}", file=sys.stderr)  # fmt: skip
         return 128 + stopped
     if live:
-        run.settings["reward"] = {**settings.reward, **live.describe()}
-    finish(run, held, args.export)
-    return 0
-
-
-def beliefs(
-    args: argparse.Namespace, name: str, definition: Definition, space: Space
-) -> tuple[Reward | None, Live]:
-    """What is believed of a workload before it is measured (None: what the policy says), and what
-    measures it; BadInput where that cannot be."""
-    from ptxflow.compiler.runtime import RuntimeUnavailable
-    from ptxflow.env.reward import ModelReward, Remembered
-    from ptxflow.eval import live
-    from ptxflow.eval.reward_source import RewardError, build, describe
-
-    base: Reward | None = None
-    try:
-        if args.reward != "policy":
-            asked = None if args.reward == "replay" else args.reward
-            built, _ = build(describe(asked, name, args.surrogate or ()), name)
-            base = Remembered(built)
-        gpus = live.count_gpus(space.device) if args.measure else 0
-    except (RewardError, RuntimeUnavailable) as error:
-        raise BadInput(str(error)) from None
-    if args.measure and args.definition.endswith(".json"):
-        raise BadInput("--measure records by name: it takes definitions of eval/definitions only")
-    path = args.export.with_name(f"{args.export.stem}-{MEASUREMENTS}")
-    files = args.measurements or ()
-    return base, live.Live([definition], [space], path, ModelReward(), files, gpus)
-
-
-def timed(live: Live, codes: Codes) -> Observed:
-    """All that is measured of the one workload, these codes too."""
-    live.measure({0: codes})
-    observed = live.observed(0)
-    assert observed is not None
-    return observed
-
-
-def tune(args: argparse.Namespace) -> int:
-    """Tune a trained policy to one workload: by beliefs, by files of measurements, by measuring."""
-    from ptxflow.compiler.device import device
-    from ptxflow.env.measurements import MeasurementError
-    from ptxflow.env.reward import TAU
-    from ptxflow.env.space import enumerate_space
-    from ptxflow.eval.arguments import find_problem, parse_axes
-    from ptxflow.eval.definition import load
-    from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, write
-    from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
-    from ptxflow.gfn.forest import family_shape
-    from ptxflow.gfn.inference import load_policy
-
-    if not args.export:
-        raise BadInput("--definition tunes a policy: say by --export FILE where it goes")
-    require_writable(args.export.parent)
-    name = (args.device or "b200").lower()
-    try:
-        policy, definition = load_policy(args.init), load(args.definition)
-        axes = {axis: values[0] for axis, values in parse_axes(args.axes).items()}
-        space = enumerate_space(*find_problem(definition, axes), device(name))
-    except (CheckpointError, ValueError, KeyError) as error:
-        raise BadInput(str(error.args[0])) from None
-    base, live = beliefs(args, name, definition, space)
-    tau = float(policy.about.get("train", {}).get("tau", TAU))
-    seed = args.seed or 0
-    try:
-        known = live.observed(0)
-    except MeasurementError as error:
-        raise BadInput(str(error)) from None
-    print(f"{space.problem.definition} {axes} on {name}: {len(space)} strategies, "
-          f"{0 if known is None else len(known)} measured before", flush=True)  # fmt: skip
-    if family_shape(space) not in policy.network.config.families:
-        print(f"{args.init} has no part for this space of {space.family.name}: it gets a new one")
-    if args.measure:
-        rounds = tune_by_measuring(
-            policy, space, partial(timed, live), args.measure, known, base, seed=seed
-        )
-        for tuned, known in rounds:
-            best = 1e6 * known.seconds.min()
-            count = tuned.about["tuned"]["measured"]
-            print(f"{count:4} measured, the best {best:.2f} us", flush=True)
-    else:
-        tuned = fine_tune(policy, space, known, base, seed=seed)
-    if base:
-        before, after = (distance(p, space, base, tau) for p in (policy, tuned))
-        print(f"distance to what {base.name} alone asks for: {before:.3f} before, {after:.3f} now")
-    write(args.export, Checkpoint(tuned.network.config, tuned.about, {
-        f"policy.{k}": v for k, v in tuned.network.state_dict().items()}))  # fmt: skip
-    print(f"wrote {args.export}")
+        run.settings["reward"] = {**run.settings["reward"], **live.describe()}
+    finish(run, held, export)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
+    from ptxflow.eval.tune import tune
+
     try:
         return tune(args) if args.definition else start(args)
     except KeyboardInterrupt:
         print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"train.py: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"train.py: {unwritten(error)}", file=sys.stderr)
         return 2
     except BadInput as error:
         print(f"train.py: {error}", file=sys.stderr)

@@ -1,12 +1,12 @@
 """Surrogates on disk: one safetensors file, the arrays by name and the rest as JSON in its header.
 
-A file is written beside its place and moved there. One that is damaged, or whose features are not
-what today's decisions, loads and rates give, raises `SurrogateError`, whose message is one line.
+A file is written beside its place and moved there, and says its digest. One that is damaged, or
+whose features are not what today's decisions, loads and rates give, raises `SurrogateError`, whose
+message is one line.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from dataclasses import asdict
@@ -22,6 +22,7 @@ from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.observed import Observed
+from ptxflow.env.sealed import DamagedError, checked, sealed
 from ptxflow.env.surrogate import (
     AXIS,
     Ensemble,
@@ -56,7 +57,7 @@ def write(path: Path, surrogate: Surrogate) -> None:
     for i, probe in enumerate(surrogate.probes):
         tensors |= {f"probe.{i}.codes": probe.codes, f"probe.{i}.values": probe.values}
     data = save({k: np.ascontiguousarray(v) for k, v in tensors.items()}, {KEY: json.dumps(header)})
-    write_whole(path, data)
+    write_whole(path, sealed(data))
 
 
 def read(path: Path) -> Surrogate:
@@ -70,16 +71,17 @@ def read(path: Path) -> Surrogate:
         tensors = load(data)
         (size,) = struct.unpack("<Q", data[:8])
         about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][KEY])
+        digest = checked(data, path)
         if about["format"] != FORMAT:
             raise SurrogateError(
                 f"{path}: surrogate format {about['format']}; this version reads {FORMAT}"
             )
-        surrogate = _build(about, tensors, hashlib.sha256(data).hexdigest()[:16])
-    except SafetensorError as error:
+        surrogate = _build(about, tensors, digest[:16])
+    except (SafetensorError, DamagedError) as error:
         raise SurrogateError(f"{path}: the surrogate is damaged: {error}") from None
-    except (KeyError, TypeError, ValueError, struct.error) as error:
-        if isinstance(error, SurrogateError):
-            raise
+    except SurrogateError:
+        raise
+    except (KeyError, TypeError, ValueError, struct.error):
         raise SurrogateError(f"{path}: a safetensors file, but not a surrogate") from None
     require_features(path, surrogate)
     return surrogate

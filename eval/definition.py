@@ -213,13 +213,19 @@ def load(name: str | os.PathLike[str]) -> Definition:
     is_path = not isinstance(name, str) or text.endswith(".json") or os.sep in text
     if not is_path:
         if text in _paths():
-            return parse(_read(_paths()[text]), text)
+            return _listed(text)
         near = difflib.get_close_matches(text, _paths(), n=5, cutoff=0.4)
         hint = f"near names: {', '.join(near)}" if near else "no name is near"
         raise DefinitionError(
             f"unknown definition {text!r}; {hint}; the path of a JSON file is taken too"
         )
     return parse(_read(Path(text)), text)
+
+
+@functools.cache
+def _listed(name: str) -> Definition:
+    """One that comes with ptxflow; records name the same few thousands of times."""
+    return parse(_read(_paths()[name]), name)
 
 
 def _read(path: Path) -> Any:

@@ -28,6 +28,7 @@ from ptxflow.eval.records import RecordFile
 
 AT_A_TIME = 8  # workloads a round, for each GPU
 COMMAND = "python train.py --measure"
+MEASUREMENTS = "measurements.jsonl"  # of a run, in its folder
 
 
 def count_gpus(device: Device) -> int:

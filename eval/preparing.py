@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import numpy as np
@@ -34,14 +37,16 @@ def spaces_of(
 ) -> list[Space | None]:
     """The space of each workload; None for those that have no strategy on the device.
 
-    With more than one of `jobs`, processes do it and ask `reward` for all of a space, too.
+    With more than one of `jobs`, processes do it and ask `reward` for all of a space, too. They end
+    with this process, however it ends.
     """
     global _work
     if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
         return [_space(member, device) for member in _shown(members, len(members))]
     _work, out = (members, device, reward), list[Space | None]()
     try:
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        watched, held = multiprocessing.Pipe(duplex=False)
+        with multiprocessing.get_context("fork").Pool(jobs, _begin, (watched, held)) as pool:
             found = pool.imap(_enumerated, range(len(members)), chunksize=2)
             for member, made in zip(members, _shown(found, len(members)), strict=True):
                 if made is None:
@@ -54,6 +59,18 @@ def spaces_of(
     finally:
         _work = None
     return out
+
+
+def _begin(watched: Connection, held: Connection) -> None:
+    """Of a forked process: it ends when no process holds the other end of the pipe any more."""
+    held.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+
+
+def _end_with(watched: Connection) -> None:
+    watched.poll(None)  # nothing is ever sent
+    os._exit(1)
 
 
 def _space(member: Member, device: Device) -> Space | None:

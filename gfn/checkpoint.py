@@ -1,6 +1,7 @@
 """Checkpoints: one safetensors file, tensors by name and the configuration as JSON in its header.
 
-No pickle. A file is written beside its place and moved there, so that what lies there is whole.
+No pickle. A file is written beside its place and moved there, so that what lies there is whole, and
+says its digest, so that what is read is what was written.
 Everything wrong with one raises `CheckpointError`, whose message is one line.
 """
 
@@ -17,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ptxflow.compiler.files import write_whole
+from ptxflow.env.sealed import DamagedError, checked, sealed
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
 FORMAT = 2
@@ -51,7 +53,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     }
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
     data = save(tensors, metadata={KEY: json.dumps(header)})
-    write_whole(path, data)
+    write_whole(path, sealed(data))
 
 
 def read(path: Path) -> Checkpoint:
@@ -65,12 +67,13 @@ def read(path: Path) -> Checkpoint:
     try:
         tensors = load(data)
         about = json.loads(header["__metadata__"][KEY])
+        checked(data, path)
         if about["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}"
             )
         return Checkpoint(NetworkConfig.from_json(about["network"]), about["config"], tensors)
-    except SafetensorError as error:
+    except (SafetensorError, DamagedError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from None
     except (KeyError, TypeError, json.JSONDecodeError):
         raise CheckpointError(f"{path}: a safetensors file, but not a ptxflow checkpoint") from None

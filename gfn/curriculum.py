@@ -30,7 +30,7 @@ class Promotion:
 
     stage: int
     step: int
-    distance: float
+    distance: float | None  # None: it was not measured
     reason: str  # "measured" or "budget"
 
 
@@ -65,11 +65,12 @@ class Curriculum:
         """The workloads trained now: those of every stage so far."""
         return sorted(w for stage in self.stages[: self.stage + 1] for w in stage)
 
-    def measured(self, distance: float, step: int, progress: float) -> Promotion | None:
-        """Take note of the stage's distance at a progress in [0, 1]; the promotion, if any."""
+    def measured(self, distance: float | None, step: int, progress: float) -> Promotion | None:
+        """Take note of the stage's distance, None where it was not worked out, at a progress in
+        [0, 1]; the promotion, if any."""
         if self.last:
             return None
-        if distance <= self.threshold:
+        if distance is not None and distance <= self.threshold:
             reason = "measured"
         elif progress - self.since >= self.share:
             reason = "budget"

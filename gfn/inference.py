@@ -30,6 +30,12 @@ class Policy:
     path: Path
     about: dict[str, Any]
 
+    @property
+    def device(self) -> str | None:
+        """For whose limits and rates it was trained; None where its file does not say."""
+        name: str | None = self.about.get("settings", {}).get("device")
+        return name
+
 
 def load_policy(path: str | Path) -> Policy:
     """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""

@@ -7,9 +7,10 @@ in each case the checkpoint left behind continues exactly there.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ptxflow.compiler.files import naming
 from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.gfn.curriculum import Promotion
 from ptxflow.gfn.training import StepReport, Trainer, watched
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
 LOG_EVERY = 10  # steps a metrics row
 WATCHED = 4  # workloads of a family whose distance is measured on the way, trained and held out
+SHARE = 0.2  # of the training, as long as measuring distances on the way may take
+LEAVES = 50  # strategies whose distance is measured in the time of training on one
 
 
 @dataclass
@@ -39,14 +44,16 @@ class Run:
     settings: dict[str, Any]  # JSON data of the caller, kept in the checkpoints
     between: Callable[[], object] = lambda: None  # after each measurement of distances
     elapsed: float = 0.0  # seconds of training, over all its sessions
-    measured: int = 0  # measurements of distances so far
+    measured: int = 0  # times that it was time to measure distances, so far
+    leaves: int = 0  # strategies that these measurements went over
     pending: list[StepReport] = field(default_factory=list)  # steps since the last metrics row
     session_steps: int = 0
     session_seconds: float = 0.0  # of steps alone, this session
 
     def log(self, event: str, **values: Any) -> None:
         row = {"event": event, "step": self.trainer.step, "elapsed_s": round(self.elapsed, 3)}
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+        path = self.folder / METRICS
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row | values) + "\n")
 
     def about(self) -> dict[str, Any]:
@@ -54,14 +61,17 @@ class Run:
             "settings": self.settings,
             "elapsed": self.elapsed,
             "measured": self.measured,
+            "measured_leaves": self.leaves,
             "pending": [[report.family, *report.figures.tolist()] for report in self.pending],
         }
 
     def take_over(self, state: Checkpoint) -> None:
         """Go on where a checkpoint was written; CheckpointError where it is of another run."""
+        cut_short(self.folder / METRICS)
         self.trainer.restore(state, self.folder / CHECKPOINT)
         self.trainer.total = self.steps or self.trainer.total
         self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
+        self.leaves = state.config.get("measured_leaves", 0)
         pending = state.config["pending"]
         self.pending = [
             StepReport(family, torch.tensor(values, device=self.trainer.compute))
@@ -71,15 +81,35 @@ class Run:
     def save(self) -> None:
         write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
 
+    def affords(self, spaces: Iterable[Space]) -> bool:
+        """Whether there is time to measure these, too; then they are counted.
+
+        By counts, not by the clock: a run that is repeated measures at the same steps.
+        """
+        leaves = self.leaves + sum(map(len, spaces))
+        trained = self.trainer.step * self.trainer.config.batch
+        if leaves > SHARE * LEAVES * trained:
+            return False
+        self.leaves = leaves
+        return True
+
+    def stage_distances(self) -> tuple[dict[str, float], Promotion | None]:
+        """Mean distance by family of watched workloads of the stage, if there is time to measure
+        them, and the promotion that may follow."""
+        trainer = self.trainer
+        if self.affords(trainer.spaces[i] for own in trainer.stage_workloads(WATCHED) for i in own):
+            return trainer.measure_stage(WATCHED)
+        return {}, trainer.promote(None)
+
     def held_out_distances(self) -> dict[str, float]:
-        """Mean distance by family of up to WATCHED held-out workloads each."""
-        out = {}
-        for family in dict.fromkeys(space.family.name for space in self.held_out):
-            own = [s for s in self.held_out if s.family.name == family]
-            some = [own[place] for place in watched(own, WATCHED)]
-            values = list(self.trainer.held_out_distances(some))
-            out[family] = sum(values) / len(values)
-        return out
+        """Mean distance by family of watched held-out workloads, if there is time for them."""
+        families = dict.fromkeys(space.family.name for space in self.held_out)
+        held = {f: [s for s in self.held_out if s.family.name == f] for f in families}
+        some = {f: [own[place] for place in watched(own, WATCHED)] for f, own in held.items()}
+        if not self.affords(s for own in some.values() for s in own):
+            return {}
+        values = {f: list(self.trainer.held_out_distances(own)) for f, own in some.items()}
+        return {f: sum(of) / len(of) for f, of in values.items()}
 
     @property
     def rate(self) -> float:
@@ -103,11 +133,8 @@ class Run:
         """Log exact distances of the watched workloads; promote the stage if it is time."""
         start = time.monotonic()
         stage = self.trainer.curriculum.stage
-        trained, promotion = self.trainer.measure_stage(WATCHED)
-        held_out = self.held_out_distances()
-        distances = {"trained": mean(trained), "held_out": mean(held_out)}
-        families = {"trained": trained, "held_out": held_out}
-        self.log("measure", stage=stage, **distances, families=families)
+        trained, promotion = self.stage_distances()
+        distances = self.log_distances(stage, trained, self.held_out_distances())
         if promotion:
             self.log("promotion", stage=stage, distance=promotion.distance, why=promotion.reason)
         self.between()
@@ -115,6 +142,24 @@ class Run:
         self.plan()
         self.measured = max(self.measured + 1, int(self.trainer.progress * self.measurements))
         return distances
+
+    def log_distances(
+        self, stage: int, trained: Mapping[str, float], held_out: Mapping[str, float]
+    ) -> dict[str, float | None]:
+        """Log mean distances by family, where there are any; their means over the families."""
+        distances = {"trained": mean(trained), "held_out": mean(held_out)}
+        families = {"trained": dict(trained), "held_out": dict(held_out)}
+        if trained or held_out:
+            self.log("measure", stage=stage, **distances, families=families)
+        return distances
+
+
+def cut_short(path: Path) -> None:
+    """Drop a last line that has no end, as a full disk leaves it."""
+    if path.is_file():
+        whole = path.read_bytes().rpartition(b"\n")
+        if whole[2]:
+            os.truncate(path, len(whole[0]) + len(whole[1]))
 
 
 def mean(values: Mapping[str, float]) -> float | None:
@@ -127,9 +172,12 @@ def train(run: Run) -> int | None:
     caught: list[int] = []
     handlers = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in (2, 15)}
     trainer = run.trainer
-    shown: dict[str, str] = {}
+    shown: dict[str, str] = {}  # of the latest steps, and
+    found: dict[str, str] = {}  # distances where they were measured last
     bar = tqdm(total=trainer.total, initial=trainer.step, unit="step", disable=None)
     try:
+        if not trainer.step:
+            run.save()  # whatever ends the run from here on, it can go on
         while not run.finished and not caught:
             start = time.monotonic()
             run.pending.append(trainer.advance())
@@ -141,14 +189,14 @@ def train(run: Run) -> int | None:
             if trainer.step % LOG_EVERY == 0:
                 run.plan()
                 shown |= log_steps(run)
-            if trainer.progress * run.measurements >= run.measured + 1:
-                shown |= {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
+            if not run.finished and trainer.progress * run.measurements >= run.measured + 1:
+                found = {k: f"{v:.3f}" for k, v in run.measure().items() if v is not None}
                 run.save()
-                if bar.disable:
-                    text = ", ".join(f"{k} {v}" for k, v in shown.items())
+                if bar.disable and shown:
+                    text = ", ".join(f"{k} {v}" for k, v in {**shown, **found}.items())
                     print(f"step {trainer.step} of {trainer.total}: {text}", flush=True)
             bar.total = trainer.total
-            bar.set_postfix(shown, refresh=False)
+            bar.set_postfix(shown | found, refresh=False)
     finally:
         bar.close()
         for number, handler in handlers.items():

@@ -26,6 +26,7 @@ from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.forest import family_shape, workload_features
 from ptxflow.gfn.joining import joined
+from ptxflow.gfn.muon import Muon
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork, TowerConfig
 from ptxflow.gfn.targets import Targets
 
@@ -173,10 +174,7 @@ class Trainer:
         )
         if not matrices:
             return {"adam": adam}
-        muon = torch.optim.Muon(
-            matrices, lr=config.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
-        )
-        return {"adam": adam, "muon": muon}
+        return {"adam": adam, "muon": Muon(matrices, config.matrix_rate)}
 
     @property
     def progress(self) -> float:
@@ -318,22 +316,32 @@ class Trainer:
                 self._judged[id(space)] = judged
             yield from self._judged[id(space)].distances(self.network, [0])
 
-    def measure_stage(self, most: int = 8) -> tuple[dict[str, float], Promotion | None]:
-        """Mean distance by family on up to `most` workloads each, spread evenly: of the current
-        stage, or of all in the last one. Adds a stage if their mean says so."""
+    def stage_workloads(self, most: int) -> list[list[int]]:
+        """Of each family up to `most` workloads, spread evenly: of those of the current stage, or
+        of all in the last one."""
         course = self.curriculum
         stage = set(range(len(self.spaces)) if course.last else course.stages[course.stage])
-        distances = {}
-        for group in self.groups:
-            if own := [i for i in group.ids if i in stage]:
-                places = watched([self.spaces[i] for i in own], most)
-                values = self.distances([own[place] for place in places])
-                distances[group.forest.family] = float(np.mean(values))
-        mean = sum(distances.values()) / len(distances)
-        promotion = course.measured(mean, self.step, self.progress)
+        held = [[i for i in group.ids if i in stage] for group in self.groups]
+        return [
+            [own[place] for place in watched([self.spaces[i] for i in own], most)]
+            for own in held
+            if own
+        ]
+
+    def measure_stage(self, most: int = 8) -> tuple[dict[str, float], Promotion | None]:
+        """Mean distance by family on `stage_workloads`; adds a stage if their mean says so."""
+        distances = {
+            self.spaces[own[0]].family.name: float(np.mean(self.distances(own)))
+            for own in self.stage_workloads(most)
+        }
+        return distances, self.promote(sum(distances.values()) / len(distances))
+
+    def promote(self, distance: float | None) -> Promotion | None:
+        """Add a stage if this one is near enough (None: not measured) or has had its time."""
+        promotion = self.curriculum.measured(distance, self.step, self.progress)
         if promotion:
-            self._need(course.active)
-        return distances, promotion
+            self._need(self.curriculum.active)
+        return promotion
 
     def policy_checkpoint(self, about: Mapping[str, Any]) -> Checkpoint:
         """What sampling needs and no more; `about` is JSON data kept in the header."""

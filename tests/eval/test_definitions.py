@@ -102,6 +102,15 @@ def test_bind_checks_equalities_between_axes_only() -> None:
     indexer.bind({"batch_size": 1, "max_num_pages": 1, "num_pages": 1})
 
 
+def test_what_comes_with_ptxflow_is_parsed_once(tmp_path: Path) -> None:
+    """And a file whenever it is asked for, as it may change."""
+    assert load("rmsnorm_h512") is load("rmsnorm_h512")
+    file = tmp_path / "d.json"
+    for name in ("first", "second"):
+        file.write_text(json.dumps(load("rmsnorm_h512").to_json() | {"name": name}))
+        assert load(file).name == name
+
+
 def test_unknown_name_lists_near_ones() -> None:
     with pytest.raises(DefinitionError, match=r"near names: gemm_n4096_k4096\b"):
         load("gemm_n4096_k4069")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ptxflow.compiler.families.gemm.decisions import resources
 from ptxflow.compiler.strategy import Decision, Family, Fields, Problem, Rule
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.space import Space, enumerate_space
+from ptxflow.eval import plots
 
 torch.set_num_threads(1)  # tests share the machine's cores with each other
 
@@ -96,3 +98,22 @@ def other() -> Callable[[int], Space]:
 @pytest.fixture(scope="session")
 def toy_reward() -> ToyReward:
     return ToyReward()
+
+
+@pytest.fixture(scope="session")
+def without_plots() -> Callable[[], AbstractContextManager[object]]:
+    """A context in which runs draw no plots, which takes longer than a short training."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "training_plots", lambda runs, folder: [])
+            yield
+
+    return context
+
+
+@pytest.fixture
+def undrawn(without_plots: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    with without_plots():
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,14 @@ import torch
 from safetensors.torch import save_file
 
 from ptxflow.compiler.strategy import Family
+from ptxflow.env.sealed import checked, sealed
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.gfn.checkpoint import CheckpointError, read, write
+from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, read, write
 from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
+from ptxflow.gfn.network import FamilyShape, NetworkConfig, TowerConfig
 from ptxflow.gfn.training import TrainConfig, Trainer
 
+COMMITTED = Path(__file__).resolve().parents[2] / "checkpoints"
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(tau=0.2, batch=64, hidden=32)
 
@@ -50,6 +54,51 @@ def test_every_truncation_is_refused(state: Path, tmp_path: Path) -> None:
     for size in (0, 5, 8, 9, 500, len(data) // 2, len(data) - 1):
         cut.write_bytes(data[:size])
         assert "truncated" in refusal(cut)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    shape = FamilyShape("f", (2,), "d", ("x",))
+    small = Checkpoint(NetworkConfig((TowerConfig(shape, (0.0,), (1.0,), 4),)), {"a": 1},
+                       {"policy.w": torch.arange(9.0)})  # fmt: skip
+    path, flipped = tmp_path / "whole.safetensors", tmp_path / "flipped.safetensors"
+    write(path, small)
+    assert torch.equal(read(path).tensors["policy.w"], torch.arange(9.0))
+    data = path.read_bytes()
+    for place in range(len(data)):
+        one = bytearray(data)
+        one[place] ^= 1 << place % 8
+        flipped.write_bytes(one)
+        refusal(flipped)
+
+
+def test_a_file_of_before_there_were_digests_is_taken_with_a_warning(
+    state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = read(state)
+    assert not caplog.messages
+    about = {"format": 2, "network": said.network.to_json(), "config": said.config}
+    save_file(said.tensors, state, {"ptxflow": json.dumps(about)})
+    old = read(state)
+    assert [m.partition(": has no digest")[0] for m in caplog.messages] == [str(state)]
+    assert old.config == said.config and old.tensors.keys() == said.tensors.keys()
+    data = state.read_bytes()
+    state.write_bytes(sealed(data))
+    assert checked(state.read_bytes(), state) == hashlib.sha256(data).hexdigest(), "as it was"
+    with pytest.raises(ValueError, match="a digest already"):
+        sealed(state.read_bytes())
+
+
+def test_what_is_committed_says_its_digest_and_what_rewarded_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    paths = sorted(COMMITTED.glob("*.safetensors"))
+    digests = {f"checkpoints/{p.name}": checked(p.read_bytes(), p)[:16] for p in paths}
+    assert len(paths) >= 13 and not caplog.messages
+    for name in ("b200", "h200"):
+        policy = load_policy(COMMITTED / f"{name}.safetensors")
+        assert policy.device == name
+        told = policy.about["settings"]["reward"]["digests"]
+        assert told == {path: digests[path] for path in told}
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,13 @@ import torch
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
+from ptxflow.gfn import run as runs
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.inference import load_policy, log_probs
 from ptxflow.gfn.joining import joined
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 from ptxflow.gfn.run import Run
+from ptxflow.gfn.run import train as run_steps
 from ptxflow.gfn.targets import Targets
 from ptxflow.gfn.training import TrainConfig, Trainer, network_config, watched
 
@@ -246,3 +250,41 @@ def test_a_run_in_minutes_plans_by_the_share_of_the_time(
     fixed = Run(tmp_path, trainer, (), steps=120, minutes=None, measurements=4, settings={})
     fixed.plan()
     assert trainer.total == 120, "a length in steps is not planned anew"
+
+
+def run_of(toy: SpaceOf, toy_reward: Any, folder: Path, steps: int) -> Run:
+    """A run of few batches beside large spaces, so that distances are dear."""
+    config = replace(SMALL, batch=4, stages=2, stage_threshold=0.0)
+    spaces = [toy(m) for m in (1, 2, 8, 64)]
+    trainer = Trainer(spaces, config, steps, toy_reward, held_out=[toy(16)])
+    return Run(folder, trainer, [toy(16)], steps, minutes=None, measurements=8, settings={})
+
+
+def test_distances_are_measured_no_more_than_a_share_of_the_training_allows(
+    toy: SpaceOf, toy_reward: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages end all the same, and a run that was stopped measures at the same steps."""
+    monkeypatch.setattr(runs, "LEAVES", 4)
+
+    def events(folder: Path) -> list[tuple[str, int]]:
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [(r["event"], r["step"]) for r in rows if r["event"] != "step"]
+
+    short, whole = (run_of(toy, toy_reward, tmp_path / n, s) for n, s in (("a", 8), ("b", 80)))
+    for run in (short, whole):
+        run.folder.mkdir()
+        assert run_steps(run) is None
+        assert run.trainer.curriculum.last and run.leaves <= runs.SHARE * 4 * 4 * run.trainer.step
+    assert events(short.folder) == [("promotion", 1)], "and nothing measured"
+    promoted = json.loads((short.folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert promoted["distance"] is None and promoted["why"] == "budget"
+    measured = [step for event, step in events(whole.folder) if event == "measure"]
+    assert 0 < len(measured) < 7 and whole.leaves > 0
+    half, rest = (run_of(toy, toy_reward, tmp_path / "c", 80) for _ in range(2))
+    half.folder.mkdir()
+    half.steps = half.trainer.total = 80
+    half.between = lambda: signal.raise_signal(signal.SIGINT) if half.trainer.step > 35 else None
+    assert run_steps(half) == signal.SIGINT and half.trainer.step < 80
+    rest.take_over(checkpoint.read(rest.folder / "checkpoint.safetensors"))
+    assert run_steps(rest) is None
+    assert events(rest.folder) == events(whole.folder)

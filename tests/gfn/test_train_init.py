@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,31 @@ from ptxflow.eval import join_policies, live
 from ptxflow.eval.candidates import Workload
 from ptxflow.eval.join_policies import Trained, reward_of
 from ptxflow.eval.records import Record, RecordFile
-from ptxflow.gfn import checkpoint
+from ptxflow.gfn import checkpoint, fine_tuning
 from ptxflow.gfn.inference import load_policy
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 NAME = "gemm_n128_k2048"
 FITTED = ("gqa_decode", "gemm")
 OTHER = ["--definition", "rmsnorm_h512", "--axes", "batch_size=5", "--device", "h200"]
 
 
+def short(definition: str, steps: int) -> list[str]:
+    """The options of a training that takes a second."""
+    return ["--preset", "demo", "--definitions", definition, "--batch", "32", "--width", "32",
+            "--reward", "model", "--steps", str(steps), "--compute", "cpu"]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+    without_plots: Callable[[], AbstractContextManager[object]],
+) -> Path:
     folder = tmp_path_factory.mktemp("init")
-    argv = ["--preset", "demo", "--definitions", NAME, "--device", "h200", "--batch", "32",
-            "--reward", "model", "--steps", "6", "--compute", "cpu"]  # fmt: skip
+    argv = [*short(NAME, 6), "--device", "h200"]
     export = folder / "p.safetensors"
-    assert train.main([*argv, "--out", str(folder / "run"), "--export", str(export)]) == 0
+    with without_plots():
+        assert train.main([*argv, "--out", str(folder / "run"), "--export", str(export)]) == 0
     return export
 
 
@@ -37,8 +50,7 @@ def families(path: Path) -> list[str]:
 
 
 def test_a_run_may_go_on_at_a_part_of_the_usual_rates(trained: Path, tmp_path: Path) -> None:
-    argv = ["--preset", "demo", "--definitions", NAME, "--device", "h200", "--batch", "32",
-            "--reward", "model", "--steps", "2", "--compute", "cpu", "--rate", "0.125"]  # fmt: skip
+    argv = [*short(NAME, 2), "--device", "h200", "--rate", "0.125"]
     export = tmp_path / "slow.safetensors"
     start = ["--init", str(trained), "--out", str(tmp_path / "run"), "--export", str(export)]
     assert train.main([*argv, *start]) == 0
@@ -53,8 +65,7 @@ def test_a_run_may_go_on_at_a_part_of_the_usual_rates(trained: Path, tmp_path: P
 def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--preset", "demo", "--definitions", "rmsnorm_h512", "--device", "h200", "--batch",
-            "32", "--reward", "model", "--steps", "4", "--compute", "cpu"]  # fmt: skip
+    argv = [*short("rmsnorm_h512", 4), "--device", "h200"]
     out, export = tmp_path / "run", tmp_path / "q.safetensors"
     assert train.main([*argv, "--init", str(trained), "--out", str(out)]) == 0
     assert train.main(["--resume", str(out), "--steps", "6", "--export", str(export)]) == 0
@@ -77,6 +88,23 @@ def test_a_run_begins_with_a_policy_and_goes_on_from_its_own_state(
     assert "not a safetensors file" in capsys.readouterr().err
 
 
+def test_going_on_for_another_device_is_said_and_refused_where_a_part_would_stay(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["--init", str(trained), "--device", "b200", "--out", str(tmp_path / "run")]
+    said = f"{trained} was trained for h200, and goes on for b200\n"
+    assert train.main([*short(NAME, 1), *start]) == 0
+    assert capsys.readouterr().out.startswith(said)
+    start[-1] = str(tmp_path / "other")
+    assert train.main([*short("rmsnorm_h512", 1), *start]) == 2
+    error = capsys.readouterr().err
+    assert f"{trained} is for h200, and its gemm would stay so" in error
+    assert not (tmp_path / "other").exists()
+    tuned = ["--init", str(trained), "--definition", NAME, "--axes", "M=3"]
+    assert train.main([*tuned, "--reward", "policy", "--export", str(tmp_path / "t")]) == 0
+    assert said in capsys.readouterr().out
+
+
 def test_a_policy_is_tuned_to_a_workload_by_what_is_measured(
     trained: Path,
     tmp_path: Path,
@@ -94,6 +122,7 @@ def test_a_policy_is_tuned_to_a_workload_by_what_is_measured(
 
     monkeypatch.setattr(live, "on_gpus", played)
     monkeypatch.setattr(live, "count_gpus", lambda device: 1)
+    monkeypatch.setattr(fine_tuning, "TuneConfig", partial(fine_tuning.TuneConfig, steps=10))
     export = tmp_path / "tuned.safetensors"
     argv = ["--init", str(trained), *OTHER, "--measure", "12", "--reward", "policy"]
     assert train.main([*argv, "--export", str(export)]) == 0
@@ -137,8 +166,7 @@ def test_bad_input_is_one_line(
 def test_policies_of_different_families_are_joined(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--preset", "demo", "--definitions", "rmsnorm_h512", "--batch", "32", "--reward",
-            "model", "--steps", "4", "--compute", "cpu", "--out", str(tmp_path / "r")]  # fmt: skip
+    argv = [*short("rmsnorm_h512", 4), "--out", str(tmp_path / "r")]
     other, both = tmp_path / "q.safetensors", tmp_path / "both.safetensors"
     assert train.main([*argv, "--device", "h200", "--export", str(other)]) == 0
     assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 0

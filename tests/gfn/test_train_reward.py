@@ -28,10 +28,11 @@ from ptxflow.eval.reward_source import RewardError, build, describe
 from ptxflow.gfn import checkpoint
 from ptxflow.gfn.training import TrainConfig, Trainer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 NAME = "gemm_n128_k2048"
 RUN = [
     "--preset", "demo", "--definitions", NAME, "--device", "h200", "--compute", "cpu", "--batch",
-    "16", "--steps", "4",
+    "16", "--width", "32", "--steps", "4",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,6 +138,14 @@ def test_make_targets_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"(?:^|`)make (\w+)", page.read_text(encoding="utf-8"), re.M):
         assert re.search(rf"^{target}:", makefile, re.M), f"{page.name}: make {target}"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_make_says_that_it_downloads_and_lets_pip_show_it() -> None:
+    for target in ("demo", "test"):
+        command = ["make", "--dry-run", target, "VENV=nowhere"]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert said.index("pip downloads") < said.index("pip install -e") and " -q" not in said
 
 
 def test_the_atom_page_is_what_the_rows_say() -> None:

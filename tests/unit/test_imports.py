@@ -21,7 +21,7 @@ MAY_IMPORT = {
 }
 #: commands that bring policies and what judges them together, as the scripts do: nothing else in
 #: the folders imports them
-ABOVE = {"eval/join_policies.py", "eval/legality.py", "eval/policy_draws.py"}
+ABOVE = {"eval/join_policies.py", "eval/legality.py", "eval/policy_draws.py", "eval/tune.py"}
 NEEDS_A_GPU = {"compiler/runtime.py"}
 NO_TORCH = ("torch", "gfn", "triton", "cuda")
 PURE = ("cuda.pathfinder",)  # finds files, and needs no CUDA

@@ -161,6 +161,11 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     for damaged in (whole[:100], whole[:-100], b"nothing", b""):
         file.write_bytes(damaged)
         assert "damaged" in refusal()
+    for place in (8 + 20, len(whole) // 2, len(whole) - 1):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        file.write_bytes(flipped)
+        assert "damaged" in refusal()
     file.unlink()
     assert "cannot read the surrogate" in refusal()
     write(file, replace(fitted, features=("retired=1", *fitted.features[1:])))
