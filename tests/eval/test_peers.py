@@ -209,8 +209,10 @@ def test_flashinfer_samples_inside_its_own_ranges(
 
 
 def test_ratios_are_to_the_best_library() -> None:
-    assert best_peer({"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
-    assert best_peer({COPY: 1.0}) is None and best_peer({}) is None
+    assert best_peer("rmsnorm", {"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
+    assert best_peer("rmsnorm", {COPY: 1.0}) is None and best_peer("rmsnorm", {}) is None
+    assert best_peer("gdn", {COPY: 1.0, "torch": 9.0}) is None
+    assert best_peer("moe", {"torch.compile": 3.0, "torch.grouped": 2.0}) == 3.0
 
 
 def test_who_is_far_slower_takes_part_in_few_rounds() -> None:
