@@ -17,7 +17,6 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.strategy import Problem
-from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
 from ptxflow.eval.evaluation_metrics import plain
 from ptxflow.eval.on_demand import seconds
@@ -25,6 +24,7 @@ from ptxflow.eval.records import Record
 from ptxflow.eval.report import BLIND, best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.training_set import registered
+from ptxflow.eval.work import counted, timed_on
 from ptxflow.eval.workload import degenerate
 
 GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
@@ -81,18 +81,19 @@ def fast(speedups: Sequence[float], p: float) -> float:
 
 
 def roofline(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The best kernel of each workload: FLOP a byte, TFLOP/s, and the share of its roof."""
+    """The best kernel of each workload: FLOP a byte, TFLOP/s, and the share of its roof, for the
+    work of the inputs that it was timed on."""
     out = []
     for (name, axes), group in best_records(records).items():
         definition = load(name)
         best = min(group, key=lambda r: r.latency_us["median"] if r.latency_us else np.inf)
         if registered(definition) is None or best.latency_us is None:
             continue
-        family, problem = find_problem(definition, dict(axes))
+        problem = counted(definition, dict(axes), timed_on(best))
         tflops = problem.flops / best.latency_us["median"] / 1e6
         roof = problem.roofline_tflops(DEVICES[best.device])
         out.append({
-            "definition": name, "axes": dict(axes), "family": family.name, "device": best.device,
+            "definition": name, "axes": dict(axes), "family": problem.family, "device": best.device,
             "intensity": plain(problem.intensity), "tflops": plain(tflops),
             "of_roof": plain(tflops / roof), **gaps(problem, DEVICES[best.device], best),
         })  # fmt: skip

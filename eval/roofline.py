@@ -14,9 +14,11 @@ class Floors:
     """Microseconds that no kernel for a problem can be faster than, by one limit each.
 
     compute  its FLOP at the device's dense peak
-    memory   its compulsory bytes at the nominal bandwidth; where the inputs decide what is read, as
-             in a mixture of experts, those of the mean, which is no floor then
+    memory   its compulsory bytes at the nominal bandwidth
     launch   an empty kernel, by the clock that times kernels
+
+    Where inputs decide what is read and multiplied these are bounds of a problem whose work was
+    counted (`eval.work.counted`); of a problem as its axes give it they are estimates.
     """
 
     compute: float

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.eval.definition import parse
 from ptxflow.eval.disagreement import named
 from ptxflow.eval.records import Record
 from ptxflow.eval.report import align, peer_name
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.trial import Emulation
+from ptxflow.eval.work import counted
 
 Json = dict[str, Any]
 TABLE_WIDTH = 110
@@ -83,9 +86,10 @@ class Run:
     def measured(self) -> bool:
         return any(s.record is not None for s in self.samples)
 
-    @property
+    @cached_property
     def floors(self) -> Floors:
-        return Floors.of(self.problem, self.device)
+        """For the work that the inputs ask for which kernels are timed on."""
+        return Floors.of(counted(parse(self.definition), self.axes), self.device)
 
     @property
     def stopped(self) -> str:

@@ -34,6 +34,7 @@ from ptxflow.eval.records import Record
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sample_report import Run, Sample, rank
 from ptxflow.eval.trial import Emulation, run_trial
+from ptxflow.eval.work import counted
 from ptxflow.eval.worker import Worker
 
 
@@ -132,7 +133,8 @@ def measure(
     """Check and time each kernel in a child process, until one is right and has `stop_at` of the
     attainable speed; records by strategy key."""
     worker, settings, origin = Worker(), Settings(), Origin(ptxas.version())
-    floors = Floors.of(space.problem, space.device)
+    axes = {name: space.problem[name] for name in definition.var_axes}
+    floors = Floors.of(counted(definition, axes), space.device)
     records: dict[str, Record] = {}
     with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
         try:

@@ -29,6 +29,7 @@ from ptxflow.eval.report import BLIND, Place, best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sequences import axes_of
 from ptxflow.eval.training_set import registered, row_of
+from ptxflow.eval.work import counted, timed_on
 from ptxflow.eval.workload import degenerate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +43,7 @@ class Speed:
     """What was measured of a definition's workloads, each by its best kernel.
 
     ratios  the best library's time over ours, of the workloads that have one
-    shares  the time that `roofline.Floors` allow over ours
+    shares  the time that `roofline.Floors` allow over ours, for the work that inputs ask for
     """
 
     kernels: int
@@ -118,7 +119,7 @@ def speeds(records: Sequence[Record]) -> dict[str, Speed]:
 
 
 def _share(name: str, axes: Iterable[tuple[str, int]], group: Sequence[Record]) -> float:
-    _, problem = find_problem(load(name), dict(axes))
+    problem = counted(load(name), dict(axes), timed_on(group[0]))
     us = min(r.latency_us["median"] for r in group if r.latency_us)
     return Floors.of(problem, H200).share(us)
 
