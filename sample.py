@@ -247,6 +247,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (*FAILURES, CheckpointError, SolutionError) as error:
         print(f"sample: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a full disk, above all
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"sample: {place}{error.strerror}; nothing was written", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("sample: interrupted; nothing was written", file=sys.stderr)
         return 130

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from tqdm import tqdm
 
 from ptxflow.compiler import ptxas
 from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.processes import Processes
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.env.cost import derived
 from ptxflow.env.reward import Reward
@@ -111,8 +110,7 @@ def _sample(
 
 def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
     """Each kernel's PTX on its family's trial problem, on all cores; by strategy key."""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs or os.cpu_count() or 1, mp_context=context) as pool:
+    with Processes(jobs or os.cpu_count() or 1) as pool:
         runs = pool.map(
             run_trial,
             [k.problem for k in kernels],

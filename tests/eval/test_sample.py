@@ -5,6 +5,7 @@ Policies here are untrained networks, and compilation is replaced; what is under
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -233,6 +234,19 @@ def test_a_crash_leaves_nothing(
     monkeypatch.setattr(sampling, "compile_all", crash)
     with pytest.raises(MemoryError):
         call(checkpoint, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("built")
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert call(checkpoint, tmp_path / "a", "--no-emulate") == 2
+    assert capsys.readouterr().err == "sample: No space left on device; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 
