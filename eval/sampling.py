@@ -32,7 +32,7 @@ from ptxflow.eval.on_demand import seconds
 from ptxflow.eval.records import Record
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sample_report import Run, Sample, rank
-from ptxflow.eval.trial import Emulation, run_trial
+from ptxflow.eval.trial import Emulation, kept_trial
 from ptxflow.eval.work import counted
 from ptxflow.eval.worker import Worker
 
@@ -109,10 +109,11 @@ def _sample(
 
 
 def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
-    """Each kernel's PTX on its family's trial problem, on all cores; by strategy key."""
+    """Each kernel's PTX on its family's trial problem, on all cores, unless it was right there
+    before; by strategy key."""
     with Processes(jobs or os.cpu_count() or 1) as pool:
         runs = pool.map(
-            run_trial,
+            kept_trial,
             [k.problem for k in kernels],
             [k.strategy for k in kernels],
             [k.device for k in kernels],
