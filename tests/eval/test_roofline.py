@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import enumerate_space
 from ptxflow.eval import sampling
 from ptxflow.eval.arguments import find_family, find_problem
+from ptxflow.eval.choosing import Chosen
 from ptxflow.eval.definition import load
 from ptxflow.eval.roofline import Floors
-from ptxflow.eval.sample_report import sample_table, summary_markdown
+from ptxflow.eval.sample_report import (
+    Run,
+    kernel_markdown,
+    sample_table,
+    summary_json,
+    summary_markdown,
+)
 from ptxflow.eval.work import counted
 
 FOLDER = Path(sampling.__file__).resolve().parent / "measurements"
@@ -86,16 +94,51 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
     return GpuInfo("NVIDIA H200", "580", "13.0", (9, 0), 132, 60 * 10**6, None, None)
 
 
-@pytest.mark.parametrize(("stop_at", "measured"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])
-def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, measured: int) -> None:
+def played_run(gpu: GpuInfo, stop_at: float | None) -> Run:
+    predicted = ModelReward().tflops(SPACE, SPACE.codes)
+    chosen = Chosen(np.arange(5), 3, np.zeros(len(SPACE)), predicted, "model")
+    return sampling.compile_and_rank(
+        DEFINITION, AXES, SPACE, chosen, gpu, seed=0, checkpoint="c", emulate=False, stop_at=stop_at
+    )
+
+
+@pytest.mark.parametrize(("stop_at", "count"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])
+def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, count: int) -> None:
     """Wrong kernels end nothing, however fast."""
-    run = sampling.compile_and_rank(
-        DEFINITION, AXES, SPACE, SPACE.codes[:5], np.zeros(len(SPACE)), gpu, ModelReward(),
-        seed=0, checkpoint="c", emulate=False, stop_at=stop_at,
-    )  # fmt: skip
-    assert sum(s.record is not None for s in run.samples) == measured
-    assert bool(run.stopped) == (measured < 5)
+    run = played_run(gpu, stop_at)
+    assert sum(s.record is not None for s in run.samples) == count
+    assert bool(run.stopped) == (count < 5)
     text = summary_markdown(run)
     assert all(word in text for word in TOLD) and "of attainable" in sample_table(run)
-    assert (f"stopped after {measured} of 5 kernels" in text) == (measured < 5)
+    assert (f"stopped after {count} of 5 kernels" in text) == (count < 5)
     assert run.samples[0].latency_us == min(s.latency_us for s in run.samples if s.latency_us)
+    head, first = (line.split("  ") for line in sample_table(run).splitlines()[:2])
+    assert "of bandwidth" in sample_table(run) and "TFLOP/s" not in sample_table(run)
+    best = run.samples[0].latency_us
+    assert f"{run.floors.memory / best:.1%}" in [cell.strip() for cell in first], head
+
+
+def measured(run: Run, **changes: Any) -> Run:
+    """The run with other records."""
+    samples = [
+        replace(s, record=replace(s.record, **changes) if s.record else None) for s in run.samples
+    ]
+    return replace(run, samples=samples)
+
+
+def test_an_eager_reference_is_no_peer(gpu: GpuInfo) -> None:
+    run = played_run(gpu, None)
+    decoding = "gdn_decode_qk16_v32_d128_k_last"
+    alone = measured(run, definition=decoding, peers={"copy": 9.0, "torch": 4000.0}, ratio=None)
+    table = sample_table(alone)
+    assert "/ eager reference" in table and "best peer" not in table
+    best = alone.samples[0].latency_us
+    assert best is not None and table.splitlines()[1].split()[-1] != "-"
+    assert f"{4000 / best:.2f}" in table
+    beside = measured(
+        run, definition=decoding, ratio=2.0, peers={"copy": 9.0, "torch": 1.0, "flashinfer": 50.0}
+    )
+    assert "/ flashinfer" in sample_table(beside) and "2.00" in sample_table(beside)
+    report = kernel_markdown(alone, alone.samples[0], 1)
+    assert "- torch, an eager reference, in the same run: 4000.00 us" in report
+    assert summary_json(alone)["kernels"][0]["measured"]["eager_references"] == ["torch"]
