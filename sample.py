@@ -173,16 +173,19 @@ def sample_kernels(
     from ptxflow.eval.choosing import choose
     from ptxflow.eval.sampling import compile_and_rank
     from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.inference import SHARPNESS
+    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     try:
-        chosen = choose(checkpoint, definition, space, args.k, args.source, args.seed, sharpness)
+        policy = load_policy(checkpoint)
+        scores = log_probs(policy, space)
     except CheckpointError as error:
         raise UsageError(str(error)) from None
+    draws = draw_distinct(scores, args.k, args.seed, sharpness)
+    chosen = choose(policy.about, definition, space, scores, draws, args.k, args.source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(

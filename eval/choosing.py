@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from ptxflow.env.space import Space
 from ptxflow.eval.definition import Definition
 from ptxflow.eval.reward_source import RewardError, build, describe, of_family
 from ptxflow.eval.trained_range import far_from_training
-from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
 POLICY, REWARD, BOTH = "policy", "reward", "both"
 Ints = NDArray[np.int64]
@@ -43,32 +41,33 @@ class Chosen:
 
 
 def choose(
-    checkpoint: Path,
+    about: Mapping[str, Any],
     definition: Definition,
     space: Space,
+    log_probs: Floats,
+    draws: Ints,
     k: int,
     source: str = BOTH,
-    seed: int = 0,
-    sharpness: float = SHARPNESS,
 ) -> Chosen:
     """min(k, n) distinct strategies: draws of the policy, the reward's best, or half of each.
 
+    about      the header of the policy's checkpoint
+    log_probs  [n] the policy's
+    draws      places of distinct draws of the policy, min(k, n) of them or more
+
     Of both the policy has the odd one, and the reward's are its best that were not drawn.
-    CheckpointError where the policy is none for this space.
     """
-    policy = load_policy(checkpoint)
-    logs = log_probs(policy, space)
-    reward, remarks = reward_of(policy.about, space.device.name, space.family.name)
+    reward, remarks = reward_of(about, space.device.name, space.family.name)
     predicted = reward.tflops(space, space.codes)
     k = min(k, len(space))
-    draws = {POLICY: k, REWARD: 0, BOTH: k - k // 2}[source]
-    drawn = draw_distinct(logs, draws, seed, sharpness) if draws else np.zeros(0, np.int64)
+    drawn = draws[: {POLICY: k, REWARD: 0, BOTH: k - k // 2}[source]]
     order = np.argsort(-np.nan_to_num(predicted), kind="stable")
-    best = order[~np.isin(order, drawn)][: k - draws]
-    far = far_from_training(policy.about, definition, dict(space.problem.axes))
+    best = order[~np.isin(order, drawn)][: k - len(drawn)]
+    far = far_from_training(about, definition, dict(space.problem.axes))
     if far:
-        remarks = (*remarks, f"far from what {checkpoint.name} was trained on: {far}")
-    return Chosen(np.concatenate([drawn, best]), draws, logs, predicted, reward.name, remarks)
+        remarks = (*remarks, f"far from what the policy was trained on: {far}")
+    places = np.concatenate([drawn, best])
+    return Chosen(places, len(drawn), log_probs, predicted, reward.name, remarks)
 
 
 def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Reward, tuple[str, ...]]:

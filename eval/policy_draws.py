@@ -1,7 +1,8 @@
 """What a policy would try, to be measured by a campaign: `python -m ptxflow.eval.policy_draws`.
 
-k distinct strategies of each workload that comes with a definition, as `sample.py` draws them, in
-one JSON list that `python -m ptxflow.eval.campaign --strategies` takes. PyTorch only.
+k distinct strategies of each workload that comes with a definition, as `sample.py --from policy`
+draws them, in one JSON list that `python -m ptxflow.eval.campaign --strategies` takes. PyTorch
+only.
 """
 
 from __future__ import annotations
