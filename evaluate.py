@@ -86,14 +86,21 @@ def rewards_of(policies: Mapping[str, Policy]) -> dict[str, Reward]:
     return out
 
 
-def own_target(policy: Policy, reward: Reward | None, space: Space) -> Array | None:
-    """[n] log R of the policy's reward; None where it is not at hand or of another device."""
+def what_reward_says(
+    policy: Policy, reward: Reward | None, space: Space
+) -> tuple[Array | None, Array | None]:
+    """[n] log R of the policy's reward, and scores [n] by it on the nearest trained workload; None
+    where the reward is not at hand or of another device."""
     from ptxflow.env.reward import log_reward
+    from ptxflow.eval.evaluation_knowledge import look_up, trained_problems
 
-    if reward is None or policy.about["settings"]["device"] != space.device.name:
-        return None
+    settings = policy.about["settings"]
+    if reward is None or settings["device"] != space.device.name:
+        return None, None
     tflops = reward.tflops(space, space.codes)
-    return log_reward(tflops, space.problem, space.device, policy.about["train"]["tau"])
+    logs = log_reward(tflops, space.problem, space.device, policy.about["train"]["tau"])
+    trained = trained_problems(tuple(settings["definitions"]), space.family.name)
+    return logs, look_up(space, reward, trained)
 
 
 def beliefs_on(
@@ -119,7 +126,8 @@ def beliefs_on(
         except CheckpointError as error:
             absent[f"{shown} on {part.family.name}"] = str(error).replace(f"{ROOT}/", "")
             continue
-        out.append(Belief(shown, logs, own_target(policy, rewards.get(name), part)))
+        known = what_reward_says(policy, rewards.get(name), part)
+        out.append(Belief(shown, logs, *known))
         if name == home:
             out.append(Belief("untrained policy", leaf_log_probs(untrained(policy), whole, part)))
     return out
@@ -137,7 +145,12 @@ def methods_on(beliefs: Sequence[Belief], model: Array, surrogate: Array | None)
         out.append(Drawn(b.name, b.logs, SHARPNESS))
         if not b.name.startswith("untrained"):
             out.append(Process(f"{b.name} + feedback", b.logs, SHARPNESS))
-    out += [Ranked("policy top-k", b.logs) for b in beliefs if b.name == "policy"]
+    for b in [b for b in beliefs if b.name == "policy"]:
+        out.append(Ranked("policy top-k", b.logs))
+        if b.own is not None:
+            out.append(Ranked("own reward top-k", b.own))
+        if b.nearest is not None:
+            out.append(Ranked("nearest workload", b.nearest))
     if surrogate is not None:
         out.append(Ranked("surrogate top-k", surrogate))
     return [*out, Ranked("model top-k", model), *SEARCHES]

@@ -1,17 +1,24 @@
 """Sample GPU kernels for one workload: strategies from a trained policy, compiled and ranked.
 
-Draws k distinct strategies from the policy in the checkpoint, lowers, validates, assembles and
-checks each down to its machine code, runs its PTX in the emulator on a small problem, and ranks
-them: by measurement where the GPU is present, else by the reward that trained the policy. Writes
-for each kernel its PTX, cubin, strategy and report, and for the best a FlashInfer-Bench Solution
-that runs by itself.
+Half of k strategies are drawn from the policy in the checkpoint, the other half are the best of all
+by the reward that trained it (--from). Each is lowered, validated, assembled and checked down to
+its machine code, and its PTX is run in the emulator on a small problem. They are ranked by
+measurement where the GPU is present, else by the reward. Written are for each kernel its PTX,
+cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by itself.
+
+The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
+peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
+as predicted, "log p" the policy's log-probability.
 
 examples:
+  python sample.py --definition list
   python sample.py --definition gemm_n4096_k4096 --axes M=4096
   python sample.py --definition gemm_n128_k2048 --device h200 -k 16 --out out/small
-  python sample.py --definition rmsnorm_h4096 --axes batch_size=700
+  python sample.py --definition rmsnorm_h4096 --axes batch_size=700 --from policy
   python sample.py --definition my_gemm.json --axes M=77 --measure no
   python sample.py --definition rmsnorm_h4096 --device h200 --measure yes -k 32 --stop-at 0.9
+
+exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a full disk
 """
 
 from __future__ import annotations
@@ -20,16 +27,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from ptxflow.compiler.runtime import GpuInfo
-    from ptxflow.env.reward import Reward
+    from ptxflow.env.space import Space
     from ptxflow.eval.definition import Definition
     from ptxflow.eval.sample_report import Run
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
-POLICY_OF = {"h100": "h200"}  # one policy per architecture; device features tell the rest
+#: H100 has none of its own. The H200's sees the device only through the problem's features (how far
+#: it is bound by memory): features of devices have gain 0 in every network
+POLICY_OF = {"h100": "h200"}
+MOST = 10_000  # kernels of a run: some hours
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,8 +55,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--definition",
         required=True,
-        metavar="NAME|PATH",
-        help="one of the definitions in eval/definitions, or a JSON file of the same schema",
+        metavar="NAME|PATH|list",
+        help="one of the 46 that come with ptxflow, or a JSON file of the same schema; `list` "
+        "prints the names with their axes",
     )
     add(
         "--axes",
@@ -57,6 +68,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
+    add(
+        "--from",
+        dest="source",
+        choices=("policy", "reward", "both"),
+        default="both",
+        help="draws of the policy, the reward's best of all valid strategies, or half of each "
+        "(default: both); far from what was trained the reward's are the better",
+    )
     add(
         "--out",
         type=Path,
@@ -93,12 +112,17 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--no-emulate",
         action="store_true",
-        help="do not run each kernel's PTX in the emulator (a second or two a kernel)",
+        help="do not run each kernel's PTX in the emulator (a kernel takes a core "
+        "from half a second, GEMM, to 20, sampling; what was right before is not run again)",
     )
     add("--jobs", type=int, help="compiler processes (default: one per core)")
     args = parser.parse_args(argv)  # fmt: skip
-    if args.k < 1:
-        parser.error(f"-k must be positive, not {args.k}")
+    if not 1 <= args.k <= MOST:
+        parser.error(f"-k must be from 1 to {MOST}, not {args.k}")
+    if args.jobs is not None and args.jobs < 1:
+        parser.error(f"--jobs must be positive, not {args.jobs}")
+    if args.sharpness is not None and args.source == "reward":
+        parser.error("--sharpness is of the policy's draws, and --from reward has none")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -114,66 +138,84 @@ def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler import ptxas
     from ptxflow.eval.arguments import find_device, find_family, find_problem, find_space
     from ptxflow.eval.definition import load
+    from ptxflow.eval.definition_table import definition_table
     from ptxflow.eval.output import OutputFolder
-    from ptxflow.eval.sampling import compile_and_rank
-    from ptxflow.gfn.inference import SHARPNESS, load_policy, log_probs, sample_distinct
 
+    if args.definition == "list":
+        print(definition_table())
+        return 0
     device = find_device(args.device)
     definition = load(args.definition)
     find_family(definition)  # before the axes: an op without kernels has no right ones
     axes = choose_axes(definition, args.axes)
-    space = find_space(*find_problem(definition, axes), device)
-    checkpoint = args.checkpoint or default_checkpoint(device.name)
-    policy = load_policy(checkpoint)
-    scores = log_probs(policy, space)
-    sharpness = SHARPNESS if args.sharpness is None else args.sharpness
-    codes = sample_distinct(policy, space, args.k, args.seed, sharpness)
+    family, problem = find_problem(definition, axes)
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
+    space = find_space(family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
-        reward = choose_reward(policy.about, device.name, space.family.name)
-        result = compile_and_rank(
-            definition, axes, space, codes, scores, gpu, reward,
-            seed=args.seed, checkpoint=checkpoint.name, jobs=args.jobs,
-            emulate=not args.no_emulate, stop_at=args.stop_at,
-        )  # fmt: skip
+        result = sample_kernels(args, definition, axes, space, gpu)
         write(result, definition, folder)
     report(result, out)
     return 1 if result.refused or any(s.wrong for s in result.samples) else 0
 
 
-def choose_reward(about: dict[str, Any], device: str, family: str) -> Reward:
-    """What rewarded the family's strategies when the policy was trained; the model, with a word,
-    where it cannot be had."""
-    from ptxflow.env.reward import ModelReward
-    from ptxflow.eval.reward_source import RewardError, build, of_family
+def sample_kernels(
+    args: argparse.Namespace,
+    definition: Definition,
+    axes: dict[str, int],
+    space: Space,
+    gpu: GpuInfo | None,
+) -> Run:
+    """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
+    known to make sense."""
+    from ptxflow.eval.arguments import UsageError
+    from ptxflow.eval.choosing import choose
+    from ptxflow.eval.sampling import compile_and_rank
+    from ptxflow.gfn.checkpoint import CheckpointError
+    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
-    description = about.get("settings", {}).get("reward", {"source": "model"})
+    checkpoint = args.checkpoint or default_checkpoint(space.device.name)
+    sharpness = SHARPNESS if args.sharpness is None else args.sharpness
+    if args.k > len(space):
+        print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     try:
-        return of_family(build(description, device)[0], family)
-    except RewardError as error:
-        print(f"ranking by the model: {error}", file=sys.stderr)
-        return ModelReward()
+        policy = load_policy(checkpoint)
+        scores = log_probs(policy, space)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from None
+    draws = draw_distinct(scores, args.k, args.seed, sharpness)
+    chosen = choose(policy.about, definition, space, scores, draws, args.k, args.source)
+    for remark in chosen.remarks:
+        print(remark, file=sys.stderr)
+    return compile_and_rank(
+        definition, axes, space, chosen, gpu, seed=args.seed, checkpoint=checkpoint.name,
+        jobs=args.jobs, emulate=not args.no_emulate, stop_at=args.stop_at,
+    )  # fmt: skip
 
 
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     """The variable axes, as given or by default; says so where it is the default."""
     from ptxflow.eval.arguments import UsageError, parse_axes
-    from ptxflow.eval.sequences import axes_of
-    from ptxflow.eval.training_set import row_of
+    from ptxflow.eval.definition import DefinitionError
+    from ptxflow.eval.training_set import typical_axes
 
     given = {}
     for name, values in parse_axes(texts).items():
         if len(values) > 1:
             raise UsageError(f"axis {name!r} has {len(values)} values; sample one workload a run")
         given[name] = values[0]
-    needed = definition.var_axes
-    if not given and (row := row_of(definition)):
-        given = axes_of(definition, row.typical)
+    usual = typical_axes(definition) or {}
+    if usual and not given:
+        given = usual
         print(f"--axes not given: taking {_text(given, ' ', '=')}", file=sys.stderr)
-    bound = definition.bind(given)
-    return {name: bound[name] for name in needed}
+    try:
+        bound = definition.bind(given)
+    except DefinitionError as error:
+        if not usual or given.keys() >= set(definition.var_axes):
+            raise
+        raise UsageError(f"{error}; such as --axes {_text(usual, ' ', '=')}") from None
+    return {name: bound[name] for name in definition.var_axes}
 
 
 def default_checkpoint(device: str) -> Path:
@@ -240,12 +282,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from ptxflow.eval.campaign import FAILURES
     from ptxflow.eval.solution import SolutionError
-    from ptxflow.gfn.checkpoint import CheckpointError
 
     try:
         return run(args)
-    except (*FAILURES, CheckpointError, SolutionError) as error:
+    except (*FAILURES, SolutionError) as error:
         print(f"sample: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, above all
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"sample: {place}{error.strerror}; nothing was written", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("sample: interrupted; nothing was written", file=sys.stderr)

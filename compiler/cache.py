@@ -125,9 +125,9 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
 
 
 @functools.cache
-def sources() -> str:
-    """Of the compiler: kernels of two digests may differ for one strategy, and proofs of one."""
-    folder = Path(__file__).parent
+def sources(folder: Path = Path(__file__).parent) -> str:
+    """Digest of a folder's Python files, by default the compiler's: kernels of two digests may
+    differ for one strategy, and proofs of one."""
     state = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         state.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 from ptxflow.compiler import cache, ptxas, sass
 from ptxflow.compiler.atoms import atom
@@ -15,6 +13,7 @@ from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
 from ptxflow.compiler.families import family
 from ptxflow.compiler.ir import Op, UOp, walk
 from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.processes import Processes
 from ptxflow.compiler.ptx import write
 from ptxflow.compiler.ptxas import Assembly, Usage
 from ptxflow.compiler.sass import SassReport
@@ -131,7 +130,7 @@ def compile_many(
     if workers <= 1 or len(chunks) == 1:
         outcomes: Iterable[list[CompiledKernel | Exception]] = map(compile_chunk, chunks)
         return _gather(outcomes, results, progress)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with Processes(workers) as pool:
         return _gather(pool.map(compile_chunk, chunks), results, progress)
 
 

@@ -60,6 +60,20 @@ def write(path: Path, surrogate: Surrogate) -> None:
     write_whole(path, sealed(data))
 
 
+def family_of(path: Path) -> str:
+    """The family of a surrogate, from its header alone; SurrogateError says what is wrong."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+        return str(json.loads(header["__metadata__"][KEY])["family"])
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SurrogateError(f"{path}: cannot read the surrogate: {reason}") from None
+    except (KeyError, TypeError, ValueError, struct.error):
+        raise SurrogateError(f"{path}: a file, but not a surrogate") from None
+
+
 def read(path: Path) -> Surrogate:
     """Read a surrogate and check it against the present code; SurrogateError says what is wrong."""
     try:

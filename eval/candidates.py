@@ -226,7 +226,7 @@ def make_record(
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
     peers = result.get("peers", {})
-    peer = best_peer(peers)
+    peer = best_peer(candidate.definition.name, peers)
     checked = result.get("check", {})
     fields = candidate.strategy.fields()
     modelled = model_tflops(candidate.family, fields, candidate.problem, candidate.device)

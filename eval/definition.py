@@ -94,12 +94,10 @@ class Definition:
             if name not in self.axes:
                 known = ", ".join(self.axes)
                 raise DefinitionError(f"{self.name}: unknown axis {name!r}; the axes are {known}")
+        if missing := [name for name in self.var_axes if name not in axes]:
+            raise DefinitionError(f"{self.name}: no value is given for {', '.join(missing)}")
         bound: dict[str, int] = {}
         for name, axis in self.axes.items():
-            if name not in axes and axis.value is None:
-                raise DefinitionError(
-                    f"{self.name}: axis {name!r} needs a value, such as {name}=1024"
-                )
             bound[name] = self._positive(name, axes.get(name, axis.value))
             if axis.value is not None and bound[name] != axis.value:
                 raise DefinitionError(

@@ -1,13 +1,15 @@
 """Kernels that policies chose, measured beside libraries: right or not, how fast, how near a roof.
 
 Pure functions of records. A workload counts with its best kernel; where none was right its speedup
-is 0. Ratios are to the fastest library that was timed in the same rounds.
+is 0. Ratios are to the fastest library that was timed in the same rounds; a workload without one,
+or with an eager reference alone, has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cache
 from statistics import geometric_mean
 from typing import Any
 
@@ -15,27 +17,36 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.strategy import Problem
-from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.definition import load
 from ptxflow.eval.evaluation_metrics import plain
 from ptxflow.eval.on_demand import seconds
 from ptxflow.eval.records import Record
-from ptxflow.eval.report import best_ratios, best_records, settled
+from ptxflow.eval.report import BLIND, best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.training_set import registered
+from ptxflow.eval.work import counted, timed_on
+from ptxflow.eval.workload import degenerate
 
 GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
 
 
 def summary(records: Iterable[Record]) -> dict[str, Any]:
-    """Of each op type and of all: how many kernels are right, and the speedups of the best."""
+    """Of each op type and of all: how many kernels are right, and the speedups of the best.
+
+    Prefills of more queries than keys are a kind of their own.
+    """
     records = settled(records)
     kinds: dict[str, list[Record]] = {"all": records}
+    kind = cache(_kind)
     for r in records:
-        kinds.setdefault(load(r.definition).op_type, []).append(r)
+        kinds.setdefault(kind(r.definition, tuple(r.axes.items())), []).append(r)
     if len(kinds) == 2:
         del kinds["all"]
-    return {kind: _of(group) for kind, group in kinds.items()}
+    return {name: _of(group) for name, group in kinds.items()}
+
+
+def _kind(definition: str, axes: tuple[tuple[str, int], ...]) -> str:
+    return load(definition).op_type + BLIND * degenerate(definition, dict(axes))
 
 
 def _of(records: Sequence[Record]) -> dict[str, Any]:
@@ -70,18 +81,19 @@ def fast(speedups: Sequence[float], p: float) -> float:
 
 
 def roofline(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The best kernel of each workload: FLOP a byte, TFLOP/s, and the share of its roof."""
+    """The best kernel of each workload: FLOP a byte, TFLOP/s, and the share of its roof, for the
+    work of the inputs that it was timed on."""
     out = []
     for (name, axes), group in best_records(records).items():
         definition = load(name)
         best = min(group, key=lambda r: r.latency_us["median"] if r.latency_us else np.inf)
         if registered(definition) is None or best.latency_us is None:
             continue
-        family, problem = find_problem(definition, dict(axes))
+        problem = counted(definition, dict(axes), timed_on(best))
         tflops = problem.flops / best.latency_us["median"] / 1e6
         roof = problem.roofline_tflops(DEVICES[best.device])
         out.append({
-            "definition": name, "axes": dict(axes), "family": family.name, "device": best.device,
+            "definition": name, "axes": dict(axes), "family": problem.family, "device": best.device,
             "intensity": plain(problem.intensity), "tflops": plain(tflops),
             "of_roof": plain(tflops / roof), **gaps(problem, DEVICES[best.device], best),
         })  # fmt: skip

@@ -1,11 +1,14 @@
 """What is known of a space before anything in it is measured: scores of its strategies.
 
 Each function is given spaces, never a `Replay`, so that it cannot see the times it is judged on. A
-surrogate is fitted without the workloads that it scores, a few at a time.
+surrogate is fitted without the workloads that it scores, a few at a time. A look-up knows what the
+policy's reward said of the trained workload that is nearest.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ptxflow.compiler.strategy import Problem
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.observed import Observed
-from ptxflow.env.space import Space
+from ptxflow.env.reward import Reward
+from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import Ensemble, matrix, strategy_features
 from ptxflow.env.surrogate_fit import FitConfig, solve, table
+from ptxflow.eval.definition import load
 from ptxflow.eval.ranking import deal
+from ptxflow.eval.training_set import PRESETS, family_of, members
 
 Array = NDArray[np.float64]
 FOLDS = 3  # fits of a family: each leaves out a third of the spaces judged
@@ -28,6 +35,38 @@ FOLDS = 3  # fits of a family: each leaves out a third of the spaces judged
 def model_scores(space: Space) -> Array:
     """[len(space)] modelled TFLOP/s."""
     return model_tflops(space.family, space.fields(), space.problem, space.device)
+
+
+def look_up(space: Space, reward: Reward, trained: Sequence[Problem]) -> Array | None:
+    """Scores [len(space)]: TFLOP/s by the reward on the nearest trained problem, least where a
+    strategy is not valid there; None where none of the family was trained."""
+    if not trained:
+        return None
+    nearest = min(trained, key=lambda p: distance(p, space.problem))
+    there = enumerate_space(space.family, nearest, space.device)
+    known = np.isin(space.codes, there.codes)
+    scores = np.full(len(space), -np.inf)
+    scores[known] = reward.tflops(there, space.codes[known])
+    return scores
+
+
+@functools.cache
+def trained_problems(definitions: tuple[str, ...], family: str) -> list[Problem]:
+    """Of a policy of these definitions the trained problems of a family."""
+    chosen = [name for name in definitions if family_of(load(name)).name == family]
+    return [m.problem for m in members(chosen, PRESETS["full"]) if m.kind == "trained"]
+
+
+def distance(known: Problem, asked: Problem) -> tuple[bool, bool, float]:
+    """How far a known problem is from the one asked for. One of the same definition is nearer than
+    others, and one that is smaller along no axis than those that do not cover it, as tables of
+    kernels round shapes up; then it is Euclidean, of the logarithms of axes."""
+    there, here = dict(known.axes), dict(asked.axes)
+    if there.keys() != here.keys():
+        return True, True, math.inf
+    smaller = any(there[a] < here[a] for a in here)
+    far = math.dist(*([math.log(axes[a]) for a in here] for axes in (there, here)))
+    return known.definition != asked.definition, smaller, far
 
 
 def surrogate_scores(

@@ -1,7 +1,8 @@
 """What runs are worth: gaps, measurements to a goal, shares solved, modes, exact distances.
 
 Figures are medians over seeds with a 95% interval by bootstrap over the seeds, whose generator is
-fixed: what varies is a method's luck. Workloads are all there are and are not resampled.
+fixed: what varies is a method's luck. How much hangs on the workloads that were played is another
+interval, by bootstrap over these, the same draws for every method, so that two may be paired.
 """
 
 from __future__ import annotations
@@ -117,8 +118,22 @@ def interval(values: Array) -> tuple[Any, Any, Any]:
     return np.median(values, axis=0), *ends(medians(values, resamples(len(values))))
 
 
+def drawn_again(best: Array) -> Array:
+    """[RESAMPLES] what the best so far [workloads, seeds], over the optimum's time, loses when the
+    workloads are drawn again: the median over seeds of the geometric mean."""
+    counts = resamples(len(best))
+    means = counts.T @ np.log(best) / len(best)
+    return np.expm1(np.median(means, axis=1))
+
+
+def paired(best: Array, other: Array) -> Array:
+    """[RESAMPLES] by how much slower the one is than the other, on the same workloads drawn."""
+    return np.asarray((1 + drawn_again(best)) / (1 + drawn_again(other)) - 1)
+
+
 def pooled(values: Array) -> Figure:
-    """The median over workloads and seeds of values [workloads, seeds], seeds resampled."""
+    """The median over values [workloads, seeds], seeds resampled; the workloads, where these are
+    given as the second axis."""
     counts, order = resamples(values.shape[1]), np.argsort(values, axis=None, kind="stable")
     found, begins = np.unique(values.ravel()[order], return_index=True)
     together = np.add.reduceat(counts[order % values.shape[1]], begins, axis=0)

@@ -103,7 +103,8 @@ def brief(workloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def _colour(i: int) -> Any:
     import seaborn as sns
 
-    return sns.color_palette("colorblind")[i]
+    palette = sns.color_palette("colorblind")
+    return palette[i % len(palette)]
 
 
 def look(method: str) -> dict[str, Any]:

@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.eval.evaluation import BUDGETS, Runs
+from ptxflow.eval.evaluation_claims import FEW, at_few, claims
 from ptxflow.eval.evaluation_metrics import (
     Sheet,
+    drawn_again,
+    ends,
     interval,
     jensen_shannon,
     judge,
     measured_target,
     normalised,
+    paired,
     plain,
     pooled,
     total_variation,
@@ -26,7 +30,6 @@ from ptxflow.eval.search.bico import Bico, guaranteed, log, plateau, region, reu
 from ptxflow.eval.search.replay import Replay
 
 Array = NDArray[np.float64]
-FEW = 8  # measurements at which policies are judged
 SHOWN = 6  # workloads of the scatter plot
 POINTS = 400  # of each of them
 PROMISES = (0.5, 0.9)  # of K_{lambda,p}
@@ -38,11 +41,18 @@ class Belief:
     """A distribution over a sub-space's strategies: log-probabilities [n], not normalised.
 
     own: those of the reward that it was trained to follow, where that can be had.
+    nearest: scores by the same reward on the trained workload that is nearest.
     """
 
     name: str
     logs: Array = field(repr=False)
     own: Array | None = field(default=None, repr=False)
+    nearest: Array | None = field(default=None, repr=False)
+
+    @property
+    def mass(self) -> float:
+        """What of its probability is in the sub-space, where it is one over the whole space."""
+        return float(np.exp(np.logaddexp.reduce(self.logs)))
 
 
 def assemble(
@@ -61,7 +71,8 @@ def assemble(
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     return {
-        "workloads": [describe(r) for r in replays],
+        "workloads": [describe(r, beliefs.get(r.name, ())) for r in replays],
+        "claims": claims(at, by_method, seeds),
         "groups": groups(at, by_method, seeds),
         "each": {r.name: each(r, runs, seeds) for r in replays},
         "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in whole},
@@ -72,8 +83,9 @@ def assemble(
     }
 
 
-def describe(replay: Replay) -> dict[str, Any]:
+def describe(replay: Replay, beliefs: Sequence[Belief] = ()) -> dict[str, Any]:
     within = replay.times <= replay.optimum / 0.99
+    policy = next((b for b in beliefs if b.name == "policy"), None)
     return {
         "name": replay.name,
         "definition": replay.space.problem.definition,
@@ -87,6 +99,7 @@ def describe(replay: Replay) -> dict[str, Any]:
         "optimum_us": plain(replay.optimum * replay.yardstick),
         "median_over_optimum": plain(float(np.median(replay.times)) / replay.optimum),
         "within_1_percent": int(within.sum()),
+        "mass": None if policy is None else plain(policy.mass),
     }
 
 
@@ -119,6 +132,10 @@ def groups(
         figures = {method: judge(sheet, BUDGETS) for method, sheet in sheets.items()}
         for method, sheet in sheets.items():
             figures[method]["to_match"] = matching(sheet, sheets)
+            figures[method]["places"] = [plain(v) for v in ends(drawn_again(at_few(sheet)))]
+            if "policy" in sheets:
+                both = at_few(sheet), at_few(sheets["policy"])
+                figures[method]["over_policy"] = [plain(v) for v in ends(paired(*both))]
         out[group] = {"workloads": names, "methods": figures}
     return out
 

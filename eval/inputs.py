@@ -90,14 +90,14 @@ def _page_ids(d: Draw, name: str, counts: Ints, num_pages: int) -> Ints:
     return np.concatenate([rng.permutation(num_pages)[:count] for count in counts])
 
 
-def _page_table(d: Draw, queries: bool) -> Inputs:
+def _page_table(d: Draw) -> Inputs:
     """kv_indptr, kv_indices and, as the definition asks, kv_last_page_len and qo_indptr.
 
     Queries are the last tokens of their sequence, so none has more queries than tokens, unless the
     axes leave no choice: then there are rows that see nothing.
     """
     _check_count(d)
-    page_size = d.axes["page_size"]
+    page_size, queries = d.axes["page_size"], "qo_indptr" in d.definition.inputs
     found = sequences.paged_prefill(d.axes) if queries else sequences.decoding(d.axes)
     ids = _page_ids(d, "kv_indices", found.pages, d.axes["num_pages"])
     made: Inputs = {
@@ -132,17 +132,22 @@ def _rmsnorm(d: Draw) -> Inputs:
 def _gqa_paged(d: Draw) -> Inputs:
     values = {name: d.normal(name) for name in ("q", "k_cache", "v_cache")}
     scale = 1 / math.sqrt(d.axes["head_dim"])
-    return values | _page_table(d, "qo_indptr" in d.definition.inputs) | {"sm_scale": scale}
+    return values | _page_table(d) | {"sm_scale": scale}
+
+
+def _packed(d: Draw) -> Inputs:
+    """Where the queries and the keys of each sequence begin."""
+    _check_count(d)
+    found = sequences.ragged_prefill(d.axes)
+    return {
+        "qo_indptr": d.ints("qo_indptr", sequences.indptr(found.queries)),
+        "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.keys)),
+    }
 
 
 def _gqa_ragged(d: Draw) -> Inputs:
-    _check_count(d)
-    found = sequences.ragged_prefill(d.axes)
-    return {name: d.normal(name) for name in ("q", "k", "v")} | {
-        "qo_indptr": d.ints("qo_indptr", sequences.indptr(found.queries)),
-        "kv_indptr": d.ints("kv_indptr", sequences.indptr(found.keys)),
-        "sm_scale": 1 / math.sqrt(d.axes["head_dim"]),
-    }
+    values = {name: d.normal(name) for name in ("q", "k", "v")}
+    return values | _packed(d) | {"sm_scale": 1 / math.sqrt(d.axes["head_dim"])}
 
 
 def _mla_paged(d: Draw) -> Inputs:
@@ -150,15 +155,14 @@ def _mla_paged(d: Draw) -> Inputs:
     # would put most of the weight on a few tokens, so queries are drawn a third as large.
     values = {name: d.normal(name, 1 / 3) for name in ("q_nope", "q_pe")}
     values |= {name: d.normal(name) for name in ("ckv_cache", "kpe_cache")}
-    queries = "qo_indptr" in d.definition.inputs
-    return values | _page_table(d, queries) | {"sm_scale": MLA_SCALE}
+    return values | _page_table(d) | {"sm_scale": MLA_SCALE}
 
 
 def _dsa_paged(d: Draw) -> Inputs:
     return _sparse_attention(d) if "sparse_indices" in d.definition.inputs else _topk_indexer(d)
 
 
-def _sparse_attention(d: Draw) -> Inputs:
+def _lists(d: Draw) -> Inputs:
     """Slots of a token are different; every 16th token has padding in places, the 9th all."""
     tokens, topk = d.axes["num_tokens"], d.axes["topk"]
     slots = d.axes["num_pages"] * d.axes["page_size"]
@@ -170,17 +174,21 @@ def _sparse_attention(d: Draw) -> Inputs:
             n = 0 if t == RARE // 2 else int(rng.integers(0, n + 1))
         places = np.arange(n) if t % 2 else rng.permutation(topk)[:n]
         indices[t, places] = rng.choice(slots, n, replace=False)
+    return {"sparse_indices": d.ints("sparse_indices", indices)}
+
+
+def _sparse_attention(d: Draw) -> Inputs:
     return {
         "q_nope": d.normal("q_nope", 1 / 3),
         "q_pe": d.normal("q_pe", 1 / 3),
         "ckv_cache": d.normal("ckv_cache"),
         "kpe_cache": d.normal("kpe_cache"),
-        "sparse_indices": d.ints("sparse_indices", indices),
+        **_lists(d),
         "sm_scale": MLA_SCALE,
     }
 
 
-def _topk_indexer(d: Draw) -> Inputs:
+def _block_table(d: Draw) -> Inputs:
     """Sequences fill their row of block_table to between nothing and all; the first fills it."""
     batch, width, page_size = d.axes["batch_size"], d.axes["max_num_pages"], d.axes["page_size"]
     rng = d.rng("seq_lens")
@@ -194,11 +202,17 @@ def _topk_indexer(d: Draw) -> Inputs:
     for row, own in zip(table, ids, strict=True):
         row[: len(own)] = own
     return {
+        "seq_lens": d.ints("seq_lens", lengths),
+        "block_table": d.ints("block_table", table),
+    }
+
+
+def _topk_indexer(d: Draw) -> Inputs:
+    return {
         "q_index_fp8": d.normal("q_index_fp8"),
         "k_index_cache_fp8": _index_cache(d),
         "weights": d.normal("weights"),
-        "seq_lens": d.ints("seq_lens", lengths),
-        "block_table": d.ints("block_table", table),
+        **_block_table(d),
     }
 
 
@@ -316,6 +330,26 @@ GENERATORS: dict[str, Callable[[Draw], Inputs]] = {
     "moe": _moe,
     "sampling": _sampling,
 }
+
+
+#: by an input that says which work there is: what makes it and those that belong to it
+INDICES: dict[str, Callable[[Draw], Inputs]] = {
+    "kv_indices": _page_table,
+    "kv_indptr": _packed,
+    "sparse_indices": _lists,
+    "block_table": _block_table,
+    "routing_logits": moe_routing,
+}
+
+
+def make_indices(definition: Definition, axes: Mapping[str, int], seed: int) -> Inputs:
+    """Of `make_inputs` on the CPU those that say which work there is; empty where axes say it.
+
+    Raises DefinitionError for axes that no valid inputs have.
+    """
+    bound = definition.bind(axes)
+    maker = next((make for name, make in INDICES.items() if name in definition.inputs), None)
+    return maker(Draw(definition, bound, seed)) if maker else {}
 
 
 def make_inputs(

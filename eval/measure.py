@@ -23,7 +23,7 @@ from ptxflow.eval.borrowing import Borrowed, own_work
 from ptxflow.eval.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.definition import Definition, DefinitionError, parse
 from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.peers import Beside
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.references import dsa, sampling, sampling_integers
 from ptxflow.eval.solution import unpack
 from ptxflow.eval.timing import (

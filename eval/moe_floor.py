@@ -2,8 +2,8 @@
 `python -m ptxflow.eval.moe_floor FILE...`.
 
 Which weights a mixture reads only its inputs say. So the records' refined times are set beside the
-bytes of the local experts that some token of these inputs (the first seed's) chose, at the nominal
-bandwidth, and beside the FLOP of the rows that they have.
+bytes of the local experts that some token of these inputs chose, at the nominal bandwidth, and
+beside the FLOP of the rows that they have.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ptxflow.compiler.device import H200
 from ptxflow.env.measurements import REFINE
 from ptxflow.eval.definition import Definition, load
-from ptxflow.eval.inputs import Draw, moe_routing
+from ptxflow.eval.inputs import make_indices
 from ptxflow.eval.proof_table import markdown
 from ptxflow.eval.records import Record, RecordError, read_records
-from ptxflow.eval.references.moe import route
-
-SEED = 1  # of the inputs that refined kernels are timed on
+from ptxflow.eval.work import SEED, counted, routed, timed_on
 
 
 @dataclass(frozen=True)
@@ -35,31 +31,28 @@ class Reached:
     rows: int  # of local experts
     experts: int  # local ones with rows
     us: float
-    bandwidth: float  # of the nominal one: weights of these experts, tokens in and out
+    bandwidth: float  # of the nominal one: of the bytes that these inputs ask for
     tflops: float  # of both products
 
 
-def reached(definition: Definition, seq_len: int, us: float) -> Reached:
-    axes = definition.bind({"seq_len": seq_len})
-    asked = moe_routing(Draw(definition, axes, SEED))
-    chosen, _ = route(asked["routing_logits"], asked["routing_bias"])
-    first = asked["local_expert_offset"]
-    mine = chosen[(chosen >= first) & (chosen < first + axes["num_local_experts"])]
-    weights = 3 * axes["hidden_size"] * axes["intermediate_size"]  # of an expert, a byte each
-    rows, experts = len(mine), len(torch.unique(mine))
-    moved = experts * weights + 3 * seq_len * axes["hidden_size"]
-    share = moved / H200.hbm_bytes_per_s / (us * 1e-6)
-    return Reached(seq_len, rows, experts, us, share, 2e-6 * rows * weights / us)
+def reached(definition: Definition, seq_len: int, us: float, seed: int = SEED) -> Reached:
+    """On an H200; `us` microseconds are what the kernel takes on the seed's inputs."""
+    axes = {"seq_len": seq_len}
+    found = routed(definition.bind(axes), make_indices(definition, axes, seed))
+    work = counted(definition, axes, seed)
+    share = work.bytes / H200.hbm_bytes_per_s / (us * 1e-6)
+    return Reached(seq_len, found.rows, found.experts, us, share, 1e-6 * work.flops / us)
 
 
 def table(records: Sequence[Record]) -> str:
     """A row for each workload of a mixture that the records refine on an H200."""
-    best: dict[tuple[str, int], float] = {}
+    best: dict[tuple[str, int], tuple[float, int]] = {}
     for r in records:
         if r.definition.startswith("moe") and r.timing_pass == REFINE and r.latency_us:
             place = r.definition, int(r.axes["seq_len"])
-            best[place] = min(r.latency_us["median"], best.get(place, float("inf")))
-    found = [reached(load(name), seq_len, us) for (name, seq_len), us in sorted(best.items())]
+            timed = r.latency_us["median"], timed_on(r)
+            best[place] = min(timed, best.get(place, timed))
+    found = [reached(load(name), length, *held) for (name, length), held in sorted(best.items())]
     heads = ("seq_len", "rows", "experts", "us", "of the nominal bandwidth", "TFLOP/s")
     return markdown(heads, [
         [str(r.seq_len), str(r.rows), str(r.experts), f"{r.us:.1f}", f"{r.bandwidth:.0%}",

@@ -1,7 +1,7 @@
 """What a policy would try, to be measured by a campaign: `python -m ptxflow.eval.policy_draws`.
 
 k distinct strategies of each workload that comes with a definition, or of a definition of one's own
-at the axes that are given, as `sample.py` draws them, in one JSON list that
+at the axes that are given, as `sample.py --from policy` draws them, in one JSON list that
 `python -m ptxflow.eval.campaign --strategies` takes. PyTorch and torchgfn; a campaign needs neither
 the policy nor the definition's file.
 """

@@ -33,6 +33,7 @@ from ptxflow.env.measurements import (
     yardstick,
 )
 from ptxflow.eval.disagreement import Outputs
+from ptxflow.eval.peers import is_eager_reference
 
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
 SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process loses none
@@ -43,9 +44,18 @@ class RecordError(RuntimeError):
     """The record file cannot be read or written; the message says why."""
 
 
-def best_peer(peers: Mapping[str, float]) -> float | None:
-    """The time that ratios are to: the fastest library's, if one was timed. A copy is none."""
-    return min((us for name, us in peers.items() if name != COPY), default=None)
+def libraries(definition: str, peers: Mapping[str, float]) -> dict[str, float]:
+    """Of a definition's peers those that ratios are to: neither a copy nor an eager reference."""
+    return {
+        name: us
+        for name, us in peers.items()
+        if name != COPY and not is_eager_reference(definition, name)
+    }
+
+
+def best_peer(definition: str, peers: Mapping[str, float]) -> float | None:
+    """The time that ratios are to: the fastest library's, if one was timed."""
+    return min(libraries(definition, peers).values(), default=None)
 
 
 def yardstick_time(peers: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
@@ -284,7 +294,7 @@ def unpack(table: Table) -> list[Record]:
         at = {name: column[i] for name, column in columns.items()}
         strategy = Strategy(table.family, tuple(m.choices.items()))
         peers = {name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()}
-        peer = best_peer(peers)
+        peer = best_peer(table.definition, peers)
         timed = m.latency_us is not None
         checked = at["correct"] is not None
         note = table.notes.get(i, "")

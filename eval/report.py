@@ -4,7 +4,10 @@ One line per definition and axes: how many kernels are right, the best latency, 
 library in the same rounds, and the ratios to it (above 1 is faster than any); where the best were
 refined, of those. A library whose outputs differ from the reference counts all the same, and its
 name says how they differ. A copy of the compulsory bytes is no library but a ceiling: of it, the
-share that the best kernel reaches. With --agree: whether two campaigns choose alike.
+share that the best kernel reaches. An eager reference, PyTorch operations one after the other, is
+no library either: the ratio to it stands apart. Prefills of more queries than cached tokens, most
+of whose rows see nothing, have means of their own. With --agree: whether two campaigns choose
+alike.
 """
 
 from __future__ import annotations
@@ -29,15 +32,20 @@ from ptxflow.env.measurements import (
     load_measurements,
 )
 from ptxflow.eval.disagreement import Outputs, named, together
+from ptxflow.eval.peers import is_eager_reference
 from ptxflow.eval.records import (
     Record,
     RecordError,
     best_peer,
+    libraries,
     read_records,
     yardstick_time,
 )
+from ptxflow.eval.workload import degenerate
 
 SLOWER = 0.97  # a ratio below this is a loss, and not the noise of two campaigns
+BLIND = ", queries > keys"  # after the name of prefills with more queries than cached tokens
+EAGER = "eager reference"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
@@ -70,27 +78,30 @@ def bench_table(records: Iterable[Record]) -> str:
         axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
         groups.setdefault((record.definition, axes), []).append(record)
     peer = f"{peer_name(records)} us"
-    rows = [("definition", "axes", "right", "best us", peer, "best", "median", "of copy", "ratios")]
+    head = "definition", "axes", "right", "best us", peer, "best", "median", "of copy", EAGER
+    rows: list[tuple[str, ...]] = [(*head, "ratios")]
     for (name, axes), group in groups.items():
         right = [r for r in group if r.status == "ok"]
         rows.append((name, axes, f"{len(right)}/{len(group)}", *_speed(right)))
-    return align(rows)
+    return align(_filled(rows))
 
 
 def peer_name(records: Iterable[Record]) -> str:
     """What the ratios of the records are to, for the head of a column."""
-    libraries = [{n: us for n, us in r.peers.items() if n != COPY} for r in records]
-    names = {min(timed, key=timed.__getitem__) for timed in libraries if timed}
+    held = [libraries(r.definition, r.peers) for r in records]
+    names = {min(timed, key=timed.__getitem__) for timed in held if timed}
     return names.pop() if len(names) == 1 else "best peer"
 
 
-def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str, str]:
-    """Best latency, the library's, best and median ratio, share of a copy, eight best ratios."""
+def _speed(right: Sequence[Record]) -> tuple[str, ...]:
+    """Best latency, the library's, best and median ratio, share of a copy, best ratio to the
+    fastest eager reference, eight best ratios."""
     best = speaking([r for r in right if r.latency_us is not None])
     if not best:
-        return "-", "-", "-", "-", "-", ""
+        return "-", "-", "-", "-", "-", "-", ""
     latency = min(r.latency_us["median"] for r in best if r.latency_us)
-    peer = _middle(best_peer(r.peers) for r in best)
+    peer = _middle(best_peer(r.definition, r.peers) for r in best)
+    eager = [min(found) for n in _peers([best], eager=True) if (found := list(_beside([best], n)))]
     copied = _share(best)
     ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
@@ -100,6 +111,7 @@ def _speed(right: Sequence[Record]) -> tuple[str, str, str, str, str, str]:
         f"{ratios[0]:.2f}" if ratios else "-",
         _median_ratio(right, best),
         f"{copied:.0%}" if copied else "-",
+        f"{min(eager):.2f}" if eager else "-",
         shown,
     )
 
@@ -117,7 +129,7 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
         reference = yardstick_time(r.peers, r.timing)
         return us / reference if us and reference else None
 
-    library = _middle(beside(r, best_peer(r.peers)) for r in best)
+    library = _middle(beside(r, best_peer(r.definition, r.peers)) for r in best)
     ours = _middle(beside(r, r.latency_us["median"]) for r in right if r.latency_us)
     return f"{library / ours:.2f}" if library and ours else "-"
 
@@ -185,7 +197,8 @@ def means(records: Iterable[Record]) -> list[str]:
     """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
     are under SLOWER, shares of a copy, whose outputs differ, which peers were missing, and why."""
     best = best_records(records)
-    ratios = list(best_ratios(r for group in best.values() for r in group).values())
+    found = best_ratios(r for group in best.values() for r in group)
+    ratios = list(found.values())
     lines = []
     if ratios:
         lines.append(
@@ -193,11 +206,17 @@ def means(records: Iterable[Record]) -> list[str]:
             f"{geometric_mean(ratios):.2f}; least {min(ratios):.2f}, "
             f"{sum(r < SLOWER for r in ratios)} under {SLOWER}"
         )
-    names = dict.fromkeys(n for group in best.values() for r in group for n in r.peers)
-    libraries = {name: list(_beside(best.values(), name)) for name in names if name != COPY}
-    if len(libraries) > 1:
-        each = (f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in libraries.items())
-        lines.append(f"beside each library (workloads): {', '.join(each)}")
+    blind = {place for place in found if degenerate(place[0], dict(place[1]))}
+    if blind and len(blind) < len(found):
+        apart = [[r for p, r in found.items() if (p in blind) == of] for of in (True, False)]
+        lines.append(
+            f"of these {len(blind)} are prefills of more queries than keys: "
+            f"{geometric_mean(apart[0]):.2f}; the others {geometric_mean(apart[1]):.2f}"
+        )
+    if len(_peers(best.values(), eager=False)) > 1:
+        lines.append(f"beside each library (workloads): {_each(best.values(), eager=False)}")
+    if _peers(best.values(), eager=True):
+        lines.append(f"beside an {EAGER} (workloads): {_each(best.values(), eager=True)}")
     shares = list(_beside(best.values(), COPY))
     if shares:
         lines.append(
@@ -226,29 +245,62 @@ def _differing(groups: Collection[Sequence[Record]]) -> list[str]:
     ]
 
 
+def kind(place: Place) -> str:
+    """What a workload is put together with: its definition's name without sizes, and whether it is
+    a prefill of more queries than keys."""
+    name, axes = place
+    return re.split(r"_[a-z]+\d", name)[0] + BLIND * degenerate(name, dict(axes))
+
+
 def kinds(records: Iterable[Record]) -> str:
-    """One line for each kind of definition, a name without its sizes; empty where there is one."""
+    """One line for each kind of workload; empty where there is one."""
     groups: dict[str, dict[Place, list[Record]]] = {}
     for place, group in best_records(records).items():
-        groups.setdefault(re.split(r"_[a-z]+\d", place[0])[0], {})[place] = group
+        groups.setdefault(kind(place), {})[place] = group
     if len(groups) < 2:
         return ""
     head = "definitions", "workloads", "best", "least", f"under {SLOWER}", "of copy", "least"
-    rows = [(*head, "beside each library (workloads)")]
-    for kind, held in groups.items():
+    rows: list[tuple[str, ...]] = [
+        (*head, "beside each library (workloads)", f"beside an {EAGER}")
+    ]
+    for name, held in groups.items():
         ratios = list(best_ratios(r for group in held.values() for r in group).values())
         copied = list(_beside(held.values(), COPY))
-        names = dict.fromkeys(n for group in held.values() for r in group for n in r.peers)
-        libraries = {n: list(_beside(held.values(), n)) for n in names if n != COPY}
-        each = (f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in libraries.items())
         rows.append((
-            kind, str(len(held)),
+            name, str(len(held)),
             *((f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}",
                str(sum(r < SLOWER for r in ratios))) if ratios else ("-", "-", "-")),
             *((f"{geometric_mean(copied):.0%}", f"{min(copied):.0%}") if copied else ("-", "-")),
-            ", ".join(each),
+            *(_each(held.values(), eager) or "-" for eager in (False, True)),
         ))  # fmt: skip
-    return align(rows)
+    return align(_filled(rows))
+
+
+def _filled(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """Without the column of eager references where there are none."""
+    at = next(i for i, head in enumerate(rows[0]) if head.endswith(EAGER))
+    if any(row[at] != "-" for row in rows[1:]):
+        return rows
+    return [(*row[:at], *row[at + 1 :]) for row in rows]
+
+
+def _peers(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
+    """The eager references, or the libraries, that some workload was timed beside."""
+    held = [r for group in groups for r in group]
+    return [
+        *dict.fromkeys(
+            name
+            for r in held
+            for name in r.peers
+            if name != COPY and is_eager_reference(r.definition, name) == eager
+        )
+    ]
+
+
+def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
+    """Of each of these peers the geometric mean of the best ratios, and of how many workloads."""
+    found = {name: list(_beside(groups, name)) for name in _peers(groups, eager)}
+    return ", ".join(f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in found.items())
 
 
 def _beside(groups: Iterable[Sequence[Record]], peer: str) -> Iterable[float]:

@@ -18,7 +18,7 @@ from ptxflow.env.observed import digest
 from ptxflow.env.replay import ReplayReward
 from ptxflow.env.reward import FamilyRewards, ModelReward, Reward
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward
-from ptxflow.env.surrogate_file import read
+from ptxflow.env.surrogate_file import family_of, read
 from ptxflow.eval.arguments import UsageError, find_device
 from ptxflow.eval.observing import read_observed
 
@@ -74,10 +74,13 @@ def _stored(path: Path) -> str:
     return str(whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else whole)
 
 
-def build(description: Mapping[str, Any], device: str) -> tuple[Reward, dict[str, Any]]:
+def build(
+    description: Mapping[str, Any], device: str, family: str | None = None
+) -> tuple[Reward, dict[str, Any]]:
     """The reward, and its description with the digests of what was read.
 
-    RewardError where a file cannot be used, or is not what the description's digests say.
+    Of surrogates all are read, or the one of a `family` alone. RewardError where a file cannot be
+    used, or is not what the description's digests say.
     """
     digests: dict[str, str] = {}
     reward: Reward = ModelReward()
@@ -86,9 +89,9 @@ def build(description: Mapping[str, Any], device: str) -> tuple[Reward, dict[str
     except UsageError as error:
         raise RewardError(str(error)) from None
     if paths := description.get("surrogates"):
-        fitted = _surrogates(paths, target)
-        digests |= {path: s.digest for path, s in zip(paths, fitted, strict=True)}
-        reward = FamilyRewards({s.family.name: SurrogateReward(s) for s in fitted}, reward)
+        fitted = _surrogates(paths, target, family)
+        digests |= {path: s.digest for path, s in fitted.items()}
+        reward = FamilyRewards({s.family.name: SurrogateReward(s) for s in fitted.values()}, reward)
     if description["source"] == "replay":
         try:
             files = [ROOT / path for path in description["measurements"]]
@@ -104,11 +107,14 @@ def build(description: Mapping[str, Any], device: str) -> tuple[Reward, dict[str
     return reward, {**description, "digests": digests}
 
 
-def _surrogates(paths: Sequence[str], device: Device) -> list[Surrogate]:
-    """The files' surrogates, which must be of the device and of different families."""
-    fitted: list[Surrogate] = []
+def _surrogates(paths: Sequence[str], device: Device, family: str | None) -> dict[str, Surrogate]:
+    """By path the files' surrogates, which must be of the device and of different families; of one
+    family, where one is asked for."""
+    fitted: dict[str, Surrogate] = {}
     for path in paths:
         try:
+            if family not in (None, family_of(ROOT / path)):
+                continue
             surrogate = read(ROOT / path)
         except SurrogateError as error:
             raise RewardError(f"{error}, or take --reward model") from None
@@ -116,9 +122,9 @@ def _surrogates(paths: Sequence[str], device: Device) -> list[Surrogate]:
             raise RewardError(
                 f"{path}: a surrogate of {surrogate.device.name}, not of {device.name}"
             )
-        if any(surrogate.family == other.family for other in fitted):
+        if any(surrogate.family == other.family for other in fitted.values()):
             raise RewardError(f"{path}: a second surrogate of {surrogate.family.name}")
-        fitted.append(surrogate)
+        fitted[path] = surrogate
     return fitted
 
 

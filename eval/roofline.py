@@ -8,15 +8,19 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.strategy import Problem
 from ptxflow.env.cost import rates
 
+TENSOR_PEAK, BANDWIDTH = "tensor peak", "bandwidth"
+
 
 @dataclass(frozen=True)
 class Floors:
     """Microseconds that no kernel for a problem can be faster than, by one limit each.
 
     compute  its FLOP at the device's dense peak
-    memory   its compulsory bytes at the nominal bandwidth; where the inputs decide what is read, as
-             in a mixture of experts, those of the mean, which is no floor then
+    memory   its compulsory bytes at the nominal bandwidth
     launch   an empty kernel, by the clock that times kernels
+
+    Where inputs decide what is read and multiplied these are bounds of a problem whose work was
+    counted (`eval.work.counted`); of a problem as its axes give it they are estimates.
     """
 
     compute: float
@@ -33,9 +37,18 @@ class Floors:
         )
 
     @property
+    def bound(self) -> str:
+        """The roof that is met first: `tensor peak` or `bandwidth`."""
+        return TENSOR_PEAK if self.compute >= self.memory else BANDWIDTH
+
+    @property
     def attainable(self) -> float:
         """What a perfect kernel would show: a launch, and then the slower of the two roofs."""
         return max(self.compute, self.memory) + self.launch
+
+    def share_of_bound(self, us: float) -> float:
+        """The part of the tensor peak, or of the bandwidth, that a kernel of this time uses."""
+        return max(self.compute, self.memory) / us
 
     def share(self, us: float) -> float:
         """The attainable time over this one: 1 is perfect."""

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from ptxflow.compiler.compile import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.eval.definition import parse
 from ptxflow.eval.disagreement import named
-from ptxflow.eval.records import Record
-from ptxflow.eval.report import align, peer_name
-from ptxflow.eval.roofline import Floors
+from ptxflow.eval.peers import is_eager_reference
+from ptxflow.eval.records import Record, libraries
+from ptxflow.eval.report import EAGER, align, peer_name
+from ptxflow.eval.roofline import TENSOR_PEAK, Floors
 from ptxflow.eval.trial import Emulation
+from ptxflow.eval.work import counted
 
 Json = dict[str, Any]
 TABLE_WIDTH = 110
@@ -35,10 +39,11 @@ class Sample:
     """One sampled strategy, compiled. `place` is its place in the whole space, 1 the best."""
 
     kernel: CompiledKernel
+    source: str  # "policy", which drew it, or "reward", of whose best it is
     log_prob: float  # of the policy
     derived: Mapping[str, Any]  # resources and modelled speed, see env.cost.derived
     place: int
-    predicted: float  # TFLOP/s by the reward that the policy was trained on
+    predicted: float  # TFLOP/s by the reward
     record: Record | None  # the measurement, where there was one
     emulation: Emulation | None = None  # of the PTX on a small problem, where it was asked for
 
@@ -77,15 +82,21 @@ class Run:
     refused: Sequence[tuple[Strategy, Exception]]
     predicted_by: str  # the reward's name: "model", "surrogate" or "replay"
     ranked_by: str  # "measurement on NVIDIA H200", or the reward's name
+    remarks: Sequence[str] = ()  # what to know of the policy for this workload
     stop_at: float | None = None  # share of the attainable speed that ended the measuring
+
+    def us(self, tflops: float) -> float:
+        """Microseconds at a speed; infinite at none."""
+        return self.problem.flops / tflops / 1e6 if tflops > 0 else math.inf
 
     @property
     def measured(self) -> bool:
         return any(s.record is not None for s in self.samples)
 
-    @property
+    @cached_property
     def floors(self) -> Floors:
-        return Floors.of(self.problem, self.device)
+        """For the work that the inputs ask for which kernels are timed on."""
+        return Floors.of(counted(parse(self.definition), self.axes), self.device)
 
     @property
     def stopped(self) -> str:
@@ -142,13 +153,15 @@ def summary_json(run: Run) -> Json:
             | {
                 "rank": position,
                 "file": file_stem(position, sample),
+                "from": sample.source,
                 "log_prob": sample.log_prob,
                 "place": sample.place,
                 **sample.derived,
                 "predicted_tflops": sample.predicted,
+                **_predicted_json(run, sample),
                 "ptxas": asdict(sample.kernel.usage),
                 "sass": sample.kernel.sass.counts,
-                "measured": _measured_json(sample.record),
+                "measured": _measured_json(run, sample.record),
             }
         )
     return {
@@ -158,11 +171,13 @@ def summary_json(run: Run) -> Json:
         "device": run.device.name,
         "arch": run.device.arch,
         "checkpoint": run.checkpoint,
+        "remarks": list(run.remarks),
         "seed": run.seed,
         "space": len(run.predicted),
         "predicted_by": run.predicted_by,
         "ranked_by": run.ranked_by,
         "stop_at": run.stop_at,
+        "bound_by": run.floors.bound,
         "floors_us": asdict(run.floors) | {"attainable": run.floors.attainable},
         "kernels": kernels,
         "refused": [
@@ -172,29 +187,76 @@ def summary_json(run: Run) -> Json:
     }
 
 
-def _measured_json(record: Record | None) -> Json | None:
+def _predicted_json(run: Run, sample: Sample) -> Json:
+    """The time, and the share of the roof in `bound_by`; None for a kernel that is predicted to
+    fail."""
+    us = run.us(sample.predicted)
+    known = math.isfinite(us)
+    return {
+        "predicted_us": us if known else None,
+        "predicted_share_of_bound": run.floors.share_of_bound(us) if known else None,
+    }
+
+
+def _measured_json(run: Run, record: Record | None) -> Json | None:
     if record is None:
         return None
-    kept = ("status", "detail", "latency_us", "peers", "ratio", "tflops", "check", "timing")
-    return {name: getattr(record, name) for name in kept}
+    kept = ("status", "detail", "latency_us", "ratio", "tflops", "check", "timing")
+    us = record.latency_us["median"] if record.latency_us else None
+    return {name: getattr(record, name) for name in kept} | {
+        "share_of_bound": run.floors.share_of_bound(us) if us else None,
+        "peers_us": record.peers,
+        "eager_references": [n for n in record.peers if is_eager_reference(record.definition, n)],
+    }
 
 
 def sample_table(run: Run) -> str:
-    """The samples for the terminal and for report.md, one line each."""
-    head = ["rank", "key", f"{run.predicted_by} TFLOP/s", "of best", "log p"]
-    if run.measured:
-        peer = peer_name(sample.record for sample in run.samples if sample.record)
-        head += ["status", "us", f"/ {peer}", "TFLOP/s", "of attainable"]
+    """The samples for the terminal and for report.md, one line each.
+
+    Times are microseconds. The share is that of the roof that bounds the problem, measured where
+    there is a measurement; TFLOP/s stand where that roof is arithmetic.
+    """
     best = float(run.predicted.max())
-    rows = [head]
+    peer = _beside(run)
+    rows = [["rank", "key", "from", f"{run.predicted_by} us", "of best", "log p"]]
+    if run.measured:
+        rows[0] += ["status", "us"]
+    rows[0] += _speed_heads(run)
+    if run.measured:
+        rows[0] += ["of attainable", f"/ {peer}"]
     for position, sample in enumerate(run.samples, 1):
-        share = f"{sample.predicted / best:.1%}"
-        row = [str(position), sample.key, f"{sample.predicted:.1f}", share]
-        row.append(f"{sample.log_prob:.2f}")
-        if run.measured:
-            row += _measured_cells(sample.record, run.floors)
+        row = [str(position), sample.key, sample.source, _us(run.us(sample.predicted))]
+        row += [f"{sample.predicted / best:.1%}", f"{sample.log_prob:.2f}"]
+        if not run.measured:
+            row += _speed_cells(run, run.us(sample.predicted))
+        else:
+            row += _measured_cells(run, sample.record, peer)
         rows.append(row)
     return align(_with_decisions(rows, run))
+
+
+def _us(value: float) -> str:
+    """Microseconds to three digits or more."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _speed_heads(run: Run) -> list[str]:
+    tflops = ["TFLOP/s"] if run.floors.bound == TENSOR_PEAK else []
+    return [*tflops, f"of {run.floors.bound}"]
+
+
+def _speed_cells(run: Run, us: float) -> list[str]:
+    tflops = [f"{run.problem.flops / us / 1e6:.1f}"] if run.floors.bound == TENSOR_PEAK else []
+    return [*tflops, f"{run.floors.share_of_bound(us):.1%}"]
+
+
+def _beside(run: Run) -> str:
+    """What measured kernels are set beside: the library that is fastest, or `best peer` where these
+    are several, or an eager reference where there is no library."""
+    records = [s.record for s in run.samples if s.record is not None]
+    if any(libraries(r.definition, r.peers) for r in records):
+        return peer_name(records)
+    return EAGER
 
 
 def _with_decisions(rows: Sequence[list[str]], run: Run) -> Sequence[list[str]]:
@@ -207,13 +269,19 @@ def _with_decisions(rows: Sequence[list[str]], run: Run) -> Sequence[list[str]]:
     return rows
 
 
-def _measured_cells(record: Record | None, floors: Floors) -> list[str]:
+def _measured_cells(run: Run, record: Record | None, peer: str) -> list[str]:
     if record is None or record.latency_us is None:
-        return [record.status if record else "-", "-", "-", "-", "-"]
-    ratio = f"{record.ratio:.2f}" if record.ratio is not None else "-"
-    tflops = f"{record.tflops:.1f}" if record.tflops is not None else "-"
+        return [record.status if record else "-", *["-"] * (3 + len(_speed_heads(run)))]
     us = record.latency_us["median"]
-    return [record.status, f"{us:.1f}", ratio, tflops, f"{floors.share(us):.1%}"]
+    ratio = _to_eager(record, us) if peer == EAGER else record.ratio
+    shown = f"{ratio:.2f}" if ratio is not None else "-"
+    share = f"{run.floors.share(us):.1%}"
+    return [record.status, _us(us), *_speed_cells(run, us), share, shown]
+
+
+def _to_eager(record: Record, us: float) -> float | None:
+    found = [t for n, t in record.peers.items() if is_eager_reference(record.definition, n)]
+    return min(found) / us if found else None
 
 
 def _choice(sample: Sample, name: str) -> Any:
@@ -227,8 +295,8 @@ def summary_markdown(run: Run) -> str:
     lines = [
         f"# {run.title}",
         "",
-        f"{len(run.samples)} of {len(run.predicted):,} valid strategies, sampled from "
-        f"{run.checkpoint} with seed {run.seed}, ranked by {run.ranked_by}.",
+        f"{len(run.samples)} of {len(run.predicted):,} valid strategies, {_origins(run)}; "
+        f"ranked by {run.ranked_by}.",
         "",
         "```",
         sample_table(run),
@@ -237,17 +305,17 @@ def summary_markdown(run: Run) -> str:
     ]
     if predicted:
         lines += [
-            f"- {run.predicted_by}: best sample {max(predicted):.1f} TFLOP/s, "
+            f"- {run.predicted_by}: best sample {_us(run.us(max(predicted)))} us, "
             f"{max(predicted) / best:.1%} of "
-            f"the best in the space ({best:.1f}); the space's median is "
-            f"{float(np.median(run.predicted)):.1f}",
-            f"- roofline: {run.problem.roofline_tflops(run.device):.1f} TFLOP/s, "
-            f"{run.problem.bound(run.device)}-bound at "
-            f"{run.problem.intensity:.1f} FLOP per byte",
+            f"the best in the space ({_us(run.us(best))} us); the space's median is "
+            f"{_us(run.us(float(np.median(run.predicted))))} us",
+            f"- bound by the {run.floors.bound} at {run.problem.intensity:.1f} FLOP per byte: "
+            f"{_us(run.floors.attainable)} us at best, a launch in it",
         ]
     times = [s.latency_us for s in run.samples if s.latency_us is not None]
     if times:
         lines.append(f"- fastest: {run.floors.told(min(times))}")
+    lines += [f"- {remark}" for remark in run.remarks]
     if run.stopped:
         lines.append(f"- {run.stopped}")
     if not run.measured:
@@ -255,6 +323,15 @@ def summary_markdown(run: Run) -> str:
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
     lines += ["", "![predicted TFLOP/s of the samples in the space](samples.png)", ""]
     return "\n".join(lines)
+
+
+def _origins(run: Run) -> str:
+    """How many were drawn from which policy, and how many are the reward's best."""
+    drawn = sum(s.source == "policy" for s in run.samples)
+    parts = [f"{drawn} drawn from {run.checkpoint} with seed {run.seed}"] if drawn else []
+    if best := len(run.samples) - drawn:
+        parts.append(f"{best} the best by the {run.predicted_by}")
+    return ", ".join(parts)
 
 
 def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
@@ -296,35 +373,40 @@ def _derived_rows(run: Run, sample: Sample) -> str:
 
 
 def _performance(run: Run, sample: Sample) -> str:
-    d = sample.derived
+    d, us = sample.derived, run.us(sample.predicted)
     lines = [
-        f"- {run.predicted_by}: {sample.predicted:.1f} TFLOP/s, place {sample.place:,} of "
-        f"{len(run.predicted):,}; roofline {d['roofline_tflops']:.1f}",
-        f"- policy: log-probability {sample.log_prob:.3f} "
+        f"- {run.predicted_by}: {_us(us)} us, {run.floors.share_of_bound(us):.1%} of the "
+        f"{run.floors.bound}, {sample.predicted:.2f} TFLOP/s; place {sample.place:,} of "
+        f"{len(run.predicted):,}",
+        f"- from the {sample.source}; the policy's log-probability {sample.log_prob:.3f} "
         f"(uniform: {-math.log(len(run.predicted)):.3f})",
     ]
     if run.predicted_by != "model":
-        lines.append(f"- model: {d['modelled_tflops']:.1f} TFLOP/s ({d['modelled_us']:.1f} us)")
+        lines.append(f"- model: {_us(d['modelled_us'])} us ({d['modelled_tflops']:.2f} TFLOP/s)")
     record = sample.record
     if record is None:
-        told = run.floors.told(run.problem.flops / sample.predicted / 1e6)
-        return "\n".join([*lines, f"- as predicted: {told}", "- measured: no"])
+        return "\n".join([*lines, f"- as predicted: {run.floors.told(us)}", "- measured: no"])
     if record.latency_us is None:
         return "\n".join([*lines, f"- measured: {record.status}: {record.detail}"])
     times = record.latency_us
     lines.append(
         f"- measured on {record.gpu['name']}: {times['median']:.2f} us median "
-        f"({times['q1']:.2f} to {times['q3']:.2f}), {record.tflops or 0:.1f} TFLOP/s, "
+        f"({times['q1']:.2f} to {times['q3']:.2f}), {record.tflops or 0:.2f} TFLOP/s, "
+        f"{run.floors.share_of_bound(times['median']):.1%} of the {run.floors.bound}, "
         f"{record.status}"
     )
     lines.append(f"- {run.floors.told(times['median'])}")
     lines += [
-        f"- {named(name, record.disagree)} in the same run: {us:.2f} us"
+        f"- {named(name, record.disagree)}{_eager(record, name)} in the same run: {us:.2f} us"
         for name, us in record.peers.items()
     ]
     lines.append(f"- checked on {len(record.check['seeds'])} fresh inputs, largest error "
                  f"{record.check['max_error_ratio'] or 0:.2f} of the tolerance")  # fmt: skip
     return "\n".join(lines)
+
+
+def _eager(record: Record, peer: str) -> str:
+    return f", an {EAGER}," if is_eager_reference(record.definition, peer) else ""
 
 
 def _launch_rows(sample: Sample) -> str:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler import ptxas
 from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.processes import Processes
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.env.cost import derived
-from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
 from ptxflow.eval.candidates import (
     Candidate,
@@ -27,13 +23,15 @@ from ptxflow.eval.candidates import (
     make_record,
     run_one,
 )
+from ptxflow.eval.choosing import POLICY, REWARD, Chosen
 from ptxflow.eval.definition import Definition, names
 from ptxflow.eval.definition import load as load_definition
 from ptxflow.eval.on_demand import seconds
 from ptxflow.eval.records import Record
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sample_report import Run, Sample, rank
-from ptxflow.eval.trial import Emulation, run_trial
+from ptxflow.eval.trial import Emulation, kept_trial
+from ptxflow.eval.work import counted
 from ptxflow.eval.worker import Worker
 
 
@@ -41,10 +39,8 @@ def compile_and_rank(
     definition: Definition,
     axes: Mapping[str, int],
     space: Space,
-    codes: NDArray[np.int64],
-    scores: NDArray[np.float64],
+    chosen: Chosen,
     gpu: GpuInfo | None,
-    reward: Reward,
     *,
     seed: int,
     checkpoint: str,
@@ -52,21 +48,17 @@ def compile_and_rank(
     emulate: bool = True,
     stop_at: float | None = None,
 ) -> Run:
-    """The strategies `codes` [k], compiled, best first; `scores` [len(space)] log-probabilities.
+    """The chosen strategies, compiled, best first.
 
-    Where there is no GPU, `reward` ranks: the one that the policy was trained on. Where there is
-    one, they are measured in their order until one has `stop_at` of the attainable speed.
+    Where there is no GPU, what their reward predicts ranks them. Where there is one, they are
+    measured in their order until one has `stop_at` of the attainable speed.
     """
     problem, device = space.problem, space.device
-    strategies = [space.strategy(int(code)) for code in codes]
+    strategies = [space.strategy(int(space.codes[place])) for place in chosen.places]
     outcomes = compile_all([(problem, s) for s in strategies], device, jobs)
     built = [o for o in outcomes if isinstance(o, CompiledKernel)]
-    refused = [
-        (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)
-    ]
     emulations = emulate_all(built, jobs) if emulate else {}
     records = measure(definition, space, built, gpu, stop_at) if gpu else {}
-    predicted = reward.tflops(space, space.codes)
     return Run(
         definition=definition.to_json(),
         known=definition.name in names() and load_definition(definition.name) == definition,
@@ -76,44 +68,49 @@ def compile_and_rank(
         axes=dict(axes),
         seed=seed,
         checkpoint=checkpoint,
-        predicted=predicted,
-        samples=rank(
-            [_sample(kernel, space, scores, predicted, records, emulations) for kernel in built]
-        ),
-        refused=refused,
-        predicted_by=reward.name,
-        ranked_by=f"measurement on {gpu.name}" if gpu else reward.name,
+        predicted=chosen.predicted,
+        samples=rank(_samples(space, chosen, outcomes, records, emulations)),
+        refused=[
+            (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)
+        ],
+        predicted_by=chosen.reward,
+        ranked_by=f"measurement on {gpu.name}" if gpu else chosen.reward,
+        remarks=chosen.remarks,
         stop_at=stop_at,
     )
 
 
-def _sample(
-    kernel: CompiledKernel,
+def _samples(
     space: Space,
-    scores: NDArray[np.float64],
-    predicted: NDArray[np.float64],
+    chosen: Chosen,
+    outcomes: Sequence[CompiledKernel | Exception],
     records: Mapping[str, Record],
     emulations: Mapping[str, Emulation],
-) -> Sample:
-    strategy = kernel.strategy
-    index = int(np.searchsorted(space.codes, space.code(strategy)))
-    return Sample(
-        kernel=kernel,
-        log_prob=float(scores[index]),
-        derived=derived(space.family, strategy, space.problem, space.device),
-        place=1 + int((predicted > predicted[index]).sum()),
-        predicted=float(predicted[index]),
-        record=records.get(strategy.key),
-        emulation=emulations.get(strategy.key),
-    )
+) -> list[Sample]:
+    """Of the chosen strategies those that were built."""
+    samples = []
+    for number, (place, kernel) in enumerate(zip(chosen.places, outcomes, strict=True)):
+        if isinstance(kernel, CompiledKernel):
+            key = kernel.strategy.key
+            samples.append(Sample(
+                kernel=kernel,
+                source=POLICY if number < chosen.drawn else REWARD,
+                log_prob=float(chosen.log_probs[place]),
+                derived=derived(space.family, kernel.strategy, space.problem, space.device),
+                place=1 + int((chosen.predicted > chosen.predicted[place]).sum()),
+                predicted=float(chosen.predicted[place]),
+                record=records.get(key),
+                emulation=emulations.get(key),
+            ))  # fmt: skip
+    return samples
 
 
 def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
-    """Each kernel's PTX on its family's trial problem, on all cores; by strategy key."""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs or os.cpu_count() or 1, mp_context=context) as pool:
+    """Each kernel's PTX on its family's trial problem, on all cores, unless it was right there
+    before; by strategy key."""
+    with Processes(jobs or os.cpu_count() or 1) as pool:
         runs = pool.map(
-            run_trial,
+            kept_trial,
             [k.problem for k in kernels],
             [k.strategy for k in kernels],
             [k.device for k in kernels],
@@ -132,7 +129,8 @@ def measure(
     """Check and time each kernel in a child process, until one is right and has `stop_at` of the
     attainable speed; records by strategy key."""
     worker, settings, origin = Worker(), Settings(), Origin(ptxas.version())
-    floors = Floors.of(space.problem, space.device)
+    axes = {name: space.problem[name] for name in definition.var_axes}
+    floors = Floors.of(counted(definition, axes), space.device)
     records: dict[str, Record] = {}
     with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
         try:

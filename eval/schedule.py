@@ -9,23 +9,21 @@ back to the others. Outcomes are reported by the thread that calls `run`, and on
 from __future__ import annotations
 
 import heapq
-import os
 import queue
-import signal
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Protocol
 
 from ptxflow.compiler.compile import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.processes import Processes
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.candidates import Candidate, Settings, Workload, run_one
@@ -57,25 +55,14 @@ class ProcessCompiler:
 
     def __init__(self, workers: int):
         self.workers = workers
-        self._others = set(active_children())
-        self._pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_stand_back
-        )
+        self._pool = Processes(workers, NICENESS)
 
     def submit(self, tasks: list[tuple[Problem, Strategy, Device]]) -> Future[list[Outcome]]:
         return self._pool.submit(compile_chunk, tasks)
 
     def close(self) -> None:
         """Ends the processes: a chunk in flight that nobody waits for would take seconds more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - self._others:
-            process.terminate()
-
-
-def _stand_back() -> None:
-    """An interrupt is for the parent alone."""
-    os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._pool.stop()
 
 
 @dataclass(frozen=True)

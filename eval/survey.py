@@ -134,8 +134,8 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", nargs="+", default=["b200", "h200"], help="b200, h200, h100 (default: b200 "
         "h200)")  # fmt: skip
-    add("--samples", type=positive_int, default=2000, help="strategies of all families and devices together "
-        "(default: 2000)")  # fmt: skip
+    add("--samples", type=positive_int, default=2000, help="strategies of all families and "
+        "devices together (default: 2000)")  # fmt: skip
     add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
         "each at random shapes")  # fmt: skip
     add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")

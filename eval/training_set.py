@@ -13,7 +13,7 @@ from typing import Any
 
 from ptxflow.compiler.families import family_for
 from ptxflow.compiler.strategy import Family, Problem
-from ptxflow.eval.arguments import product
+from ptxflow.eval.arguments import find_problem, product
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.sequences import axes_of
 
@@ -214,6 +214,29 @@ def row_of(definition: Definition, rows: Sequence[Row] = PRESETS["full"].rows) -
         if registered(first) is family and set(first.var_axes) == set(definition.var_axes):
             alike.append(row)
     return alike[0] if alike else None
+
+
+def typical_axes(definition: Definition) -> dict[str, int] | None:
+    """Values of the variable axes that fit each other: its row's typical workload.
+
+    Where no row has the same variable axes: that of its family's first row, and what is constant
+    there. None where a family builds no kernel for these.
+    """
+    family = registered(definition)
+    rows = [row for row in ROWS if registered(load(row.definitions[0])) is family]
+    if row := row_of(definition):
+        rows.insert(0, row)
+    for row in rows if family else ():
+        first = load(row.definitions[0])
+        known = {**first.const_axes, **axes_of(first, row.typical)}
+        known |= axes_of(definition, row.typical)
+        axes = {name: known[name] for name in definition.var_axes if name in known}
+        try:
+            find_problem(definition, axes)
+            return axes
+        except ValueError:
+            continue
+    return None
 
 
 def chosen(text: str | None, preset: Preset) -> tuple[str, ...]:

@@ -6,11 +6,14 @@ direction. `eval/cases` has its inputs, and what is right, exactly or between na
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from ptxflow.compiler import cache
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.families import family
@@ -66,6 +69,28 @@ def run_trial(
     return emulate_kernel(
         maker.build(small.problem, strategy, device), small, strategy, device, seeds
     )
+
+
+def kept_trial(problem: Problem, strategy: Strategy, device: Device) -> Emulation:
+    """As `run_trial`, but a kernel that was right before is not emulated again.
+
+    The store's key holds the kernel's PTX, its launch and trial, the schedules, and the sources of
+    the compiler with its emulator and of this folder, which say what is right. What is wrong is not
+    kept.
+    """
+    maker = family(strategy.family)
+    small = maker.trial(problem, strategy, device)
+    kernel = maker.build(small.problem, strategy, device)
+    launch = maker.launch(small.problem, strategy, device)
+    parts = (write(kernel, device), repr(launch), repr(small), repr(device), repr(SEEDS))
+    name = cache.key("emulation", *parts, cache.sources(), cache.sources(Path(__file__).parent))
+    kept = cache.store()
+    if (payload := kept.get(name)) is not None:
+        return Emulation(**json.loads(payload) | {"hazards": ()})
+    made = emulate_kernel(kernel, small, strategy, device, SEEDS)
+    if made.right:
+        kept.put(name, json.dumps(asdict(made)).encode())
+    return made
 
 
 def emulate_kernel(

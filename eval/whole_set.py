@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,10 +25,12 @@ from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.proof_summary import Summary
 from ptxflow.eval.proof_table import markdown, placed
 from ptxflow.eval.records import Record, RecordError, read_records
-from ptxflow.eval.report import best_ratios, best_records, settled
+from ptxflow.eval.report import BLIND, Place, best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.sequences import axes_of
 from ptxflow.eval.training_set import registered, row_of
+from ptxflow.eval.work import counted, timed_on
+from ptxflow.eval.workload import degenerate
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("b200", "h200")
@@ -41,7 +43,7 @@ class Speed:
     """What was measured of a definition's workloads, each by its best kernel.
 
     ratios  the best library's time over ours, of the workloads that have one
-    shares  the time that `roofline.Floors` allow over ours
+    shares  the time that `roofline.Floors` allow over ours, for the work that inputs ask for
     """
 
     kernels: int
@@ -98,24 +100,26 @@ def spaces(summaries: Sequence[Summary]) -> str:
 
 
 def speeds(records: Sequence[Record]) -> dict[str, Speed]:
-    """By definition, what H200 records say."""
-    own = settled(r for r in records if r.device == H200.name)
-    ratios, best = best_ratios(own), best_records(own)
+    """By definition, what H200 records say; prefills of more queries than keys apart."""
+    groups: dict[str, dict[Place, list[Record]]] = {}
+    for r in settled(r for r in records if r.device == H200.name):
+        place = r.definition, tuple(r.axes.items())
+        name = r.definition + BLIND * degenerate(r.definition, r.axes)
+        groups.setdefault(name, {}).setdefault(place, []).append(r)
     out = {}
-    for name in dict.fromkeys(r.definition for r in own):
-        group = [r for r in own if r.definition == name]
-        places = [place for place in best if place[0] == name]
+    for name, held in groups.items():
+        group = [r for own in held.values() for r in own]
         out[name] = Speed(
             kernels=len(group),
             right=sum(r.status == "ok" for r in group),
-            ratios=tuple(ratios[place] for place in places if place in ratios),
-            shares=tuple(_share(name, dict(axes), best[name, axes]) for _, axes in places),
+            ratios=tuple(best_ratios(group).values()),
+            shares=tuple(_share(*place, own) for place, own in best_records(group).items()),
         )
     return out
 
 
-def _share(name: str, axes: Mapping[str, int], group: Sequence[Record]) -> float:
-    _, problem = find_problem(load(name), axes)
+def _share(name: str, axes: Iterable[tuple[str, int]], group: Sequence[Record]) -> float:
+    problem = counted(load(name), dict(axes), timed_on(group[0]))
     us = min(r.latency_us["median"] for r in group if r.latency_us)
     return Floors.of(problem, H200).share(us)
 
@@ -124,7 +128,7 @@ def measured(records: Sequence[Record]) -> str:
     """The table of what was measured, a row a definition that kernels were measured of."""
     found = speeds(records)
     rows = []
-    for name in filter(found.__contains__, names()):
+    for name in filter(found.__contains__, (n + end for n in names() for end in ("", BLIND))):
         s = found[name]
         rows.append([
             name, str(len(s.shares)), f"{s.kernels:,}", f"{s.right:,}",

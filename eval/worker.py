@@ -218,13 +218,19 @@ def serve(
 
 
 def _read_lines(descriptor: int, lines: queue.Queue[bytes | None]) -> None:
-    """Unbuffered: a thread that is left in a read must hold no lock when the process ends."""
-    rest = b""
+    """Unbuffered: a thread that is left in a read must hold no lock when the process ends.
+
+    A parent that is gone wants no answer: then the process ends in the middle of a job.
+    """
+    parent, rest = os.getppid(), b""
     while chunk := os.read(descriptor, 1 << 20):
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             lines.put(line)
     lines.put(None)
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def _next_line(lines: queue.Queue[bytes | None], idle: Callable[[], bool]) -> bytes | None:

@@ -44,11 +44,7 @@ class Workload:
 
     @property
     def degenerate(self) -> bool:
-        """A prefill with more queries than cached tokens: most of its rows see nothing."""
-        if "total_q" not in self.axes or "num_kv_indices" not in self.axes:
-            return False
-        page_size = load(self.definition).const_axes["page_size"]
-        return self.axes["total_q"] > self.axes["num_kv_indices"] * page_size
+        return degenerate(self.definition, self.axes)
 
     @property
     def refusal(self) -> str | None:
@@ -76,6 +72,17 @@ class Workload:
             source=row["source"],
             live_query_rows=row.get("live_query_rows"),
         )
+
+
+def degenerate(definition: str, axes: Mapping[str, int]) -> bool:
+    """Whether a prefill has more queries than cached tokens: most of its rows see nothing.
+
+    False for a definition that is none of the 46.
+    """
+    if "total_q" not in axes or "num_kv_indices" not in axes or definition not in names():
+        return False
+    page_size = load(definition).const_axes["page_size"]
+    return axes["total_q"] > axes["num_kv_indices"] * page_size
 
 
 def workloads(name: str) -> list[Workload]:

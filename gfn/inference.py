@@ -59,18 +59,25 @@ def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
 def sample_distinct(
     policy: Policy, space: Space, k: int, seed: int, sharpness: float = SHARPNESS
 ) -> NDArray[np.int64]:
-    """Codes of min(k, len(space)) distinct strategies, drawn one after the other.
+    """Codes of min(k, len(space)) distinct strategies; see `draw_distinct`."""
+    drawn = draw_distinct(log_probs(policy, space), k, seed, sharpness)
+    codes: NDArray[np.int64] = space.codes[drawn]
+    return codes
 
-    Each draw has the policy's probabilities to the power of `sharpness`, renormalised over what is
-    left: the largest of the scaled log-probability plus Gumbel noise (Efraimidis-Spirakis,
-    Gumbel-top-k). Where the policy has its target, that is exp(sharpness TFLOPS / T): 1 samples the
-    target itself, more comes nearer to its top. Raises ValueError for k or a sharpness below 0.
+
+def draw_distinct(
+    logs: NDArray[np.float64], k: int, seed: int, sharpness: float = SHARPNESS
+) -> NDArray[np.int64]:
+    """Places of min(k, n) distinct strategies in log-probabilities [n], drawn one after the other.
+
+    Each draw has the probabilities to the power of `sharpness`, renormalised over what is left: the
+    largest of the scaled log-probability plus Gumbel noise (Efraimidis-Spirakis, Gumbel-top-k).
+    Where the policy has its target, that is exp(sharpness TFLOPS / T): 1 samples the target itself,
+    more comes nearer to its top. Raises ValueError for k or a sharpness below 0.
     """
     if k < 1:
         raise ValueError(f"the number of samples must be positive, not {k}")
     if not 0 <= sharpness < np.inf:
         raise ValueError(f"the sharpness must be a number of at least 0, not {sharpness}")
-    noise = np.random.default_rng(seed).gumbel(size=len(space))
-    keys = sharpness * log_probs(policy, space) + noise
-    codes: NDArray[np.int64] = space.codes[np.argsort(-keys, kind="stable")[:k]]
-    return codes
+    keys = sharpness * logs + np.random.default_rng(seed).gumbel(size=len(logs))
+    return np.argsort(-keys, kind="stable")[:k]

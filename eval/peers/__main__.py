@@ -22,7 +22,7 @@ from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import Definition, DefinitionError, load
 from ptxflow.eval.disagreement import Outputs, named
 from ptxflow.eval.measure import WARM_ROUNDS, case_of, shares
-from ptxflow.eval.peers import Beside
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.sequences import spread
 from ptxflow.eval.timing import Call, L2Flush, Timing, settle, time_interleaved
 from ptxflow.eval.workload import workloads

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,10 @@ from ptxflow.compiler.strategy import Choice
 from ptxflow.env.measurements import SCREEN, Measured, by_workload, load_measurements
 from ptxflow.env.observed import Observed, Timed, observe
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.arguments import find_problem, product
 from ptxflow.eval.definition import load
 from ptxflow.eval.optimum import LEAST, relative_times
+from ptxflow.eval.sequences import axes_of
 from ptxflow.eval.training_set import registered, row_of
 
 Array = NDArray[np.float64]
@@ -187,12 +187,19 @@ def closed(codes: NDArray[np.int64], whole: Space) -> bool:
 
 
 def kind_of(measured: Measured) -> str:
-    """What the axes of a measurement are to the full preset."""
-    row = row_of(load(measured.definition))
+    """What the axes of a measurement are to the full preset.
+
+    A row may give sizes from which axes follow. How large a cache is changes no work, so that
+    `num_pages` counts only where the row itself sets it.
+    """
+    definition = load(measured.definition)
+    row = row_of(definition)
     if row is None:
         return "unseen"
-    for kind in ("held_out", "trained"):
-        values: Any = getattr(row, kind)
-        if all(measured.axes.get(axis) in allowed for axis, allowed in values.items()):
+    for kind, values in (("trained", row.trained), ("held_out", row.held_out)):
+        free = {"num_pages"} - values.keys()
+        asked = {a: v for a, v in measured.axes.items() if a not in free}
+        made = (axes_of(definition, sizes) for sizes in product(values))
+        if any({a: v for a, v in axes.items() if a not in free} == asked for axes in made):
             return kind
     return "unseen"

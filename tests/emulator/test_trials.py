@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ptxflow.compiler import cache
 from ptxflow.eval import trial
 from ptxflow.eval.cases import case_of
 from ptxflow.eval.proof_summary import read
 from ptxflow.eval.prove import main, table
-from ptxflow.eval.trial import run_trial
+from ptxflow.eval.trial import kept_trial, run_trial
 from tests.gemm_cases import CASES, IDS, problem_for
 
 
@@ -37,6 +39,26 @@ def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trial, "write", planted)
     result = run_trial(problem_for(s), s, dev)
     assert not result.right and result.error
+
+
+def test_a_right_kernel_is_emulated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev, _, s = CASES[0]
+    problem, emulate, calls = problem_for(s), trial.emulate, []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(options["seed"])
+        return emulate(*args, **options)
+
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(trial, "emulate", counted)
+    first, again = kept_trial(problem, s, dev), kept_trial(problem, s, dev)
+    assert first == again and first.right and calls == [0, 1]
+    monkeypatch.setattr(trial, "_differences", lambda *_: "1 of 2 elements of C differ")
+    monkeypatch.setattr(trial, "SEEDS", (2,))  # other schedules are another question
+    assert not kept_trial(problem, s, dev).right and not kept_trial(problem, s, dev).right
+    assert calls == [0, 1, 2, 2], "what is wrong is not kept"
 
 
 def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):

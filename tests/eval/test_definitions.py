@@ -76,7 +76,7 @@ def test_bind_gives_every_axis() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({}, "axis 'M' needs a value"),
+        ({}, "no value is given for M"),
         ({"M": 0}, "axis 'M' must be a positive integer, not 0"),
         ({"M": -4}, "axis 'M' must be a positive integer, not -4"),
         ({"M": "x"}, "axis 'M' must be a positive integer, not 'x'"),

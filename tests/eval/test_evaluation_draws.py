@@ -45,6 +45,14 @@ def test_sharper_draws_from_the_truth_lose_less() -> None:
     assert sharpness_table({"sharpness": {}}) == ""
 
 
+def test_the_power_that_trained_workloads_would_choose_is_told() -> None:
+    trained = {"1": [0.004, 0.003, 0.005], "2": [0.001, 0.001, 0.002], "4": [0.001, 0.0009, 0.002],
+               "8": [0.00095, 0.00095, 0.00095]}  # fmt: skip
+    held = {b: [0.01 * float(b), 0.0, 1.0] for b in trained}
+    text = sharpness_table({"sharpness": {"held out": held, "trained": trained}})
+    assert text.endswith("4.0% at 4 and 8.0% at 8 on the held-out ones.")
+
+
 def test_another_device_by_its_model() -> None:
     space = enumerate_space(*find_problem(load("rmsnorm_h4096"), {"batch_size": 7}), B200)
     tflops = model_tflops(space.family, space.fields(), space.problem, B200)

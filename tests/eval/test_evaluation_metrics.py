@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from ptxflow.env.space import Space, enumerate_space
+from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.definition import load
 from ptxflow.eval.evaluation import Runs, evaluate
+from ptxflow.eval.evaluation_claims import claims
 from ptxflow.eval.evaluation_kernels import fast, summary
+from ptxflow.eval.evaluation_knowledge import distance, look_up, trained_problems
 from ptxflow.eval.evaluation_metrics import (
     RESAMPLES,
     Array,
     Sheet,
+    drawn_again,
+    ends,
     interval,
     jensen_shannon,
     judge,
     measured_target,
     normalised,
+    paired,
     pooled,
     share,
     total_variation,
 )
-from ptxflow.eval.evaluation_results import Belief, fidelity, matching
+from ptxflow.eval.evaluation_results import Belief, describe, fidelity, matching
+from ptxflow.eval.evaluation_tables import mass
+from ptxflow.eval.evaluation_tables import share as percentage
 from ptxflow.eval.records import Record
 from ptxflow.eval.search.optimisers import Annealing, CmaEs
 from ptxflow.eval.search.plain import Exhaustive, Ranked, Uniform
@@ -92,6 +103,86 @@ def test_intervals_hold_the_median_and_shrink_with_seeds() -> None:
         assert interval(values) == (middle, low, high)
     assert np.diff(interval(many)[1:]) < np.diff(interval(few)[1:]) / 4
     assert interval(np.ones(10)) == (1, 1, 1)
+
+
+def test_intervals_over_workloads_are_paired() -> None:
+    """Two methods that differ alike everywhere differ for sure, however the workloads vary."""
+    rng = np.random.default_rng(0)
+    best = np.exp(rng.exponential(0.1, size=(20, 7)))
+    low, high = ends(drawn_again(best))
+    middle = np.median(np.exp(np.log(best).mean(0))) - 1
+    assert low < middle < high and high - low > 0.02
+    assert ends(paired(1.01 * best, best)) == pytest.approx((0.01, 0.01))
+    assert ends(paired(best, best)) == (0, 0)
+    one = np.exp([[0.1] * 7, [0.3] * 7])  # of two workloads both, or one twice
+    assert set(np.round(np.log1p(drawn_again(one)), 6)) == {0.1, 0.2, 0.3}
+
+
+def played(name: str, replay: Replay, place: int, seeds: int = 3) -> Runs:
+    """Whose first measurement is the strategy of this rank, and stays the best."""
+    at = np.argsort(replay.times)[place]
+    return Runs(name, replay.name, np.full((seeds, 8), at))
+
+
+def test_claims_have_a_figure_an_interval_and_a_verdict(replays: list[Replay]) -> None:
+    at = {r.name: r for r in replays}
+    runs = {name: [played(name, r, place) for r in replays]
+            for name, place in (("policy", 0), ("TPE", 200), ("uniform random", 400))}  # fmt: skip
+    found = claims(at, runs, 3)
+    assert [c["kind"] for c in found] == ["loss", "share", "share", "measurements"]
+    assert all(c["holds"] and c["low"] <= c["figure"] <= c["high"] for c in found)
+    assert found[0]["figure"] == 0 and found[3]["figure"] == 1
+    late = {**runs, "policy": [played("policy", r, 400) for r in replays]}
+    first, *_, last = claims(at, late, 3)
+    times = [r.times[np.argsort(r.times)[400]] / r.optimum for r in replays]
+    assert first["figure"] == pytest.approx(np.exp(np.log(times).mean()) - 1, rel=1e-5)
+    assert first["low"] == pytest.approx(min(times) - 1, rel=1e-5)
+    assert first["high"] == pytest.approx(max(times) - 1, rel=1e-5)
+    assert not first["holds"] and last["figure"] is None and not last["holds"]
+    trained = {name: replace(r, kind="trained") for name, r in at.items()}
+    assert claims(trained, runs, 3) == [] == claims(at, {"policy": runs["policy"]}, 3)
+
+
+def test_the_mass_of_a_belief_is_what_it_has_in_the_sub_space(replays: list[Replay]) -> None:
+    logs = np.log(np.full(len(replays[0].times), 0.25 / len(replays[0].times)))
+    policy = Belief("policy", logs)
+    assert policy.mass == pytest.approx(0.25)
+    assert describe(replays[0], [policy])["mass"] == 0.25
+    assert describe(replays[0])["mass"] is None
+    page = {"workloads": [describe(replays[0], [policy]), describe(replays[1], [policy])]}
+    assert mass(page).startswith("In these sub-spaces is 25.0% of the policy's probability")
+    assert mass({"workloads": [describe(replays[0])]}) == ""
+    assert [percentage(v) for v in (0.127, 3.2e-9, 0.0, None)] == ["12.7%", "3e-09", "0.00%", "-"]
+
+
+def test_a_look_up_is_of_the_nearest_trained_problem(replays: list[Replay]) -> None:
+    """What its reward says there, and nothing of what is judged."""
+
+    class Asked:
+        name = "asked"
+        problems: ClassVar[list[int]] = []
+
+        def tflops(self, space: Space, codes: Any) -> Array:
+            self.problems.append(space.problem["M"])
+            return -np.arange(len(codes), dtype=float)
+
+    (space,) = (r.space for r in replays if r.space.problem["M"] == 17)
+    trained = trained_problems(("gemm_n5120_k2048", "gemm_n128_k2048"), "gemm")
+    found = look_up(space, Asked(), trained)
+    assert found is not None and Asked.problems == [20], "rounded up, though 16 is nearer"
+    (smaller,) = (p for p in trained if dict(p.axes) == {**dict(space.problem.axes), "M": 16})
+    found = look_up(space, Asked(), [smaller])
+    assert found is not None
+    known = np.isin(space.codes, enumerate_space(space.family, smaller, space.device).codes)
+    assert known.any() and not known.all() and np.isneginf(found[~known]).all()
+    assert found[known].tolist() == [-float(i) for i in range(int(known.sum()))]
+    assert look_up(space, Asked(), []) is None
+    top_k, top_p = (
+        find_problem(load(f"{kind}_sampling_from_probs_v128256"), {"batch_size": size})[1]
+        for kind, size in (("top_k", 20), ("top_p", 64))
+    )
+    asked = find_problem(load("top_p_sampling_from_probs_v128256"), {"batch_size": 20})[1]
+    assert distance(top_p, asked) < distance(top_k, asked) < distance(space.problem, asked)
 
 
 def test_distances_are_those_of_their_definitions() -> None:

@@ -10,10 +10,11 @@ import torch
 from ptxflow.compiler.device import H200
 from ptxflow.env.measurements import REFINE
 from ptxflow.eval.definition import load
-from ptxflow.eval.inputs import Draw, moe_routing
-from ptxflow.eval.moe_floor import SEED, reached, table
+from ptxflow.eval.inputs import make_indices
+from ptxflow.eval.moe_floor import reached, table
 from ptxflow.eval.records import Record
 from ptxflow.eval.references.moe import route
+from ptxflow.eval.work import SEED
 
 NAME = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 WEIGHTS = 3 * 7168 * 2048  # of an expert
@@ -22,13 +23,15 @@ WEIGHTS = 3 * 7168 * 2048  # of an expert
 def test_rows_and_experts_are_those_of_the_inputs() -> None:
     definition = load(NAME)
     found = reached(definition, 14, 100.0)
-    inputs = moe_routing(Draw(definition, definition.bind({"seq_len": 14}), SEED))
+    inputs = make_indices(definition, {"seq_len": 14}, SEED)
     chosen, _ = route(inputs["routing_logits"], inputs["routing_bias"])
     counts = torch.bincount(chosen.flatten(), minlength=256)[14 % 8 * 32 :][:32]
     assert (found.rows, found.experts) == (int(counts.sum()), int((counts > 0).sum()))
     assert 0 < found.experts < found.rows
     assert found.tflops == pytest.approx(2 * found.rows * WEIGHTS / 100e-6 / 1e12)
-    moved = found.experts * WEIGHTS + 14 * 7168 * (1 + 2)  # float8 in, bfloat16 out
+    local = ((chosen >= 14 % 8 * 32) & (chosen < 14 % 8 * 32 + 32)).any(1).sum()
+    moved = found.experts * (WEIGHTS + 4 * WEIGHTS / 128**2)  # float8 and scales
+    moved += int(local) * 7168 * (1 + 4 / 128) + 14 * 7168 * 2 + 256 * (14 * 4 + 2)
     assert found.bandwidth == pytest.approx(moved / 100e-6 / H200.hbm_bytes_per_s)
 
 

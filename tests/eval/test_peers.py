@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval import peers
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import Definition, load
 from ptxflow.eval.measure import FEW_ROUNDS, case_of, shares
-from ptxflow.eval.peers import Beside
+from ptxflow.eval.peers import beside as peers
+from ptxflow.eval.peers import is_eager_reference
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.records import best_peer
 from ptxflow.eval.timing import time_interleaved
 
@@ -207,8 +209,10 @@ def test_flashinfer_samples_inside_its_own_ranges(
 
 
 def test_ratios_are_to_the_best_library() -> None:
-    assert best_peer({"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
-    assert best_peer({COPY: 1.0}) is None and best_peer({}) is None
+    assert best_peer("rmsnorm", {"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
+    assert best_peer("rmsnorm", {COPY: 1.0}) is None and best_peer("rmsnorm", {}) is None
+    assert best_peer("gdn", {COPY: 1.0, "torch": 9.0}) is None
+    assert best_peer("moe", {"torch.compile": 3.0, "torch.grouped": 2.0}) == 3.0
 
 
 def test_who_is_far_slower_takes_part_in_few_rounds() -> None:
@@ -228,3 +232,19 @@ def test_samples_of_few_rounds_are_spread(monkeypatch: pytest.MonkeyPatch) -> No
     assert {name: len(s) for name, s in samples.items()} == {"often": 12, "rarely": 3}
     gaps = [i for i, name in enumerate(order) if name == "rarely"]
     assert all(4 <= b - a <= 6 for a, b in pairwise(gaps))
+
+
+def test_chains_of_eager_operations_are_no_libraries() -> None:
+    """Of every operator's peers, whoever is made of several PyTorch operations, and nobody else."""
+    eager = {
+        op: [name for name in makers if is_eager_reference(op, name)]
+        for op, makers in peers.PEERS.items()
+    }
+    torch_alone = ("sampling", "gdn", "dsa_paged", "dsa_paged indexer", "gqa_paged", "mla_paged")
+    chains = {op: ["torch"] for op in torch_alone}
+    chains |= {"gdn prefill": ["torch.chunked"], "moe": ["torch.grouped"]}
+    assert {op: names for op, names in eager.items() if names} == chains
+    assert is_eager_reference("gqa_paged_decode_h32_kv8_d128_ps1", "torch")
+    assert not is_eager_reference("fused_add_rmsnorm_h2048", "torch")  # one tuned operation
+    code = "import sys, ptxflow.eval.peers; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval import peers
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import load, names
 from ptxflow.eval.disagreement import named
 from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import Beside
 from ptxflow.eval.peers import __main__ as command
+from ptxflow.eval.peers import beside as peers
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.references import attention as reference
 
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval import peers
 from ptxflow.eval.checking import Bench
 from ptxflow.eval.definition import load
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import Beside
+from ptxflow.eval.peers import beside as peers
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.peers.ready import Given
 from ptxflow.eval.references.gdn import delta_step, spread
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval import peers
 from ptxflow.eval.checking import Bench, compare
 from ptxflow.eval.definition import load, names
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import Beside, moe, sparse
+from ptxflow.eval.peers import beside as peers
+from ptxflow.eval.peers import moe, sparse
+from ptxflow.eval.peers.beside import Beside
 from ptxflow.eval.peers.ready import Given, NotOffered
 from ptxflow.eval.references.moe import dequantise
 

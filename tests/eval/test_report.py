@@ -10,7 +10,7 @@ import pytest
 
 from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
 from ptxflow.eval.disagreement import together, told
-from ptxflow.eval.records import Record, RecordError, pack, read_records, unpack
+from ptxflow.eval.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.report import agreement, agreement_table, best_ratios, main, settled, summary
 
 MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
@@ -25,10 +25,12 @@ def test_committed_measurements(path: Path):
         assert (r.status == "ok") == bool(r.correct)
         if r.status == "ok":
             assert r.latency_us is not None and r.peers and r.timing["sm_clock_mhz"]
-            libraries = [us for name, us in r.peers.items() if name != "copy"]
-            assert bool(libraries) == (r.ratio is not None)
+            timed = libraries(r.definition, r.peers)
+            assert set(r.peers) - set(timed) <= {"copy", "torch", "torch.chunked", "torch.grouped"}
+            assert bool(timed) == (r.ratio is not None)
             if r.ratio is not None:
-                assert r.ratio == pytest.approx(min(libraries) / r.latency_us["median"], rel=1e-3)
+                fastest = min(timed.values())
+                assert r.ratio == pytest.approx(fastest / r.latency_us["median"], rel=1e-3)
     assert {m.status for m in load_measurements([path])} == {r.status for r in records}
     once = settled(records)
     text = summary(records)
@@ -94,6 +96,47 @@ def test_libraries_copies_and_several_families():
     row = next(line for line in summary(records).splitlines() if "batch_size=1 " in line)
     # of three kernels the median takes 12 us; the best library 10.5 in the refined rounds
     assert row.split()[2:] == ["3/3", "10.0", "10.5", "1.05", "0.88", "80%", "1.05", "0.88"]
+
+
+def decode(us: float, **peers: float) -> Record:
+    one = norm(8, us, **peers)
+    return replace(one, definition="gdn_decode_qk16_v32_d128_k_last", ratio=None)
+
+
+def test_an_eager_reference_stands_apart() -> None:
+    """It is no best library, in no mean, and is labelled."""
+    alone = [decode(10.0, torch=4000.0), decode(12.0, torch=4000.0)]
+    (packed,) = (unpack(table) for table in pack(alone))
+    assert all(r.ratio is None and r.peers["torch"] == 4000.0 for r in packed)
+    text = summary(packed)
+    head, row = text.splitlines()[1:3] if "SM clock" in text else text.splitlines()[:2]
+    assert head.split()[-3:] == ["eager", "reference", "ratios"] and "best peer us" in head
+    assert row.split()[2:] == ["2/2", "10.0", "-", "-", "-", "80%", "400.00"]
+    assert "geometric mean of the best ratio" not in text
+    assert "beside an eager reference (workloads): torch 400.00 (1)" in text
+    both = summary([*packed, norm(1, 10.0, **{"torch.compile": 11.0})])
+    assert "geometric mean of the best ratio of 1 workloads: 1.10" in both
+    (line,) = (x for x in both.splitlines() if x.startswith("gdn_decode  "))
+    assert line.split()[:5] == ["gdn_decode", "1", "-", "-", "-"]
+    assert line.split()[7:] == ["-", "torch", "400.00", "(1)"]
+    assert "eager" not in summary([norm(1, 10.0, fa2=9.0)])
+
+
+def prefill(total_q: int, ratio: float) -> Record:
+    axes = {"len_indptr": 2, "total_q": total_q, "num_kv_indices": 4, "num_pages": 9}
+    one = replace(norm(1, 10.0, fa2=10.0 * ratio), axes=axes, ratio=ratio)
+    return replace(one, definition="gqa_paged_prefill_causal_h32_kv8_d128_ps1")
+
+
+def test_prefills_of_more_queries_than_keys_have_means_of_their_own() -> None:
+    text = summary([prefill(4, 1.2), prefill(5, 1.5), prefill(6, 1.5)])
+    rows = [line.split("  ") for line in text.splitlines() if line.startswith("gqa_paged_prefill")]
+    found = {row[0]: [cell.strip() for cell in row if cell][1:3] for row in rows[-2:]}
+    assert found == {
+        "gqa_paged_prefill_causal": ["1", "1.20"],
+        "gqa_paged_prefill_causal, queries > keys": ["2", "1.50"],
+    }
+    assert "of these 2 are prefills of more queries than keys: 1.50; the others 1.20" in text
 
 
 def differing(batch: int, found: dict[str, Any]) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,22 @@ from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.runtime import GpuInfo
 from ptxflow.compiler.sass import SassReport
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.measurements import REFINE, by_workload, load_measurements
+from ptxflow.env.measurements import by_workload, load_measurements
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import enumerate_space
 from ptxflow.eval import sampling
-from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.arguments import find_family, find_problem
+from ptxflow.eval.choosing import Chosen
 from ptxflow.eval.definition import load
-from ptxflow.eval.moe_floor import reached
 from ptxflow.eval.roofline import Floors
-from ptxflow.eval.sample_report import sample_table, summary_markdown
+from ptxflow.eval.sample_report import (
+    Run,
+    kernel_markdown,
+    sample_table,
+    summary_json,
+    summary_markdown,
+)
+from ptxflow.eval.work import counted
 
 FOLDER = Path(sampling.__file__).resolve().parent / "measurements"
 DEFINITION, AXES = load("rmsnorm_h4096"), {"batch_size": 3000}
@@ -41,17 +49,20 @@ def test_the_attainable_is_the_reward_s() -> None:
         assert floors.attainable == pytest.approx(us) and floors.share(2 * us) == pytest.approx(0.5)
 
 
-def test_nothing_that_was_measured_is_below_the_floors() -> None:
-    groups = by_workload(load_measurements(sorted(FOLDER.glob("*held-out.jsonl.xz"))))
+@pytest.mark.parametrize("files", ["h200-*held-out.jsonl.xz", "h200-serving-policy.jsonl.xz"])
+def test_nothing_that_was_measured_is_below_the_floors(files: str) -> None:
+    """Of what policies sampled those whose inputs say most about their work: prefills, mixtures."""
+    groups = by_workload(load_measurements(sorted(FOLDER.glob(files))))
+    kept = ("gqa_prefill", "moe") if "policy" in files else None
+    above = []
     for (name, axes, device), measured in groups.items():
-        problem = find_problem(load(name), dict(axes))[1]
-        floors = Floors.of(problem, DEVICES[device])
+        definition = load(name)
+        if kept and find_family(definition).name not in kept:
+            continue
         best = min(m.latency_us for m in measured if m.latency_us and m.status == "ok")
-        if problem.family == "moe":  # inputs say what is read, and the record which these are
-            refined = [m.latency_us for m in measured if m.timing_pass == REFINE and m.latency_us]
-            assert 0 < reached(load(name), dict(axes)["seq_len"], min(refined)).bandwidth <= 1
-        else:
-            assert 0 < floors.share(best) <= 1, (name, axes)
+        share = Floors.of(counted(definition, dict(axes)), DEVICES[device]).share(best)
+        above += [(name, axes, share)] * (not 0 < share <= 1)
+    assert groups and not above
 
 
 TOLD = ("of the attainable speed", "compute", "memory", "launch")
@@ -83,16 +94,51 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
     return GpuInfo("NVIDIA H200", "580", "13.0", (9, 0), 132, 60 * 10**6, None, None)
 
 
-@pytest.mark.parametrize(("stop_at", "measured"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])
-def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, measured: int) -> None:
+def played_run(gpu: GpuInfo, stop_at: float | None) -> Run:
+    predicted = ModelReward().tflops(SPACE, SPACE.codes)
+    chosen = Chosen(np.arange(5), 3, np.zeros(len(SPACE)), predicted, "model")
+    return sampling.compile_and_rank(
+        DEFINITION, AXES, SPACE, chosen, gpu, seed=0, checkpoint="c", emulate=False, stop_at=stop_at
+    )
+
+
+@pytest.mark.parametrize(("stop_at", "count"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])
+def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, count: int) -> None:
     """Wrong kernels end nothing, however fast."""
-    run = sampling.compile_and_rank(
-        DEFINITION, AXES, SPACE, SPACE.codes[:5], np.zeros(len(SPACE)), gpu, ModelReward(),
-        seed=0, checkpoint="c", emulate=False, stop_at=stop_at,
-    )  # fmt: skip
-    assert sum(s.record is not None for s in run.samples) == measured
-    assert bool(run.stopped) == (measured < 5)
+    run = played_run(gpu, stop_at)
+    assert sum(s.record is not None for s in run.samples) == count
+    assert bool(run.stopped) == (count < 5)
     text = summary_markdown(run)
     assert all(word in text for word in TOLD) and "of attainable" in sample_table(run)
-    assert (f"stopped after {measured} of 5 kernels" in text) == (measured < 5)
+    assert (f"stopped after {count} of 5 kernels" in text) == (count < 5)
     assert run.samples[0].latency_us == min(s.latency_us for s in run.samples if s.latency_us)
+    head, first = (line.split("  ") for line in sample_table(run).splitlines()[:2])
+    assert "of bandwidth" in sample_table(run) and "TFLOP/s" not in sample_table(run)
+    best = run.samples[0].latency_us
+    assert f"{run.floors.memory / best:.1%}" in [cell.strip() for cell in first], head
+
+
+def measured(run: Run, **changes: Any) -> Run:
+    """The run with other records."""
+    samples = [
+        replace(s, record=replace(s.record, **changes) if s.record else None) for s in run.samples
+    ]
+    return replace(run, samples=samples)
+
+
+def test_an_eager_reference_is_no_peer(gpu: GpuInfo) -> None:
+    run = played_run(gpu, None)
+    decoding = "gdn_decode_qk16_v32_d128_k_last"
+    alone = measured(run, definition=decoding, peers={"copy": 9.0, "torch": 4000.0}, ratio=None)
+    table = sample_table(alone)
+    assert "/ eager reference" in table and "best peer" not in table
+    best = alone.samples[0].latency_us
+    assert best is not None and table.splitlines()[1].split()[-1] != "-"
+    assert f"{4000 / best:.2f}" in table
+    beside = measured(
+        run, definition=decoding, ratio=2.0, peers={"copy": 9.0, "torch": 1.0, "flashinfer": 50.0}
+    )
+    assert "/ flashinfer" in sample_table(beside) and "2.00" in sample_table(beside)
+    report = kernel_markdown(alone, alone.samples[0], 1)
+    assert "- torch, an eager reference, in the same run: 4000.00 us" in report
+    assert summary_json(alone)["kernels"][0]["measured"]["eager_references"] == ["torch"]

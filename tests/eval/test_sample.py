@@ -5,6 +5,7 @@ Policies here are untrained networks, and compilation is replaced; what is under
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -22,10 +23,11 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.sass import SassReport
+from ptxflow.env.features import describe_device
 from ptxflow.eval import sampling
-from ptxflow.eval.arguments import find_problem, find_space, read_strategies
-from ptxflow.eval.definition import load
-from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.eval.arguments import UsageError, find_problem, find_space, read_strategies
+from ptxflow.eval.definition import load, names
+from ptxflow.gfn.checkpoint import Checkpoint, read, write
 from ptxflow.gfn.forest import family_shape
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
 
@@ -68,6 +70,7 @@ def call(checkpoint: Path, out: Path, *extra: str) -> int:
         "h200",
         "-k",
         "3",
+        "--no-emulate",
         "--out",
         str(out),
     ]
@@ -104,6 +107,15 @@ def test_what_is_written_agrees_with_itself(checkpoint: Path, tmp_path: Path) ->
     assert len({k["key"] for k in kernels}) == 3 and summary["ranked_by"] == "model"
     predicted = [k["predicted_tflops"] for k in kernels]
     assert predicted == sorted(predicted, reverse=True)
+    flops = find_problem(load(NAME), {"M": 17})[1].flops
+    assert [k["predicted_us"] * k["predicted_tflops"] * 1e6 for k in kernels] == [
+        pytest.approx(flops)
+    ] * 3
+    assert summary["bound_by"] == "bandwidth" and all(
+        k["predicted_share_of_bound"] == pytest.approx(floor / k["predicted_us"])
+        for floor in [summary["floors_us"]["memory"]]
+        for k in kernels
+    )
     solution = json.loads((tmp_path / "a" / "solution.json").read_text())
     assert solution["sources"][1]["content"] == f"// {kernels[0]['key']}\n"
     report = (tmp_path / "a" / f"{kernels[0]['file']}.report.md").read_text()
@@ -125,6 +137,108 @@ def test_a_refused_strategy_is_told_and_fails_the_run(
     assert call(checkpoint, tmp_path / "a") == 1
     assert "HazardError: a race" in capsys.readouterr().err
     assert "HazardError: a race" in (tmp_path / "a" / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("source", "drawn"), [("policy", 3), ("reward", 0), ("both", 2)], ids=lambda v: str(v)
+)
+def test_half_from_the_policy_and_half_the_best_by_the_reward(
+    checkpoint: Path, tmp_path: Path, capsys: Any, source: str, drawn: int
+) -> None:
+    assert call(checkpoint, tmp_path / "a", "--from", source) == 0
+    kernels = json.loads((tmp_path / "a" / "summary.json").read_text())["kernels"]
+    assert sum(k["from"] == "policy" for k in kernels) == drawn and len(kernels) == 3
+    # the policy is untrained: no draw is among the best of thousands
+    best = [k["place"] for k in kernels if k["from"] == "reward"]
+    assert best == list(range(1, 4 - drawn)) or len(set(best)) < len(best)  # ties share a place
+    lines = capsys.readouterr().out.splitlines()[2:5]
+    assert [line.split()[2] for line in lines] == [k["from"] for k in kernels]
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_more_than_there_is_is_told(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def stop(*args: Any, **options: Any) -> Any:
+        raise UsageError(f"{len(args[3].places)} chosen")
+
+    monkeypatch.setattr(sampling, "compile_and_rank", stop)
+    monkeypatch.setattr(sample, "MOST", 10**6)
+    assert call(checkpoint, tmp_path / "a", "-k", "1000000") == 2
+    size = len(find_space(*find_problem(load(NAME), {"M": 17}), H200))
+    told, chosen = capsys.readouterr().err.splitlines()
+    assert told == f"-k 1000000: taking all {size:,} valid strategies"
+    assert chosen == f"sample: {size} chosen"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["-k", "0"], "-k must be from 1 to 10000, not 0"),
+        (["-k", "100000"], "-k must be from 1 to 10000, not 100000"),
+        (["--jobs", "0"], "--jobs must be positive, not 0"),
+        (["--from", "reward", "--sharpness", "1"], "--sharpness is of the policy's draws"),
+    ],
+)
+def test_counts_that_cannot_be(extra: list[str], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sample.main(["--definition", NAME, *extra])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_definitions_are_listed(capsys: Any) -> None:
+    assert sample.main(["--definition", "list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == list(names())
+
+
+def own(folder: Path, name: str, free: str) -> Path:
+    """A definition with another axis variable."""
+    data = load(name).to_json()
+    data |= {"name": "mine", "axes": {**data["axes"], free: {"type": "var"}}}
+    data.pop("reference")
+    (folder / "mine.json").write_text(json.dumps(data))
+    return folder / "mine.json"
+
+
+def test_axes_of_one_s_own_have_defaults_that_fit(tmp_path: Path, capsys: Any) -> None:
+    gemm = load(own(tmp_path, NAME, "N"))
+    assert sample.choose_axes(gemm, []) == {"M": 1024, "N": 128}
+    pages = load(own(tmp_path, "gqa_paged_decode_h32_kv4_d128_ps64", "num_qo_heads"))
+    usual = sample.choose_axes(pages, [])
+    assert usual["num_qo_heads"] == 32 and usual["len_indptr"] == usual["batch_size"] + 1
+    assert "--axes not given: taking" in capsys.readouterr().err
+
+
+def test_missing_axes_are_named_at_once_with_values_that_fit() -> None:
+    definition = load("gqa_paged_decode_h32_kv4_d128_ps64")
+    with pytest.raises(UsageError) as refused:
+        sample.choose_axes(definition, ["batch_size=3", "num_pages=9"])
+    said, _, example = str(refused.value).partition("; such as --axes ")
+    assert said.endswith("no value is given for len_indptr, num_kv_indices")
+    fits = sample.choose_axes(definition, example.split())
+    assert fits["len_indptr"] == fits["batch_size"] + 1
+
+
+def test_names_and_axes_are_refused_before_torch_is_imported() -> None:
+    code = "import sys, sample; " \
+        "sample.main(['--definition', 'gemm_n128']); " \
+        "sample.main(['--definition', 'gemm_n128_k2048', '--axes', 'Q=3']); " \
+        "sample.main(['--definition', 'gemm_n128_k2048', '--device', 'a100']); " \
+        "print('torch' in sys.modules)"  # fmt: skip
+    root = Path(sample.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "False\n" and done.stderr.count("\n") == 3, done.stderr
+
+
+def test_features_of_devices_have_gain_0_in_every_network() -> None:
+    """As sample.py says where a policy serves another device."""
+    of_device = [f"device.{name}" for name in describe_device(H200)]
+    for path in {sample.default_checkpoint(d) for d in DEVICES}:
+        for tower in read(path).network.towers:
+            gains = dict(zip(tower.shape.features, tower.gain, strict=True))
+            assert [gains[name] for name in of_device] == [0.0] * len(of_device), path
 
 
 def custom(folder: Path, **changes: Any) -> Path:
@@ -155,7 +269,7 @@ def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
         (["--axes", "M=1", "M=2"], "axis 'M' is given twice"),
         (["--axes", "Q=3"], "unknown axis 'Q'; the axes are M, N, K"),
         (["--axes", "N=64", "M=1"], "axis 'N' is the constant 128, not 64"),
-        (["--axes", "N=128"], "axis 'M' needs a value, such as M=1024"),
+        (["--axes", "N=128"], "no value is given for M; such as --axes M=1024"),
         (["--device", "a100"], "unknown device 'a100'; known: b200, h200, h100"),
         (["--definition", str(UNBUILT)], "no kernel family builds"),
         (["--checkpoint", "/nowhere/p.safetensors"], "No such file"),
@@ -233,6 +347,19 @@ def test_a_crash_leaves_nothing(
     monkeypatch.setattr(sampling, "compile_all", crash)
     with pytest.raises(MemoryError):
         call(checkpoint, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("built")
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert call(checkpoint, tmp_path / "a") == 2
+    assert capsys.readouterr().err == "sample: No space left on device; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from ptxflow.env.measurements import Measured, by_workload, load_measurements
+from ptxflow.eval.definition import load
 from ptxflow.eval.optimum import relative_times
-from ptxflow.eval.search.replay import Replay, brute_forced, outdated, read_replays
+from ptxflow.eval.search.replay import Replay, brute_forced, kind_of, outdated, read_replays
+from ptxflow.eval.sequences import axes_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-policy.jsonl.xz"
@@ -45,6 +47,49 @@ def test_the_campaign_that_left_no_hole_speaks_and_no_other(
     assert replay.top.sum() == round(len(times) / 100)
     best = replay.space.strategy(int(replay.space.codes[np.argmin(replay.times)]))
     assert times[tuple(sorted(best.choices))] == replay.optimum
+
+
+def at(definition: str, **sizes: int) -> Measured:
+    """A measurement at axes that follow from sizes, as `train.py` has them."""
+    axes = axes_of(load(definition), sizes)
+    return Measured(definition, axes, "h200", "family", {}, "ok")
+
+
+@pytest.mark.parametrize(
+    ("definition", "trained", "held_out"),
+    [
+        ("gqa_paged_decode_h32_kv8_d128_ps64", {"sequences": 16, "length": 1024},
+         {"sequences": 20, "length": 3000}),
+        ("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1",
+         {"sequences": 4, "queries": 256, "prefix": 300},
+         {"sequences": 3, "queries": 700, "prefix": 512}),
+        ("gqa_ragged_prefill_causal_h32_kv4_d128",
+         {"sequences": 4, "queries": 256, "prefix": 300},
+         {"sequences": 3, "queries": 700, "prefix": 512}),
+        ("dsa_topk_indexer_fp8_h64_d128_topk256_ps64", {"sequences": 4, "length": 512},
+         {"sequences": 6, "length": 700}),
+        ("gdn_prefill_qk16_v32_d128_k_last", {"sequences": 4, "length": 512},
+         {"sequences": 6, "length": 200}),
+        ("dsa_sparse_attention_h16_ckv512_kpe64_topk256_ps1",
+         {"num_tokens": 64, "num_pages": 131072}, {"num_tokens": 100, "num_pages": 262144}),
+    ],
+)  # fmt: skip
+def test_axes_that_follow_from_sizes_are_known(
+    definition: str, trained: dict[str, int], held_out: dict[str, int]
+) -> None:
+    """A workload that was trained must not pass for one that was held out, whatever its cache."""
+    for sizes, kind in ((trained, "trained"), (held_out, "held_out")):
+        one = at(definition, **sizes)
+        assert kind_of(one) == kind
+        cache = one.axes.get("num_pages", 0)
+        larger = replace(one, axes={**one.axes, **({"num_pages": cache + 9} if cache else {})})
+        if cache and "num_pages" not in sizes and "max_num_pages" not in one.axes:
+            assert kind_of(larger) == kind
+        longest = max(one.axes, key=lambda axis: one.axes[axis])
+        other = next(a for a in ("num_kv_indices", "total_kv", "total_seq_len", "num_pages",
+                                 longest) if a in one.axes)  # fmt: skip
+        if other != "num_pages" or "num_pages" in sizes:
+            assert kind_of(replace(one, axes={**one.axes, other: one.axes[other] + 1})) == "unseen"
 
 
 def test_a_hole_disqualifies(measured: list[Measured], replay: Replay) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sample
 import train
 from ptxflow.compiler import runtime
 from ptxflow.compiler.device import H200
@@ -22,6 +21,7 @@ from ptxflow.env.surrogate_fit import FitConfig, fit
 from ptxflow.eval import live, reward_source
 from ptxflow.eval.arguments import find_problem
 from ptxflow.eval.candidates import Workload
+from ptxflow.eval.choosing import reward_of
 from ptxflow.eval.definition import load
 from ptxflow.eval.records import Record, RecordFile
 from ptxflow.eval.reward_source import RewardError, build, describe
@@ -128,18 +128,14 @@ def test_a_run_says_what_rewarded_it_and_goes_on_with_the_same_alone(
     assert "damaged" in error and "--reward model" in error and error.count("\n") == 1
 
 
-def test_samples_are_ranked_by_the_reward_that_trained_the_policy(
-    surrogate: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_ranked_by_the_reward_that_trained_the_policy(surrogate: Path) -> None:
     _, reward = build(describe("surrogate", "h200", [surrogate]), "h200")
     about = {"settings": {"reward": reward}}
-    assert sample.choose_reward(about, "h200", "gemm").name == "surrogate"
-    assert sample.choose_reward(about, "h200", "rmsnorm").name == "model"
-    assert sample.choose_reward({}, "h200", "gemm").name == "model"
-    assert not capsys.readouterr().err
-    assert sample.choose_reward(about, "h100", "gemm").name == "model"
-    error = capsys.readouterr().err
-    assert error.startswith("ranking by the model: ") and error.count("\n") == 1
+    assert reward_of(about, "h200", "gemm")[0].name == "surrogate"
+    assert reward_of(about, "h200", "rmsnorm")[0].name == "model"
+    assert reward_of({}, "h200", "gemm")[0].name == "model"
+    model, (remark,) = reward_of(about, "h100", "gemm")
+    assert model.name == "model" and remark.startswith("ranked by the model: ")
 
 
 def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(

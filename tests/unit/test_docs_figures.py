@@ -14,11 +14,12 @@ from ptxflow.compiler.device import device
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.arguments import find_problem
+from ptxflow.eval.choosing import choose
 from ptxflow.eval.definition import load
 from ptxflow.eval.plots import KINDS
 from ptxflow.eval.reward_source import build
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
+from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -70,24 +71,28 @@ def test_the_worst_distance_is_what_the_policy_gives(
 def test_quoted_samples_are_what_the_policy_draws(
     definition: str, axis: str, size: str, name: str, output: str
 ) -> None:
-    """Keys, modelled TFLOP/s, share of the best and log-probability of every quoted kernel."""
+    """Key, source, time, share of the best, log-probability and TFLOP/s of every quoted kernel."""
     name = name or "b200"
-    rows = re.findall(r"^\d+ +(\w{16}) +([\d.]+) +([\d.]+)% +(-[\d.]+)", output, re.M)
-    assert len(rows) == 8
+    row = r"^\d+ +(\w{16}) +(\w+) +([\d.]+) +([\d.]+)% +(-[\d.]+) +([\d.]+) "
+    rows = re.findall(row, output, re.M)
+    assert len(rows) == 8 and "TFLOP/s  of tensor peak" in output
     where = space(definition, axis, int(size), name)
     policy = load_policy(sample.default_checkpoint(name))
     scores = log_probs(policy, where)
-    modelled = reward_of(policy.about, name).tflops(where, where.codes)
-    drawn = {
-        where.strategy(int(c)).key: int(np.searchsorted(where.codes, c))
-        for c in sample_distinct(policy, where, 8, seed=0)
-    }
-    for key, tflops, share, log_prob in rows:
-        assert key in drawn, "README.md: run the command again and quote what it prints"
-        at = drawn[key]
-        assert modelled[at] == pytest.approx(float(tflops), abs=0.06)
-        assert 100 * modelled[at] / modelled.max() == pytest.approx(float(share), abs=0.06)
-        assert scores[at] == pytest.approx(float(log_prob), abs=0.02)
+    draws = draw_distinct(scores, 8, seed=0)
+    chosen = choose(policy.about, load(definition), where, scores, draws, 8)
+    assert chosen.remarks == ()
+    places = {where.strategy(int(where.codes[p])).key: int(p) for p in chosen.places}
+    drawn = set(chosen.places[: chosen.drawn].tolist())
+    for key, source, us, share, log_prob, tflops in rows:
+        assert key in places, "README.md: run the command again and quote what it prints"
+        at = places[key]
+        assert source == ("policy" if at in drawn else "reward")
+        assert chosen.predicted[at] == pytest.approx(float(tflops), abs=0.06)
+        assert where.problem.flops / float(us) / 1e6 == pytest.approx(float(tflops), rel=5e-3)
+        of_best = 100 * chosen.predicted[at] / chosen.predicted.max()
+        assert of_best == pytest.approx(float(share), abs=0.06)
+        assert chosen.log_probs[at] == pytest.approx(float(log_prob), abs=0.02)
 
 
 def test_the_sizes_of_the_spaces() -> None:

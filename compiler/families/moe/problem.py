@@ -77,12 +77,26 @@ def touched(axes: Mapping[str, int]) -> float:
     return axes["num_local_experts"] * (1 - (1 - CHOSEN / EXPERTS) ** axes["seq_len"])
 
 
+def weights(axes: Mapping[str, int]) -> int:
+    """Elements of an expert's three matrices, a product each for every row."""
+    return 3 * axes["hidden_size"] * axes["intermediate_size"]
+
+
+def expert_bytes(axes: Mapping[str, int]) -> float:
+    """Of an expert's weights and their scales."""
+    return weights(axes) * (1 + 4 / BLOCK**2)
+
+
+def token_bytes(axes: Mapping[str, int]) -> float:
+    """Of a token's values and their scales."""
+    return axes["hidden_size"] * (1 + 4 / BLOCK)
+
+
 def _work(axes: Mapping[str, int]) -> tuple[float, float]:
-    hidden, inner, tokens = axes["hidden_size"], axes["intermediate_size"], axes["seq_len"]
-    flops = 6.0 * hidden * inner * mean_rows(axes)
-    scaled = 1 + 4 / BLOCK**2
-    weights = touched(axes) * 3 * hidden * inner * scaled
-    return flops, weights + tokens * (hidden * (3 + 4 / BLOCK) + 4 * EXPERTS) + 2 * EXPERTS
+    experts = touched(axes) * expert_bytes(axes)
+    each = token_bytes(axes) + 2 * axes["hidden_size"] + 4 * EXPERTS
+    bytes_ = experts + axes["seq_len"] * each + 2 * EXPERTS
+    return 2.0 * weights(axes) * mean_rows(axes), bytes_
 
 
 def _refuse(name: str, bound: Mapping[str, int]) -> None:

@@ -1,0 +1,54 @@
+"""Worker processes that end with the process that started them, however that one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+
+class Processes(ProcessPoolExecutor):
+    """An executor of `count` spawned processes, which an interrupt of the terminal passes over.
+
+    Each watches a pipe whose other end this process alone holds, and ends when that is closed: by
+    `stop`, where an exception leaves the `with` block, or because this process is no more.
+    """
+
+    def __init__(self, count: int, niceness: int = 0):
+        watched, self._held = Pipe(duplex=False)
+        super().__init__(
+            count,
+            mp_context=get_context("spawn"),
+            initializer=_begin,
+            initargs=(watched, niceness),
+        )
+
+    def stop(self) -> None:
+        """End the processes now, in the middle of what they do; what was asked for is lost."""
+        self._held.close()
+        self.shutdown(wait=False, cancel_futures=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.stop()
+        self.shutdown()
+
+
+def _begin(watched: Connection, niceness: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(niceness)
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+
+
+def _end_with(watched: Connection) -> None:
+    wait([watched])  # nothing is ever sent
+    os._exit(1)
