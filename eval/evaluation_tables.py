@@ -217,7 +217,7 @@ def mass(results: Results) -> str:
     least, middle = min(held, key=lambda w: w["mass"]), median(w["mass"] for w in held)
     return (
         f"In these sub-spaces is {share(middle)} of the policy's probability in the median, "
-        f"{share(least['mass'])} at the least ({least['family']}): its draws are judged from there."
+        f"{share(least['mass'])} at the least ({least['family']}); only its draws there are judged."
     )
 
 
