@@ -24,7 +24,7 @@ from ptxflow.eval.report import best_ratios, best_records, settled
 from ptxflow.eval.roofline import Floors
 from ptxflow.eval.training_set import registered
 
-GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
+GRID = tuple(round(0.5 * 2 ** (i / 32), 4) for i in range(161))  # of speedups, for fast_p
 
 
 def summary(records: Iterable[Record]) -> dict[str, Any]:

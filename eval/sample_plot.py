@@ -1,0 +1,98 @@
+"""The plot of sample.py: where the samples lie in their space, and what they measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.eval import looks
+from ptxflow.eval.looks import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ptxflow.eval.sample_report import Run
+
+Array = NDArray[np.float64]
+COLUMNS = 50  # places of markers along the axis
+BINS = 60  # of the histogram, at most
+HIGHEST = 0.72  # share of the panel's height that the histogram takes
+
+
+def sample_plot(run: Run, path: Path) -> None:
+    """Write the figure of a run."""
+    floors, flops = run.floors, run.problem.flops
+    bound = "tensor peak" if floors.compute >= floors.memory else "bandwidth"
+    timed = [(flops / s.predicted / 1e6, s.latency_us) for s in run.samples if s.latency_us]
+    with looks.style():
+        figure = samples_figure(
+            run.title,
+            run.predicted_by,
+            flops / run.predicted / 1e6,
+            flops / np.array([s.predicted for s in run.samples]) / 1e6,
+            (bound, max(floors.compute, floors.memory)),
+            timed,
+        )
+        looks.save(figure, path)
+
+
+def samples_figure(
+    title: str,
+    by: str,
+    space: Array,
+    samples: Array,
+    bound: tuple[str, float],
+    timed: Sequence[tuple[float, float]] = (),
+) -> Figure:
+    """Microseconds of the whole space as a histogram, by the reward of that name, and above it a
+    marker for each sample; beside it, where some were measured, measured over predicted ones.
+
+    `bound` is what limits the problem and the microseconds that it allows.
+    """
+    figure, (panels,) = looks.figure(4.2, 2 if timed else 1)
+    _space(panels[0], by, space, samples)
+    looks.shares_above(panels[0], *bound)
+    if timed:
+        _measured(panels[1], by, timed)
+    looks.legend(figure, *panels, below=True)
+    best = min((us for _, us in timed), default=min(samples, default=float(space.min())))
+    told = "measured" if timed else f"by the {by}"
+    reached = f"{best:.3g} us {told}, {looks.share(bound[1] / best)} of the {bound[0]}"
+    many = counted(len(samples), "sample")
+    looks.titled(figure, f"{title}: the best of {many} takes {reached}")
+    return figure
+
+
+def _space(axes: Axes, by: str, space: Array, samples: Array) -> None:
+    """On a logarithmic axis; where samples are neighbours, one stands below the other."""
+    ends = np.log10([min(space.min(), *samples), max(space.max(), *samples)])
+    low, high = ends + np.array([-0.02, 0.02]) * max(ends[1] - ends[0], 0.1)
+    bins = np.logspace(low, high, min(BINS, max(10, len(np.unique(space)) // 4)) + 1)
+    whole = f"space: {len(space):,} strategies"
+    counts, *_ = axes.hist(space, bins=list(bins), color=looks.GREY, label=whole)
+    axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, counts.max() / HIGHEST))
+    places = ((np.log10(samples) - low) / (high - low) * COLUMNS).astype(int)
+    levels = np.array([np.count_nonzero(places[:i] == p) for i, p in enumerate(places)], float)
+    step = min(0.034, (0.96 - HIGHEST) / max(1.0, levels.max(initial=0)))
+    axes.scatter(samples, 0.96 - step * levels, s=18, color=looks.colour(1),
+                 transform=axes.get_xaxis_transform(), zorder=3, linewidth=0.4, edgecolor="white",
+                 label=counted(len(samples), "sample"))  # fmt: skip
+    looks.plain_log(axes.xaxis)
+    axes.set(xlabel=f"time by the {by} (us)", ylabel="strategies")
+
+
+def _measured(axes: Axes, by: str, timed: Sequence[tuple[float, float]]) -> None:
+    predicted, measured = np.array(timed).T
+    ends = [0.9 * min(predicted.min(), measured.min()), 1.1 * max(predicted.max(), measured.max())]
+    axes.plot(ends, ends, color="0.5", linewidth=0.8, label="as predicted")
+    axes.scatter(predicted, measured, s=18, color=looks.colour(1), linewidth=0.4,
+                 edgecolor="white")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, box_aspect=1)
+    looks.plain_log(axes.xaxis)
+    looks.plain_log(axes.yaxis)
+    axes.set(xlabel=f"time by the {by} (us)", ylabel="measured time (us)")
