@@ -97,7 +97,9 @@ def _line(axes: Axes, name: str, curves: Sequence[Array]) -> None:
     x = np.arange(1, len(middle) + 1)
     axes.plot(x, middle, label=name, markevery=marks, markersize=MARK, **properties)
     if len(curves) == 3:
-        axes.fill_between(x, *curves[1:], color=properties["color"], alpha=0.13, linewidth=0)
+        axes.fill_between(
+            x, curves[1], curves[2], color=properties["color"], alpha=0.13, linewidth=0
+        )
 
 
 def gap(results: Results) -> Figure:

@@ -74,8 +74,9 @@ def _space(axes: Axes, by: str, space: Array, samples: Array) -> None:
     low, high = ends + np.array([-0.02, 0.02]) * max(ends[1] - ends[0], 0.1)
     bins = np.logspace(low, high, min(BINS, max(10, len(np.unique(space)) // 4)) + 1)
     whole = f"space: {len(space):,} strategies"
-    counts, *_ = axes.hist(space, bins=list(bins), color=looks.GREY, label=whole)
-    axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, counts.max() / HIGHEST))
+    axes.hist(space, bins=list(bins), color=looks.GREY, label=whole)
+    most = np.histogram(space, bins)[0].max()
+    axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, most / HIGHEST))
     places = ((np.log10(samples) - low) / (high - low) * COLUMNS).astype(int)
     levels = np.array([np.count_nonzero(places[:i] == p) for i, p in enumerate(places)], float)
     step = min(0.034, (0.96 - HIGHEST) / max(1.0, levels.max(initial=0)))
