@@ -135,4 +135,4 @@ def _pairs(axes: Axes, pairs: Sequence[tuple[str, str, float | None]]) -> None:
     axes.grid(axis="y", visible=False)
     looks.in_percent(axes.xaxis)
     axes.set_xlabel("loss on the workload it is taken to (%)")
-    axes.set_title("other families: loss from workload to workload", fontsize="medium", loc="left")
+    axes.set_title("families of few workloads: a row a pair", fontsize="medium", loc="left")

@@ -146,6 +146,7 @@ def legend(made: Figure, *panels: Axes, below: bool = False, title: str | None =
         names = in_order(list(found), METHODS)
         made.legend(
             [found[n] for n in names], names, frameon=False, fontsize="small", title=title,
+            title_fontsize="small",
             loc="outside lower center" if below else "outside right center",
             ncols=(len(found) if len(found) < 6 else 4) if below else 1,
         )  # fmt: skip

@@ -29,6 +29,11 @@ KINDS = {"trained": "trained", "held_out": "held-out axes", "unseen": "unseen sh
 COLUMNS = 4  # of panels
 LATE = 0.1  # of a run, whose median is what it ends at
 STEP = "a row of the log"
+#: kinds of watched workloads -> what a legend calls them, and their lines
+WATCHED = {
+    "trained": ("trained", {"marker": "o", "linestyle": "-", "markersize": 3}),
+    "held_out": ("held out", {"marker": "s", "linestyle": "--", "markersize": 3}),
+}
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,13 @@ class Quantity:
 
 
 QUANTITIES = {
-    "loss": Quantity("trajectory-balance loss (nats\u00b2)", "Trajectory-balance loss ends at {}",
+    "loss": Quantity("trajectory-balance loss (nats\u00b2)", "trajectory-balance loss ends at {}",
                      log=True),
     "reward": Quantity("TFLOP/s over attainable (%)",
-                       "The sampled strategies' speed ends at {} of the attainable", percent=True),
+                       "the sampled strategies' speed ends at {} of the attainable", percent=True),
     "entropy": Quantity("policy entropy (nats a strategy)",
-                        "The policy's entropy ends at {} nats a strategy"),
-    "masked": Quantity("share of masked choices (%)", "Masks rule out {} of the choices at the end",
+                        "entropy of the policy ends at {} nats a strategy"),
+    "masked": Quantity("share of masked choices (%)", "masks rule out {} of the choices at the end",
                        percent=True),
 }  # fmt: skip
 
@@ -81,7 +86,7 @@ def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
         told = looks.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
         _panel(axes, f"{family}: {told}", about.log, about.percent)
     looks.legend(figure, *panels, below=True, title="coloured: running median")
-    looks.titled(figure, about.ends.format(_span(ends, about.percent)) + _by(found))
+    looks.titled(figure, _said(found, about.ends.format(_span(ends, about.percent))))
     return figure
 
 
@@ -94,20 +99,19 @@ def distance(runs: Sequence[Sequence[Row]]) -> Figure:
     for axes, (family, rows) in zip(panels, found, strict=True):
         held = _latest(r for r in rows if r["event"] == "measure")
         ends = []
-        for kind, label, marker, line in (
-            ("trained", "trained", "o", "-"), ("held_out", "held out", "s", "--"),
-        ):  # fmt: skip
+        for kind, (label, look) in WATCHED.items():
             y = np.array([r["families"][kind].get(family, np.nan) for r in held], float)
             if not np.isnan(y).all():
-                axes.plot([r["step"] for r in held], y, marker=marker, markersize=3, linestyle=line,
-                          color=looks.family_look(family)["color"], label=label)  # fmt: skip
+                colour = looks.family_look(family)["color"]
+                axes.plot([r["step"] for r in held], y, color=colour, **look)
+                axes.plot([], [], color="0.3", label=label, **look)
                 ends.append(float(y[-1]))
                 last.setdefault(label, []).append(ends[-1])
         _mark(axes, rows)
         _panel(axes, f"{family}: {', '.join(f'{v:.1g}' for v in ends)}", log=True, percent=False)
     looks.legend(figure, *panels, below=True)
     told = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
-    looks.titled(figure, f"Distance to the reward's target at the end: {told}{_by(found)}")
+    looks.titled(figure, _said(found, f"distance to the reward's target at the end: {told}"))
     return figure
 
 
@@ -162,8 +166,9 @@ def _span(values: Sequence[float], percent: bool) -> str:
     return shown[0] if shown[0] == shown[1] else " to ".join(shown)
 
 
-def _by(found: Sequence[Any]) -> str:
-    return f", of {len(found)} families" if len(found) > 1 else ""
+def _said(found: Sequence[Any], text: str) -> str:
+    """A title, of how many families."""
+    return f"{len(found)} families: {text}" if len(found) > 1 else text[:1].upper() + text[1:]
 
 
 def distance_table(rows: Sequence[Row]) -> str:
