@@ -30,7 +30,7 @@ COLUMNS = 4  # of panels
 LATE = 0.1  # of a run, whose median is what it ends at
 STEP = "a row of the log"
 #: kinds of watched workloads -> what a legend calls them, and their lines
-WATCHED = {
+WATCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "trained": ("trained", {"marker": "o", "linestyle": "-", "markersize": 3}),
     "held_out": ("held out", {"marker": "s", "linestyle": "--", "markersize": 3}),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,18 @@ HIGHEST = 0.72  # share of the panel's height that the histogram takes
 
 
 def sample_plot(run: Run, path: Path) -> None:
-    """Write the figure of a run."""
+    """Write the figure of a run; what is predicted to fail has no time and is left out."""
     floors, flops = run.floors, run.problem.flops
     bound = "tensor peak" if floors.compute >= floors.memory else "bandwidth"
-    timed = [(flops / s.predicted / 1e6, s.latency_us) for s in run.samples if s.latency_us]
+    known = [s for s in run.samples if s.predicted > 0]
+    timed = [(flops / s.predicted / 1e6, s.latency_us) for s in known if s.latency_us]
+    samples = np.array([flops / s.predicted / 1e6 for s in known])
     with looks.style():
         figure = samples_figure(
             run.title,
             run.predicted_by,
-            flops / run.predicted / 1e6,
-            flops / np.array([s.predicted for s in run.samples]) / 1e6,
+            flops / run.predicted[run.predicted > 0] / 1e6,
+            {"samples": samples},
             (bound, max(floors.compute, floors.memory)),
             timed,
         )
@@ -45,12 +47,13 @@ def samples_figure(
     title: str,
     by: str,
     space: Array,
-    samples: Array,
+    samples: Mapping[str, Array],
     bound: tuple[str, float],
     timed: Sequence[tuple[float, float]] = (),
 ) -> Figure:
     """Microseconds of the whole space as a histogram, by the reward of that name, and above it a
-    marker for each sample; beside it, where some were measured, measured over predicted ones.
+    marker for each sample, in the look of where it is from; beside it, where some were measured,
+    measured over predicted ones.
 
     `bound` is what limits the problem and the microseconds that it allows.
     """
@@ -60,29 +63,34 @@ def samples_figure(
     if timed:
         _measured(panels[1], by, timed)
     looks.legend(figure, *panels, below=True)
-    best = min((us for _, us in timed), default=min(samples, default=float(space.min())))
+    times = np.concatenate(list(samples.values()))
+    best = min((us for _, us in timed), default=min(times, default=float(space.min())))
     told = "measured" if timed else f"by the {by}"
     reached = f"{best:.3g} us {told}, {looks.share(bound[1] / best)} of the {bound[0]}"
-    many = counted(len(samples), "sample")
+    many = counted(len(times), "sample")
     looks.titled(figure, f"{title}: the best of {many} takes {reached}")
     return figure
 
 
-def _space(axes: Axes, by: str, space: Array, samples: Array) -> None:
+def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array]) -> None:
     """On a logarithmic axis; where samples are neighbours, one stands below the other."""
-    ends = np.log10([min(space.min(), *samples), max(space.max(), *samples)])
+    times = np.concatenate(list(samples.values()))
+    ends = np.log10([min(space.min(), *times), max(space.max(), *times)])
     low, high = ends + np.array([-0.02, 0.02]) * max(ends[1] - ends[0], 0.1)
     bins = np.logspace(low, high, min(BINS, max(10, len(np.unique(space)) // 4)) + 1)
     whole = f"space: {len(space):,} strategies"
     axes.hist(space, bins=list(bins), color=looks.GREY, label=whole)
     most = np.histogram(space, bins)[0].max()
     axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, most / HIGHEST))
-    places = ((np.log10(samples) - low) / (high - low) * COLUMNS).astype(int)
+    places = ((np.log10(times) - low) / (high - low) * COLUMNS).astype(int)
     levels = np.array([np.count_nonzero(places[:i] == p) for i, p in enumerate(places)], float)
-    step = min(0.034, (0.96 - HIGHEST) / max(1.0, levels.max(initial=0)))
-    axes.scatter(samples, 0.96 - step * levels, s=18, color=looks.colour(1),
-                 transform=axes.get_xaxis_transform(), zorder=3, linewidth=0.4, edgecolor="white",
-                 label=counted(len(samples), "sample"))  # fmt: skip
+    heights = 0.96 - min(0.034, (0.96 - HIGHEST) / max(1.0, levels.max(initial=0))) * levels
+    first = 0
+    for i, (source, own) in enumerate(samples.items()):
+        axes.scatter(own, heights[first : first + len(own)], color=looks.colour((1, 0)[i % 2]),
+                     s=18, marker="os"[i % 2], transform=axes.get_xaxis_transform(), zorder=3,
+                     linewidth=0.4, edgecolor="white", label=f"{source}: {len(own)}")  # fmt: skip
+        first += len(own)
     looks.plain_log(axes.xaxis)
     axes.set(xlabel=f"time by the {by} (us)", ylabel="strategies")
 
