@@ -43,12 +43,14 @@ OP_TYPES = {
     "mla_paged": "mla_decode", "gqa_paged": "gqa_decode", "gqa_ragged": "gqa_prefill",
     "gdn": "gdn_decode", "dsa_paged": "dsa_sparse",
 }  # fmt: skip
-#: colour of seaborn's colour-blind palette, line style, marker of each method
-METHODS: dict[str, tuple[int, Any, str]] = {
+#: colour, or its place in seaborn's colour-blind palette, line style, marker of each method
+METHODS: dict[str, tuple[int | str, str, str]] = {
     "policy": (0, "-", "o"),
     "policy + feedback": (0, "--", "*"),
     "policy top-k": (0, ":", "o"),
     "policy + tuning": (2, "-", "d"),
+    "own reward top-k": ("#3d0066", "--", "h"),
+    "nearest workload": ("#2c5046", "-.", "H"),
     "surrogate top-k": (2, "--", "s"),
     "model top-k": (1, "-", "^"),
     "Gaussian process": (8, "--", "p"),
@@ -118,7 +120,8 @@ def method_look(method: str) -> dict[str, Any]:
         return {"color": grey, "linestyle": line, "marker": marker, "linewidth": 1.3}
     place, line, marker = METHODS[method]
     width = 2.4 if method == "policy" else 1.5
-    return {"color": colour(place), "linestyle": line, "marker": marker, "linewidth": width}
+    own = colour(place) if isinstance(place, int) else place
+    return {"color": own, "linestyle": line, "marker": marker, "linewidth": width}
 
 
 def in_order(names: Sequence[str], table: Mapping[str, Any]) -> list[str]:

@@ -284,10 +284,10 @@ def test_ours_and_the_best_others_stand_out_from_the_rest(drawn: dict[str, Figur
             "policy + feedback",
             "policy top-k",
             "policy + tuning",
-            "surrogate top-k",
-            "model top-k",
+            "own reward top-k",
+            "nearest workload",
             "uniform random",
-            "9 other methods",
+            "11 other methods",
         ]
 
 
