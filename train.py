@@ -175,7 +175,7 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
     run.log("result", **summary)
     metrics = (run.folder / METRICS).read_text(encoding="utf-8").splitlines()
     with naming(run.folder / "plots"):
-        training_plots({"": [json.loads(line) for line in metrics]}, run.folder / "plots")
+        training_plots([[json.loads(line) for line in metrics]], run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
         about = {"settings": known_of(run.settings), "train": config.to_json()}

@@ -27,7 +27,7 @@ from ptxflow.eval.training_set import registered
 from ptxflow.eval.work import counted, timed_on
 from ptxflow.eval.workload import degenerate
 
-GRID = tuple(round(0.5 + 0.01 * i, 2) for i in range(151))  # of speedups, for fast_p
+GRID = tuple(round(0.5 * 2 ** (i / 32), 4) for i in range(161))  # of speedups, for fast_p
 
 
 def summary(records: Iterable[Record]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ptxflow.eval.evaluation_plots import captions
 from ptxflow.eval.evaluation_tables import NOT_PLAYED, tables
@@ -32,86 +32,104 @@ TRAINING = {
 }
 
 
+class Content(NamedTuple):
+    """A section: its heading, what is said first, and the names of its tables and plots."""
+
+    title: str
+    text: str = ""
+    tables: tuple[str, ...] = ()
+    plots: tuple[str, ...] = ()
+
+
+CURVES, LEARNED = "Methods over measurements", "Training"
+CONTENTS = (
+    Content("What was promised", tables=("claims",)),
+    Content(
+        CURVES,
+        "Below, for each group of workloads: what the best so far loses, by measurements; then "
+        "measurements to a share of the optimum's speed, shares of runs within 1%, and distinct "
+        "strategies of the fastest 1% among 64; then what others need to match the policy's best "
+        "of 8.",
+        plots=("gap", "profile", "modes"),
+    ),
+    Content("Each workload", tables=("families", "each"), plots=("workloads",)),
+    Content(
+        "Distance to the target",
+        "Total variation and Jensen-Shannon distance, exact, on the sub-space.",
+        ("distances",), ("fidelity",),
+    ),
+    Content(LEARNED, tables=("training",)),
+    Content(
+        "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
+        ("kernels", "floors"), ("fast_p", "roofline"),
+    ),
+    Content("Transfer from workload to workload", plots=("transfer",)),
+    Content(
+        "Transfer with a few measurements",
+        "What the strategy loses that one would take after so many measurements: the best that "
+        "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
+        "policy itself: what one draw from it loses, and its distance to the measured target.",
+        ("tuning",), ("tuning",),
+    ),
+    Content(
+        "Transfer to another device",
+        "Draws on whole spaces of another device, its analytic model taken for the truth.",
+        ("by-model",),
+    ),
+    Content(
+        "Sharpness", "Draws with the policy's probabilities to several powers.", ("sharpness",)
+    ),
+    Content(
+        "What decisions are worth",
+        "What the optimum loses when one decision alone takes another choice: medians over "
+        "workloads; indifferent where the best other choice loses less than 1%.",
+        ("decisions",),
+    ),
+    Content(
+        "Strategies taken apart",
+        "Each decision put back to its default alone: what the kernels differ in, and what the "
+        "default's time is over that of the chosen strategy.",
+        ("ablation",),
+    ),
+    Content("BICO-guided search", tables=("bico",), plots=("bico",)),
+    Content("Spaces", tables=("spaces",)),
+    Content("Files", tables=("sources",)),
+)  # fmt: skip
+
+
 def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence[Path]) -> str:
-    """The HTML of results, their plots, and plots of training runs (`DEVICE/NAME.png`)."""
+    """The HTML of results, their plots, and plots of training runs (`DEVICE/NAME.png`).
+
+    What was not played has no section.
+    """
     about, shown = results["about"], captions()
     played = {name: text for name, text in tables(results).items() if text != NOT_PLAYED}
-    found = played if about.get("live") else tables(results)  # a live run plays less, by its nature
-    pictures = {
-        p.stem: Plot(p, shown[p.stem], f"{COMMAND} --results results.json --plots DIR")
-        for p in plots
-    }
+    again = f"{COMMAND} --results results.json --plots DIR"
+    pictures = {p.stem: Plot(p, shown[p.stem], again) for p in plots}
     learned = [
         Plot(p, f"{p.parent.name.upper()}: {TRAINING[p.stem]}",
              f"python train.py --device {p.parent.name}")
         for p in training if p.stem in TRAINING
     ]  # fmt: skip
-
-    def draw(*names: str) -> list[Plot]:
-        return [pictures[n] for n in names if n in pictures]
-
-    def pick(*names: str) -> list[str]:
-        return [found[n] for n in names if n in found]
-
-    groups = [
-        Section(
-            f"Workloads: {group}",
-            "What the best so far loses, by measurements; then measurements to a share of the "
-            "optimum's speed, shares of runs within 1%, and distinct strategies of the fastest 1% "
-            "among 64; then what others need to match the policy's best of 8.",
-            pick(*(f"{kind}-{re.sub(r'[^0-9a-zA-Z_]+', '-', group)}"
-                   for kind in ("gap", "reach", "match"))),
-        )
-        for group in results["groups"]
-    ]  # fmt: skip
-    sections = [
-        Section("What was promised", "", pick("claims"), draw("gap", "profile")),
-        *groups,
-        Section("Each workload", "", pick("families", "each"), draw("workloads")),
-        Section("Modes", "", (), draw("modes")),
-        Section(
-            "Distance to the target",
-            "Total variation and Jensen-Shannon distance, exact, on the sub-space.",
-            pick("distances"), draw("fidelity"),
-        ),
-        Section("Training", "", pick("training"), learned),
-        Section(
-            "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
-            pick("kernels", "floors"), draw("fast_p", "roofline"),
-        ),
-        Section("Transfer from workload to workload", "", (), draw("transfer")),
-        Section(
-            "Transfer with a few measurements",
-            "What the strategy loses that one would take after so many measurements: the best that "
-            "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
-            "policy itself: what one draw from it loses, and its distance to the measured target.",
-            pick("tuning"), draw("tuning"),
-        ),
-        Section(
-            "Transfer to another device",
-            "Draws on whole spaces of another device, its analytic model taken for the truth.",
-            pick("by-model"),
-        ),
-        Section(
-            "Sharpness", "Draws with the policy's probabilities to several powers.",
-            pick("sharpness"),
-        ),
-        Section(
-            "What decisions are worth",
-            "What the optimum loses when one decision alone takes another choice: medians over "
-            "workloads; indifferent where the best other choice loses less than 1%.",
-            pick("decisions"),
-        ),
-        Section(
-            "Strategies taken apart",
-            "Each decision put back to its default alone: what the kernels differ in, and what the "
-            "default's time is over that of the chosen strategy.",
-            pick("ablation"),
-        ),
-        Section("BICO-guided search", "", pick("bico"), draw("bico")),
-        Section("Spaces", "", pick("spaces")),
-        Section("Files", "", pick("sources")),
-    ]  # fmt: skip
+    sections = []
+    for content in CONTENTS:
+        drawn = [pictures[n] for n in content.plots if n in pictures]
+        drawn += learned if content.title == LEARNED else []
+        told = [played[n] for n in content.tables if n in played]
+        sections.append(Section(content.title, content.text, told, drawn))
+        if content.title == CURVES:
+            sections += _groups(results["groups"], played)
     text, command = (LIVE, f"{COMMAND} --live") if about.get("live") else (INTRO, COMMAND)
     intro = text.format(seeds=about["seeds"], command=command)
     return page("ptxflow: policies beside searches", intro, sections)
+
+
+def _groups(groups: Iterable[str], played: Mapping[str, str]) -> list[Section]:
+    """A section a group of workloads, one level down."""
+    out = []
+    for group in groups:
+        name = re.sub(r"\W+", "-", group)
+        held = [played[t] for kind in ("gap", "reach", "match")
+                if (t := f"{kind}-{name}") in played]  # fmt: skip
+        out.append(Section(f"Workloads: {group}", tables=held, level=3))
+    return out

@@ -1,8 +1,7 @@
 """Plots and the table of training runs: pure functions of the rows they logged.
 
-One PNG a quantity, in one look: a colour-blind safe palette, a light grid, labels with units.
-`python -m ptxflow.eval.plots RUN... --out FOLDER` draws runs whose policies were joined, a panel
-each.
+One PNG a quantity, a panel a family. `python -m ptxflow.eval.plots RUN... --out FOLDER` draws runs
+whose policies were joined.
 """
 
 from __future__ import annotations
@@ -11,63 +10,165 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ptxflow.eval import looks
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
+Array = np.ndarray[Any, Any]
 
 KINDS = {"trained": "trained", "held_out": "held-out axes", "unseen": "unseen shapes"}
-SIZE = (6.4, 3.8)  # inches
-DOTS = 150  # per inch
+COLUMNS = 4  # of panels
+LATE = 0.1  # of a run, whose median is what it ends at
+STEP = "a row of the log"
+#: kinds of watched workloads -> what a legend calls them, and their lines
+WATCHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "trained": ("trained", {"marker": "o", "linestyle": "-", "markersize": 3}),
+    "held_out": ("held out", {"marker": "s", "linestyle": "--", "markersize": 3}),
+}
 
 
-def training_plots(runs: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
-    """Write loss, distance, reward, entropy and mask plots, a panel a run; returns their paths.
+@dataclass(frozen=True)
+class Quantity:
+    """What step rows log of a family: its axis, and what a title says of where it ends."""
+
+    label: str
+    ends: str
+    log: bool = False
+    percent: bool = False
+
+
+QUANTITIES = {
+    "loss": Quantity("trajectory-balance loss (nats\u00b2)", "trajectory-balance loss ends at {}",
+                     log=True),
+    "reward": Quantity("TFLOP/s over attainable (%)",
+                       "the sampled strategies' speed ends at {} of the attainable", percent=True),
+    "entropy": Quantity("policy entropy (nats a strategy)",
+                        "entropy of the policy ends at {} nats a strategy"),
+    "masked": Quantity("share of masked choices (%)", "masks rule out {} of the choices at the end",
+                       percent=True),
+}  # fmt: skip
+
+
+def training_plots(runs: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
+    """Write loss, reward, entropy, mask and distance plots, a panel a family; returns their paths.
 
     Rows are those of metrics.jsonl in order: `step` rows, `measure` rows with exact distances and
     `promotion` rows. Where a resumed run repeats a step, the later row counts.
     """
-    import matplotlib
+    with looks.style():
+        made = {name: quantity(runs, name) for name in QUANTITIES} | {"distance": distance(runs)}
+        return [looks.save(figure, folder / f"{name}.png") for name, figure in made.items()]
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import seaborn as sns
 
-    folder.mkdir(parents=True, exist_ok=True)
-    plots = {
-        "loss": ("trajectory-balance loss", _loss, "step"),
-        "distance": ("total variation distance", _distance, "measure"),
-        "reward": ("mean TFLOP/s over attainable", _line("reward", 0), "step"),
-        "entropy": ("policy entropy (nats a strategy)", _line("entropy", 1), "step"),
-        "masked": ("share of masked actions", _line("masked", 2), "step"),
-    }
-    wide = min(2, len(runs))
-    tall = -(-len(runs) // wide)
-    size = (SIZE[0] * wide, SIZE[1] * tall)
-    written = []
-    with sns.axes_style("whitegrid", {"grid.color": "0.92"}), sns.plotting_context("notebook", 0.9):
-        for name, (label, draw, event) in plots.items():
-            figure, panels = plt.subplots(
-                tall, wide, figsize=size, dpi=DOTS, layout="constrained", squeeze=False
-            )
-            for axes, (title, rows) in zip(panels.flat, runs.items(), strict=False):
-                if data := _latest(r for r in rows if r["event"] == event):
-                    draw(axes, data)
-                    _mark(axes, sorted({int(r["step"]) for r in rows if r["event"] == "promotion"}))
-                axes.set(xlabel="training step", ylabel=label, title=title if wide > 1 else "")
-            for axes in panels.flat[len(runs) :]:
-                axes.set_visible(False)
-            sns.despine(figure)
-            path = folder / f"{name}.png"
-            figure.savefig(path, bbox_inches="tight")
-            plt.close(figure)
-            written.append(path)
-    return written
+def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
+    """One of QUANTITIES over the steps."""
+    about = QUANTITIES[name]
+    found = [(family, rows, curve) for family, rows in _families(runs)
+             if len(curve := _curve(rows, family, name))]  # fmt: skip
+    figure, panels = _grid(len(found), about.label)
+    ends = []
+    for axes, (family, rows, curve) in zip(panels, found, strict=True):
+        x, y = curve.T
+        look = looks.family_look(family)["color"]
+        axes.plot(x, y, color="0.75", linewidth=0.8, label=STEP)
+        axes.plot(x, _smooth(y, max(1, len(y) // 40)), color=look, linewidth=1.6)
+        ends.append(float(np.median(y[-max(1, round(LATE * len(y))) :])))
+        _mark(axes, rows)
+        told = looks.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
+        _panel(axes, f"{family}: {told}", about.log, about.percent)
+    looks.legend(figure, *panels, below=True, title="coloured: running median")
+    looks.titled(figure, _said(found, about.ends.format(_span(ends, about.percent))))
+    return figure
+
+
+def distance(runs: Sequence[Sequence[Row]]) -> Figure:
+    """Exact distances of the watched workloads: solid with circles trained, dashed held out."""
+    found = [(family, rows) for family, rows in _families(runs)
+             if any(r["event"] == "measure" for r in rows)]  # fmt: skip
+    figure, panels = _grid(len(found), "total variation distance (0 to 1)")
+    last: dict[str, list[float]] = {}
+    for axes, (family, rows) in zip(panels, found, strict=True):
+        held = _latest(r for r in rows if r["event"] == "measure")
+        ends = []
+        for kind, (label, look) in WATCHED.items():
+            y = np.array([r["families"][kind].get(family, np.nan) for r in held], float)
+            if not np.isnan(y).all():
+                colour = looks.family_look(family)["color"]
+                axes.plot([r["step"] for r in held], y, color=colour, **look)
+                axes.plot([], [], color="0.3", label=label, **look)
+                ends.append(float(y[-1]))
+                last.setdefault(label, []).append(ends[-1])
+        _mark(axes, rows)
+        _panel(axes, f"{family}: {', '.join(f'{v:.1g}' for v in ends)}", log=True, percent=False)
+    looks.legend(figure, *panels, below=True)
+    told = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
+    looks.titled(figure, _said(found, f"distance to the reward's target at the end: {told}"))
+    return figure
+
+
+def _families(runs: Sequence[Sequence[Row]]) -> list[tuple[str, Sequence[Row]]]:
+    """Every family of every run, with the run's rows, in the order of all plots."""
+    held = [(family, rows) for rows in runs
+            for family in dict.fromkeys(f for r in rows if r["event"] == "step"
+                                        for f in r["families"])]  # fmt: skip
+    order = looks.in_order([family for family, _ in held], looks.FAMILIES)
+    return sorted(held, key=lambda item: order.index(item[0]))
+
+
+def _curve(rows: Sequence[Row], family: str, name: str) -> Array:
+    """[rows, 2] steps and what was logged of a family there."""
+    steps = _latest(
+        r for r in rows if r["event"] == "step" and name in r["families"].get(family, ())
+    )
+    return np.array([(r["step"], r["families"][family][name]) for r in steps], float)
+
+
+def _grid(count: int, label: str) -> tuple[Figure, list[Axes]]:
+    """Panels enough, the axis labelled once a row."""
+    columns = max(1, min(COLUMNS, count))
+    rows = max(1, -(-count // columns))
+    figure, grid = looks.figure(1.3 + (2.8 if rows == 1 else 1.8 * rows), columns, rows)
+    for axes in list(grid.flat)[count:]:
+        axes.set_visible(False)
+    for i, axes in enumerate(list(grid.flat)[:count]):
+        axes.set_xlabel("training step" if i + columns >= count else "", fontsize="small")
+    middle = grid[rows // 2][0]
+    middle.set_ylabel(label, fontsize="small")
+    return figure, list(grid.flat)[:count]
+
+
+def _panel(axes: Axes, title: str, log: bool, percent: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_title(title, fontsize="x-small", loc="left")
+    axes.tick_params(labelsize="small")
+    if log:
+        axes.set_yscale("log")
+        looks.plain_log(axes.yaxis)
+    if percent:
+        looks.in_percent(axes.yaxis)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+
+
+def _span(values: Sequence[float], percent: bool) -> str:
+    """The least and the largest."""
+    shown = [looks.share(v) if percent else f"{v:.2g}" for v in (min(values), max(values))]
+    return shown[0] if shown[0] == shown[1] else " to ".join(shown)
+
+
+def _said(found: Sequence[Any], text: str) -> str:
+    """A title, of how many families."""
+    return f"{len(found)} families: {text}" if len(found) > 1 else text[:1].upper() + text[1:]
 
 
 def distance_table(rows: Sequence[Row]) -> str:
@@ -144,12 +245,6 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _colour(i: int) -> Any:
-    import seaborn as sns
-
-    return sns.color_palette("colorblind")[i]
-
-
 def _smooth(values: np.ndarray[Any, Any], window: int) -> np.ndarray[Any, Any]:
     """Centred running median, so that single bad batches do not hide the course."""
     half = window // 2
@@ -160,71 +255,23 @@ def _smooth(values: np.ndarray[Any, Any], window: int) -> np.ndarray[Any, Any]:
     return smooth
 
 
-def _curve(axes: Axes, rows: Sequence[Row], key: str, colour: int) -> None:
-    x = np.array([r["step"] for r in rows])
-    y = np.array([r[key] for r in rows], float)
-    axes.plot(x, y, color=_colour(colour), alpha=0.3, linewidth=0.8)
-    axes.plot(x, _smooth(y, max(1, len(y) // 40)), color=_colour(colour), linewidth=1.8)
-
-
-def _loss(axes: Axes, rows: Sequence[Row]) -> None:
-    _curve(axes, rows, "loss", 0)
-    _log_scale(axes)
-
-
-def _line(key: str, colour: int) -> Any:
-    def draw(axes: Axes, rows: Sequence[Row]) -> None:
-        _curve(axes, rows, key, colour)
-
-    return draw
-
-
-def _distance(axes: Axes, rows: Sequence[Row]) -> None:
-    """A colour a family; solid with circles is trained, dashed with squares held out."""
-    names = list(dict.fromkeys(f for r in rows for f in r["families"]["trained"]))
-    x = [r["step"] for r in rows]
-    for colour, family in enumerate(names):
-        for kind, label, marker, style in (
-            ("trained", "trained", "o", "-"), ("held_out", "held out", "s", "--"),
-        ):  # fmt: skip
-            y = [r["families"][kind].get(family, np.nan) for r in rows]
-            if not np.isnan(y).all():
-                axes.plot(x, y, color=_colour(colour), marker=marker, markersize=3, linestyle=style,
-                          label=f"{family}, {label}")  # fmt: skip
-    _log_scale(axes)
-    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _log_scale(axes: Axes) -> None:
-    """Logarithmic, with ticks at 1, 2 and 5 times powers of ten, in plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _mark(axes: Axes, promotions: Sequence[int]) -> None:
+def _mark(axes: Axes, rows: Sequence[Row]) -> None:
     """Dotted lines where the curriculum added workloads."""
-    for i, step in enumerate(promotions):
-        label = "curriculum stage added" if i == 0 else None
-        axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2, label=label)
-    if promotions:
-        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for step in sorted({int(r["step"]) for r in rows if r["event"] == "promotion"}):
+        axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2,
+                     label="curriculum stage added")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Draw training runs, a panel each.")
+    parser = argparse.ArgumentParser(description="Draw training runs, a panel a family.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="metrics.jsonl of a run")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)
-    runs: dict[str, list[Row]] = {}
     try:
-        for path in args.runs:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            named = dict.fromkeys(f for r in rows if r["event"] == "step" for f in r["families"])
-            runs[", ".join(named)] = rows
+        runs = [
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            for path in args.runs
+        ]
         written = training_plots(runs, args.out)
     except (OSError, ValueError, KeyError) as error:
         print(f"plots: no metrics of a run: {error}", file=sys.stderr)

@@ -12,18 +12,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler.families.gdn_prefill.decisions import HALF, PAIRS
+from ptxflow.eval import looks
 from ptxflow.eval.arguments import natural_int, positive_int
 from ptxflow.eval.cases.case import plain, stored
 from ptxflow.eval.definition import load
 from ptxflow.eval.inputs import make_inputs
 from ptxflow.eval.tolerance import tolerance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFINITION = "gdn_prefill_qk16_v32_d128_k_last"
 SPAN = 512  # tokens of a point of the plot
@@ -159,25 +163,29 @@ def _share(ours: Array, right: Array, allowed: Any) -> Array:
 
 
 def plot(found: dict[Form, tuple[Array, float]], path: Path) -> None:
-    import matplotlib
+    """Write the errors along the sequence, a line a form."""
+    with looks.style():
+        looks.save(growth(found), path)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import seaborn as sns
 
-    with sns.axes_style("whitegrid", {"grid.color": "0.92"}), sns.plotting_context("notebook", 0.9):
-        figure, axes = plt.subplots(figsize=(6.4, 3.8), dpi=150, layout="constrained")
-        colours = sns.color_palette("colorblind", len(found))
-        for (form, (spans, _)), colour in zip(found.items(), colours, strict=True):
-            tokens = SPAN * (1 + np.arange(len(spans)))
-            axes.plot(tokens, spans, label=str(form), color=colour)
-        axes.axhline(1, color="0.3", linestyle="--", linewidth=1)
-        axes.set(xlabel="token", ylabel=f"largest error of {SPAN} tokens / tolerance", yscale="log")
-        axes.legend(fontsize="x-small", loc="center", bbox_to_anchor=(0.5, 0.33), ncols=2)
-        sns.despine(figure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, bbox_inches="tight")
-        plt.close(figure)
+def growth(found: dict[Form, tuple[Array, float]]) -> Figure:
+    """The figure of `plot`."""
+    figure, ((axes,),) = looks.figure(4.2)
+    for i, (form, (spans, _)) in enumerate(found.items()):
+        tokens = SPAN * (1 + np.arange(len(spans)))
+        axes.plot(tokens, spans, label=str(form), color=looks.colour(i), marker="os^Dv*"[i % 6],
+                  markersize=4)  # fmt: skip
+    axes.axhline(1, color="0.3", linestyle="--", linewidth=1, label="tolerance")
+    axes.set(yscale="log", xlabel="tokens of the sequence",
+             ylabel=f"largest error of {SPAN} tokens over the tolerance")  # fmt: skip
+    looks.plain_log(axes.yaxis)
+    looks.legend(figure, axes, title="chunk, operands, solve")
+    within = sum(spans.max() <= 1 for spans, _ in found.values())
+    most = max(spans[-1] / spans[0] for spans, _ in found.values())
+    looks.titled(figure, f"Gated delta net: {within} of {len(found)} chunked forms stay within the "
+                         f"tolerance; errors of the last {SPAN} tokens are at most {most:.1f} "
+                         "times those of the first")  # fmt: skip
+    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> int:

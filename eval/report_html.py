@@ -15,8 +15,17 @@ from pathlib import Path
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto;
        padding: 0 1rem; }
-h1, h2 { font-weight: 600; line-height: 1.25; } h2 { margin-top: 2.5rem; }
-nav a { margin-right: 1rem; }
+h1, h2, h3 { font-weight: 600; line-height: 1.25; } h2 { margin-top: 2.5rem; }
+nav { font-size: 13px; columns: 15rem; }
+nav ul { list-style: none; margin: 0; padding: 0; } nav ul ul { padding-left: 1rem; }
+nav li { break-inside: avoid; } nav a { color: #1a4f8b; text-decoration: none; }
+nav summary { cursor: pointer; }
+@media (min-width: 80rem) {
+  body { max-width: 78rem; display: grid; grid-template-columns: 15rem minmax(0, 1fr);
+         column-gap: 2rem; }
+  nav { columns: auto; position: sticky; top: 1rem; align-self: start; max-height: 95vh;
+        overflow-y: auto; }
+}
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; }
 th, td { padding: 3px 9px; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
@@ -40,26 +49,47 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a paragraph, tables in Markdown and plots."""
+    """A heading, a paragraph, tables in Markdown and plots; one of level 3 is a part of the last of
+    level 2 before it."""
 
     title: str
     text: str = ""
     tables: Sequence[str] = ()
     plots: Sequence[Plot] = ()
+    level: int = 2
 
 
 def page(title: str, intro: str, sections: Iterable[Section]) -> str:
     """The whole file."""
     held = [s for s in sections if s.tables or s.plots]
-    links = "".join(f'<a href="#{_anchor(s.title)}">{html.escape(s.title)}</a>' for s in held)
     body = "\n".join(_section(s) for s in held)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{_inline(intro)}</p>\n<nav>{links}</nav>\n"
-        f"{body}\n</body>\n</html>\n"
+        f"{_contents(held)}\n<main>\n<h1>{html.escape(title)}</h1>\n<p>{_inline(intro)}</p>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    """A link a section; parts of a section are folded under it."""
+    items: list[tuple[str, list[str]]] = []
+    for section in sections:
+        link = f'<a href="#{_anchor(section.title)}">{html.escape(section.title)}</a>'
+        if section.level == 2 or not items:
+            items.append((link, []))
+        else:
+            items[-1][1].append(link)
+    rows = "\n".join(f"<li>{_folded(link, parts)}</li>" for link, parts in items)
+    return f"<nav><ul>\n{rows}\n</ul></nav>"
+
+
+def _folded(link: str, parts: Sequence[str]) -> str:
+    if not parts:
+        return link
+    inner = "".join(f"<li>{part}</li>" for part in parts)
+    return f"<details><summary>{link}</summary><ul>{inner}</ul></details>"
 
 
 def _anchor(title: str) -> str:
@@ -67,7 +97,8 @@ def _anchor(title: str) -> str:
 
 
 def _section(section: Section) -> str:
-    parts = [f'<h2 id="{_anchor(section.title)}">{html.escape(section.title)}</h2>']
+    heading = f"h{section.level}"
+    parts = [f'<{heading} id="{_anchor(section.title)}">{html.escape(section.title)}</{heading}>']
     if section.text:
         parts.append(f"<p>{_inline(section.text)}</p>")
     parts += [_figure(plot) for plot in section.plots]

@@ -27,6 +27,7 @@ from ptxflow.eval.peers import is_eager_reference
 from ptxflow.eval.records import Record, libraries
 from ptxflow.eval.report import EAGER, align, peer_name
 from ptxflow.eval.roofline import TENSOR_PEAK, Floors
+from ptxflow.eval.sample_plot import sample_plot
 from ptxflow.eval.trial import Emulation
 from ptxflow.eval.work import counted
 
@@ -321,7 +322,7 @@ def summary_markdown(run: Run) -> str:
     if not run.measured:
         lines.append("- nothing was measured here: these figures are predictions")
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
-    lines += ["", "![predicted TFLOP/s of the samples in the space](samples.png)", ""]
+    lines += ["", "![predicted times of the samples in the space](samples.png)", ""]
     return "\n".join(lines)
 
 
@@ -454,41 +455,3 @@ def write_run(run: Run, folder: Path, solution: Json | None) -> None:
 
 def _write_json(path: Path, data: Json) -> None:
     path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
-
-
-def sample_plot(run: Run, path: Path) -> None:
-    """Where the samples lie in the space's predicted TFLOP/s; and measured against predicted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import seaborn as sns
-
-    timed = [s for s in run.samples if s.record is not None and s.record.tflops is not None]
-    columns = 2 if timed else 1
-    with sns.axes_style("whitegrid", {"grid.color": "0.92"}), sns.plotting_context("notebook", 0.9):
-        figure, panels = plt.subplots(
-            1, columns, figsize=(6.4 * columns, 3.8), dpi=150, layout="constrained", squeeze=False
-        )
-        left = panels[0][0]
-        bins = min(80, max(10, len(np.unique(run.predicted)) // 4))
-        left.hist(run.predicted, bins=bins, color="0.78", label=f"space ({len(run.predicted):,})")
-        colour = sns.color_palette("colorblind")[1]
-        for i, s in enumerate(run.samples):
-            label = f"samples ({len(run.samples)})" if i == 0 else None
-            left.axvline(s.predicted, color=colour, lw=1.2, alpha=0.8, label=label)
-        left.set(title=run.title, xlabel=f"TFLOP/s by the {run.predicted_by}", ylabel="strategies")
-        left.legend(loc="upper left", fontsize=8)
-        if timed:
-            right = panels[0][1]
-            predicted = [s.predicted for s in timed]
-            measured = [s.record.tflops for s in timed if s.record and s.record.tflops]
-            right.scatter(predicted, measured, color=colour)
-            right.set(
-                xlabel=f"TFLOP/s by the {run.predicted_by}",
-                ylabel="measured TFLOP/s",
-                title=run.ranked_by,
-            )
-        sns.despine(figure)
-        figure.savefig(path, metadata={"Software": None})
-        plt.close(figure)

@@ -211,10 +211,14 @@ def log_steps(run: Run) -> dict[str, str]:
     """One metrics row for the steps since the last; what the progress bar shows of it."""
     figures = torch.stack([r.figures for r in run.pending]).double()
     values = dict(zip(StepReport.NAMES, figures.mean(0).tolist(), strict=True))
-    steps: dict[str, list[float]] = {}
-    for report, loss in zip(run.pending, figures[:, 0].tolist(), strict=True):
-        steps.setdefault(report.family, []).append(loss)
-    families = {name: {"steps": len(of), "loss": sum(of) / len(of)} for name, of in steps.items()}
+    own: dict[str, list[torch.Tensor]] = {}
+    for report, row in zip(run.pending, figures, strict=True):
+        own.setdefault(report.family, []).append(row)
+    families = {
+        name: {"steps": len(rows)}
+        | dict(zip(StepReport.NAMES, torch.stack(rows).mean(0).tolist(), strict=True))
+        for name, rows in own.items()
+    }
     run.pending.clear()
     curriculum = run.trainer.curriculum
     run.log(

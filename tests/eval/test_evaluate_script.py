@@ -112,6 +112,10 @@ class Reader(HTMLParser):
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
 
 
+def groups(out: Path) -> list[str]:
+    return list(json.loads((out / "results.json").read_text())["groups"])
+
+
 def test_the_report_stands_alone(out: Path) -> None:
     text = (out / "report.html").read_text(encoding="utf-8")
     reader = Reader()
@@ -128,6 +132,9 @@ def test_the_report_stands_alone(out: Path) -> None:
         data = base64.b64decode(image.partition(",")[2], validate=True)
         width, height = struct.unpack(">II", data[16:24])
         assert data.startswith(b"\x89PNG") and width >= 640 and height >= 200
+    assert "What was promised" not in text and "Not played" not in text  # no TPE beside
+    parts = re.findall(r"<details><summary>.*?</details>", text)
+    assert len(parts) == 1 and parts[0].count("Workloads: ") == len(groups(out))
     widths = " ".join(map(str, reader.rows)).split("-1")
     assert all(len(set(table.split())) <= 1 for table in widths), "rows of unequal length"
 

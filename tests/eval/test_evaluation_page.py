@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import evaluate
-from ptxflow.eval.evaluation_plots import PLOTS, brief
+from ptxflow.eval.evaluation_labels import brief
+from ptxflow.eval.evaluation_plots import PLOTS
 from ptxflow.eval.evaluation_tables import quoted, tables
 
 ROOT = Path(__file__).resolve().parents[2]

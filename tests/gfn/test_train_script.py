@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err
 
 
-def rows(folder: Path, event: str) -> list[dict[str, float]]:
+def rows(folder: Path, event: str) -> list[dict[str, Any]]:
     """Rows of one kind, the last of each step, without what differs from run to run."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     found = {r["step"]: r for r in map(json.loads, lines) if r["event"] == event}
@@ -212,6 +213,11 @@ def test_a_run_stopped_by_ctrl_c_goes_on_exactly(
     assert "held-out axes" in capsys.readouterr().out
     for event in ("step", "measure", "promotion"):
         assert rows(parts, event) == rows(whole, event), event
+    for row in rows(whole, "step"):
+        steps = {name: own["steps"] for name, own in row["families"].items()}
+        for figure in ("loss", "reward", "entropy", "masked"):
+            mixed = sum(n * row["families"][f][figure] for f, n in steps.items())
+            assert mixed / sum(steps.values()) == pytest.approx(row[figure])
     results = [json.loads((f / "result.json").read_text()) for f in (parts, whole)]
     assert results[0]["workloads"] == results[1]["workloads"]
     assert results[0]["trained"]["mean"] < 0.5

@@ -47,22 +47,24 @@ def test_means_are_over_workloads_by_kind_and_family() -> None:
     assert ["all", "held-out", "axes", "2", "0.2000", "0.2500"] in lines
 
 
-def test_runs_are_drawn_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for run, family in enumerate(("a", "b", "c")):
+def test_runs_are_drawn_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"loss": 0.5, "reward": 0.5, "entropy": 3.0, "masked": 0.4}
+    for run, family in enumerate("abcdef"):
         rows: list[dict[str, Any]] = [
-            {"event": "step", "step": s, "loss": 1 / s, "reward": 0.5, "entropy": 3.0,
-             "masked": 0.4, "families": {family: {"steps": 10, "loss": 1 / s}}}
+            {"event": "step", "step": s, **figures, "families": {family: {"steps": 10, **figures}}}
             for s in (10, 20, 30)
-        ]  # fmt: skip
+        ]
         distances = {kind: {family: 0.2} for kind in ("trained", "held_out")}
         rows.append({"event": "measure", "step": 30, "families": distances})
         (tmp_path / f"{run}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    files = [str(tmp_path / f"{run}.jsonl") for run in range(3)]
-    sizes = []
+    files = [str(tmp_path / f"{run}.jsonl") for run in range(6)]
+    tall = []
     for chosen in (files[:1], files):
         assert plots.main([*chosen, "--out", str(tmp_path / "plots")]) == 0
         header = (tmp_path / "plots" / "distance.png").read_bytes()[16:24]
-        sizes.append([int.from_bytes(part, "big") for part in (header[:4], header[4:])])
-    assert sizes[1][0] > 1.5 * sizes[0][0] and sizes[1][1] > 1.5 * sizes[0][1]
+        width, height = (int.from_bytes(part, "big") for part in (header[:4], header[4:]))
+        assert width == 1040
+        tall.append(height)
+    assert tall[1] > 1.1 * tall[0]  # two rows of panels
     assert len(capsys.readouterr().out.splitlines()) == 10
     assert plots.main([str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
