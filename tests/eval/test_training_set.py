@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ptxflow.eval.arguments import parse_axes
 from ptxflow.eval.definition import DefinitionError, load, names
+from ptxflow.eval.definition_table import HEADS, definition_table
 from ptxflow.eval.sequences import axes_of
 from ptxflow.eval.training_set import (
     KINDS,
@@ -87,3 +89,22 @@ def test_a_definition_that_no_row_names_takes_the_row_of_its_family(tmp_path: Pa
 def test_a_definition_without_kernels_or_row_is_refused() -> None:
     with pytest.raises(DefinitionError, match="no kernel family"):
         members([str(Path(__file__).parents[1] / "unbuilt.json")], FULL)
+
+
+def test_the_table_of_definitions_gives_axes_that_fit_each_other() -> None:
+    head, *lines = definition_table().splitlines()
+    starts = [head.index(column) for column in HEADS]
+    assert [line[: starts[1]].rstrip() for line in lines] == list(names())
+    for line in lines:
+        definition = load(line.split()[0])
+        family = registered(definition)
+        assert family is not None
+        assert line[starts[1] :].split()[:2] == [definition.op_type, family.name]
+        held = line[starts[3] :].split("  ")
+        axes = parse_axes(text.split()[0] for text in held)
+        assert tuple(axes) == definition.var_axes
+        definition.bind({name: values[0] for name, values in axes.items()})
+        for text, (value,) in zip(held, axes.values(), strict=True):
+            first, last = map(int, text.split()[1].strip("[]").split("-"))
+            assert first <= value <= last, line
+    assert "  M=1024 [1-8192]" in next(line for line in lines if "gemm_n4096_k4096" in line)
