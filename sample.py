@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ptxflow.eval import command
+
 if TYPE_CHECKING:
     from ptxflow.compiler.runtime import GpuInfo
     from ptxflow.env.reward import Reward
@@ -32,7 +34,7 @@ CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 POLICY_OF = {"h100": "h200"}  # one policy per architecture; device features tell the rest
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(command.Parser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage."""
         print(f"sample: {message} (see --help)", file=sys.stderr)

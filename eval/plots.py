@@ -7,7 +7,6 @@ each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ptxflow.eval.command import Parser
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,7 +216,7 @@ def _mark(axes: Axes, promotions: Sequence[int]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Draw training runs, a panel each.")
+    parser = Parser(description="Draw training runs, a panel each.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="metrics.jsonl of a run")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)

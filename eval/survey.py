@@ -29,6 +29,7 @@ from ptxflow.eval.arguments import (
     parse_axes,
     product,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError, load, names
 
 STAGES = {
@@ -119,7 +120,7 @@ def _registers(kernels: Sequence[CompiledKernel]) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.survey",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
