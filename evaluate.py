@@ -464,13 +464,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
     from ptxflow.env.measurements import MeasurementError
     from ptxflow.eval.campaign import FAILURES
     from ptxflow.eval.evaluation_tables import PageError
     from ptxflow.eval.search.play import Foul
     from ptxflow.gfn.checkpoint import CheckpointError
 
-    args = arguments(argv)
     try:
         return run(args)
     except Foul as foul:

@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ptxflow.eval import command
+
 if TYPE_CHECKING:
     from ptxflow.compiler.runtime import GpuInfo
     from ptxflow.env.space import Space
@@ -42,7 +44,7 @@ POLICY_OF = {"h100": "h200"}
 MOST = 10_000  # kernels of a run: some hours
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(command.Parser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage."""
         print(f"sample: {message} (see --help)", file=sys.stderr)

@@ -45,6 +45,7 @@ from ptxflow.eval.arguments import (
 )
 from ptxflow.eval.campaign import FAILURES
 from ptxflow.eval.candidates import compile_all, listed_workload
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import Definition, load
 from ptxflow.eval.evaluation import Runs
 from ptxflow.eval.evaluation_metrics import plain
@@ -405,7 +406,7 @@ def fastest(space: Space, times: Times) -> Strategy:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.ablation",
         description=__doc__.partition("\n")[2],
         epilog="""examples:

@@ -28,6 +28,7 @@ from ptxflow.compiler.runtime import LoadedKernel, RuntimeUnavailable, require_g
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.arguments import UsageError, find_device, natural_int, parse_axes, positive_int
 from ptxflow.eval.cases import case_of
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError, names
 from ptxflow.eval.drawing import draw
 
@@ -86,7 +87,7 @@ def _on_gpu(
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.agree",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

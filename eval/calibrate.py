@@ -32,6 +32,7 @@ from ptxflow.env import cost
 from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observed import Observed
 from ptxflow.eval.arguments import UsageError, find_device, positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 from ptxflow.eval.ranking import Quality, by_family, choose_folds, quality, successes
@@ -244,7 +245,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.calibrate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

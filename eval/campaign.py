@@ -51,6 +51,7 @@ from ptxflow.eval.candidates import (
     make_record,
     sample_workload,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.records import Record, RecordError, RecordFile, read_records
 from ptxflow.eval.report import bench_table, settled, totals
@@ -317,7 +318,7 @@ def warn_of_other_code(held: Sequence[Record], origin: Origin) -> None:
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.campaign",
         description=__doc__.partition("\n")[2],
         epilog="""examples:

@@ -1,4 +1,4 @@
-"""The definitions that come with ptxflow, one a line: `python -m ptxflow.eval.definition_table`.
+"""The definitions that come with ptxflow, one a line, as `ptxflow definitions` prints them.
 
 Of each the name, the op, the family that builds its kernels, and its variable axes: the value that
 `--axes` has by default, and in brackets from where to where policies were trained. Other values and
@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from ptxflow.eval.arguments import product
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import Definition, load, names
 from ptxflow.eval.report import align
 from ptxflow.eval.sequences import axes_of
@@ -43,9 +44,7 @@ def definition_table() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
     print(definition_table())
     return 0

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ptxflow.eval import command
+
 RESULTS, PAGE, PLOTS, RECORDS = "results.json", "report.html", "plots", "records.jsonl"
 PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
 SEEDS, BUDGET, LIVE_SEEDS, LIVE_BUDGET = 50, 128, 3, 32
@@ -45,7 +47,7 @@ exit codes: 0 done, 1 a method broke the rules of play (one line says which), 2 
 """
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(command.Parser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage."""
         print(f"evaluate: {message} (see --help)", file=sys.stderr)

@@ -26,6 +26,7 @@ from ptxflow.env.surrogate import Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
 from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 from ptxflow.eval.ranking import (
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.fit_surrogate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -17,6 +17,7 @@ from typing import Any
 
 from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.surrogate_file import read as surrogate
+from ptxflow.eval.command import Parser
 from ptxflow.eval.plots import with_kept
 from ptxflow.eval.reward_source import ROOT, title
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, read, write
@@ -95,7 +96,7 @@ def reward_of(first: Trained, second: Trained) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

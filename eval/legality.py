@@ -7,7 +7,6 @@ were worked out from for whole spaces at once. Exit code 1 where a rule refuses 
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from ptxflow.compiler.device import DEVICES
 from ptxflow.env.space import SpaceSet
 from ptxflow.eval.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.candidates import strategies
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import load, names
 from ptxflow.eval.policy_draws import CHECKPOINTS, places, the_policy
 from ptxflow.eval.preparing import cores
@@ -49,7 +49,7 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
     add = parser.add_argument
     add("--samples", type=positive_int, default=100_000, help="of all together (default: 100000)")
     add("--workloads", type=positive_int, default=4, help="of each definition (default: 4)")

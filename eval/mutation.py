@@ -39,6 +39,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.strategy import Trip
 from ptxflow.eval import proof_summary
 from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import add_arguments, drawn
 from ptxflow.eval.harmless import reason
@@ -289,7 +290,7 @@ def table(summary: Summary) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -24,6 +24,7 @@ from ptxflow.env.measurements import (
     load_measurements,
 )
 from ptxflow.eval.arguments import positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.report import align
 
 LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
@@ -113,7 +114,7 @@ def table(rows: Sequence[Loss]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.optimum",
         description=__doc__.partition("\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -31,6 +31,7 @@ from ptxflow.eval.arguments import (
     positive_int,
     product,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError, load, names
 from ptxflow.eval.preparing import cores
 from ptxflow.eval.training_set import registered
@@ -71,7 +72,7 @@ def drawn(
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
     add = parser.add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")

@@ -30,6 +30,7 @@ from ptxflow.compiler.ptxas import Usage
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval import proof_summary
 from ptxflow.eval.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import add_arguments, drawn
 from ptxflow.eval.mutation import Judged, judge_strategy, pick
@@ -250,7 +251,7 @@ def table(summary: Summary) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.prove",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -37,6 +37,7 @@ from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
 from ptxflow.eval.arguments import UsageError, find_device, parse_axes, positive_int
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.observing import read_observed
 
@@ -286,7 +287,7 @@ def judge(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.ranking",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,7 +7,6 @@ line only. `python -m ptxflow.eval.records pack` makes the small form that is co
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -32,6 +31,7 @@ from ptxflow.env.measurements import (
     write_tables,
     yardstick,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.disagreement import Outputs
 from ptxflow.eval.peers import is_eager_reference
 
@@ -350,7 +350,7 @@ def _time(start: str, second: int | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.records",
         description="Pack record files into the small form that is committed: columns, compressed.",
         epilog="example: python -m ptxflow.eval.records pack runs/h200.jsonl runs/h200.jsonl.xz",

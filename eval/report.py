@@ -31,6 +31,7 @@ from ptxflow.env.measurements import (
     by_workload,
     load_measurements,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.disagreement import Outputs, named, together
 from ptxflow.eval.peers import is_eager_reference
 from ptxflow.eval.records import (
@@ -416,7 +417,7 @@ def _some(path: Path) -> list[Record]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

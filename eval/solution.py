@@ -30,6 +30,7 @@ from ptxflow.compiler.launch import (
     ScalarParam,
     TensorMapParam,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import Definition, DefinitionError, load
 from ptxflow.eval.disagreement import named
 
@@ -304,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ptxflow.eval.arguments import UsageError, positive_int
     from ptxflow.eval.worker import WorkerError
 
-    parser = argparse.ArgumentParser(prog="python -m ptxflow.eval.solution", description=__doc__)
+    parser = Parser(prog="python -m ptxflow.eval.solution", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="check")
     check = commands.add_parser("check", help="run a Solution on the GPU against the reference")
     check.add_argument("file", type=Path, help="the Solution's JSON file")

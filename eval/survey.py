@@ -29,6 +29,7 @@ from ptxflow.eval.arguments import (
     parse_axes,
     positive_int,
 )
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import DefinitionError
 from ptxflow.eval.drawing import definitions, draw, draw_shapes
 from ptxflow.eval.report import align
@@ -126,7 +127,7 @@ def _registers(kernels: Sequence[CompiledKernel]) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.survey",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ptxflow.eval import command
+
 HELP = """\
 Train the policy that proposes kernels: a GFlowNet over every kernel family, by trajectory balance.
 
@@ -83,7 +85,7 @@ class Settings:
         return Settings(**{**data, "definitions": tuple(data["definitions"])})
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(command.Parser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage."""
         print(f"train.py: {message} (see --help)", file=sys.stderr)

@@ -1,9 +1,9 @@
 """ptxflow: a generative GPU kernel autotuner with a checked raw PTX compiler.
 
 The four subpackages `gfn`, `env`, `compiler` and `eval` are the top-level folders of the
-repository. They are reached through symbolic links beside this file; where a checkout has no
-symbolic links, the repository root is searched instead. They are never imported under their bare
-names, because torchgfn installs as `gfn`.
+repository, `sample`, `train` and `evaluate` its scripts. They are reached through symbolic links
+beside this file; where a checkout has no symbolic links, the repository root is searched first.
+The folders are never imported under their bare names, because torchgfn installs as `gfn`.
 """
 
 from pathlib import Path as _Path
@@ -12,4 +12,9 @@ __version__ = "0.1.0"
 
 _here = _Path(__file__).resolve().parent
 if not (_here / "compiler").is_dir():
-    __path__.append(str(_here.parent))
+    if not (_here.parent / "compiler").is_dir():
+        raise ImportError(
+            "this ptxflow was built from a checkout without symbolic links and has no modules: "
+            "build it from a checkout with them, or from its sdist"
+        )
+    __path__.insert(0, str(_here.parent))  # before the text files that stand for links

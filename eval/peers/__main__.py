@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ptxflow.eval.arguments import UsageError, parse_axes, positive_int, product
 from ptxflow.eval.checking import Bench
+from ptxflow.eval.command import Parser
 from ptxflow.eval.definition import Definition, DefinitionError, load
 from ptxflow.eval.disagreement import Outputs, named
 from ptxflow.eval.measure import WARM_ROUNDS, case_of, shares
@@ -90,7 +91,7 @@ def plan(args: argparse.Namespace) -> list[tuple[Definition, dict[str, int]]]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.peers",
         description=__doc__.partition("\n")[2],
         epilog="example: python -m ptxflow.eval.peers --definition "

@@ -14,6 +14,7 @@ from statistics import geometric_mean
 
 import pytest
 
+from ptxflow.__main__ import MODULES as INSTALLED
 from ptxflow.compiler.atoms import document
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import DEVICES
@@ -37,11 +38,14 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"python (?:(train|sample|evaluate)\.py|-m (ptxflow[\w.]+))")
+COMMAND = re.compile(
+    r"python (?:(train|sample|evaluate)\.py|-m (ptxflow[\w.]+))|^(?:\$ )?ptxflow ([a-z][a-z-]*)"
+)
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-k)(?![\w-])")
 FOLDERS = ("compiler", "env", "gfn", "eval")
+SCRIPTS = ("train.py", "sample.py", "evaluate.py")
 #: bare names of modules; main.py is what a Solution holds
-MODULES = {"train.py", "sample.py", "evaluate.py", "main.py"} | {
+MODULES = {*SCRIPTS, "main.py"} | {
     path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
 }
 PLACE = re.compile(
@@ -60,7 +64,9 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
     code = [*FENCE.findall(text), *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
     for line in "\n".join(code).replace("\\\n", " ").splitlines():
         for found in COMMAND.finditer(line):
-            name = f"{found[1]}.py" if found[1] else found[2]
+            module = INSTALLED[found[3]] if found[3] else found[1] or found[2]
+            name = module if module.startswith("ptxflow") else f"ptxflow.{module}"
+            name = f"{module}.py" if f"{module}.py" in SCRIPTS else name
             yield name, re.split(r" [|>#]|   ", line[found.end() :])[0]
 
 

@@ -1,0 +1,111 @@
+"""The installed command: `ptxflow COMMAND`, or `python -m ptxflow COMMAND` in a checkout.
+
+Commands are modules with a `main(argv)` that returns an exit code; only the one that is asked for
+is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import ptxflow
+
+COMMANDS = {
+    "sample and train": {
+        "sample": ("sample", "kernels for one workload: drawn, compiled, checked, ranked"),
+        "train": ("train", "a policy, or tune a trained one to one workload"),
+        "definitions": ("eval.definition_table", "what comes with ptxflow, and its axes"),
+        "solution": ("eval.solution", "check a FlashInfer-Bench Solution on this GPU"),
+    },
+    "check, without a GPU": {
+        "prove": ("eval.prove", "sampled strategies, from the validator to emulated PTX"),
+        "survey": ("eval.survey", "compile many uniform strategies and count what holds"),
+        "mutation": ("eval.mutation", "how many mutants of kernels the validator kills"),
+        "legality": ("eval.legality", "whether policies ever leave the rules"),
+    },
+    "measure, on a GPU": {
+        "campaign": ("eval.campaign", "check and time strategies beside libraries, into records"),
+        "peers": ("eval.peers.__main__", "time libraries alone"),
+        "policy-draws": ("eval.policy_draws", "what a policy would try, for a campaign"),
+        "agree": ("eval.agree", "the emulator against the hardware"),
+    },
+    "judge": {
+        "report": ("eval.report", "records as a table"),
+        "records": ("eval.records", "pack records into the small form"),
+        "evaluate": ("evaluate", "policies beside searches, on brute-forced spaces"),
+        "optimum": ("eval.optimum", "what a policy's samples lose against brute force"),
+        "ablation": ("eval.ablation", "what each decision of a strategy is worth"),
+        "plots": ("eval.plots", "draw training runs"),
+    },
+    "fit": {
+        "fit-surrogate": ("eval.fit_surrogate", "a surrogate, to measurements"),
+        "ranking": ("eval.ranking", "how well model and surrogate rank what was measured"),
+        "calibrate": ("eval.calibrate", "the model's constants, to measurements"),
+        "join-policies": ("eval.join_policies", "one policy of several"),
+    },
+}
+MODULES = {name: entry[0] for group in COMMANDS.values() for name, entry in group.items()}
+EXAMPLES = (
+    "ptxflow definitions",
+    "ptxflow sample --definition gemm_n4096_k4096 --axes M=1024",
+    "ptxflow sample --definition my_gemm.json --axes M=77 --device h200 --measure no",
+    "ptxflow train --preset demo",
+)
+
+
+def data(name: str) -> Path:
+    """Where a folder lies that comes with ptxflow: in the package, or at a checkout's root."""
+    (found, *_) = (p for folder in ptxflow.__path__ if (p := Path(folder, name)).is_dir())
+    return found.resolve()
+
+
+def text() -> str:
+    """What `ptxflow --help` prints."""
+    lines = [
+        "usage: ptxflow COMMAND ...   (--help after a command explains it)",
+        "",
+        "A generative autotuner for GPU kernels: a trained policy proposes strategies, and a",
+        "checked compiler lowers them to PTX and machine code.",
+    ]
+    for title, group in COMMANDS.items():
+        lines += ["", title, *(f"  {name:13}  {line}" for name, (_, line) in group.items())]
+    lines += ["", "examples", *(f"  {example}" for example in EXAMPLES)]
+    lines += ["", f"trained policies and surrogates: {data('checkpoints')}"]
+    return "\n".join(lines)
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """A command's exit code; 130 where Ctrl-C ends one that says nothing of it itself."""
+    sys.argv[0] = f"ptxflow {name}"  # argparse takes its program's name from there
+    try:
+        code = importlib.import_module(f"ptxflow.{MODULES[name]}").main(argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # who reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return int(code)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    first, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if first in ("-h", "--help"):
+        print(text())
+    elif first in ("-V", "--version"):
+        print(f"ptxflow {ptxflow.__version__}")
+    elif first in MODULES:
+        return run(first, rest)
+    else:
+        print(f"ptxflow: no command {first!r}; there are {', '.join(MODULES)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

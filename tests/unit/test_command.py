@@ -1,0 +1,114 @@
+"""`ptxflow COMMAND`: what it lists exists, what it does not know it says, and it starts quickly."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ptxflow
+from ptxflow.__main__ import COMMANDS, EXAMPLES, MODULES, main, text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def argv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["ptxflow"])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_command_explains_itself_as_it_was_started(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"usage: ptxflow {name} ")
+    assert not re.findall(r"python -m ptxflow|\b(?:sample|train|evaluate)\.py", told)
+    assert set(re.findall(r"\bptxflow ([a-z-]+)", told)) <= set(MODULES)
+
+
+def test_scripts_and_modules_explain_themselves_as_they_were_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for start, module in (("sample.py", "sample"), ("report.py", "eval.report")):
+        monkeypatch.setattr(sys, "argv", [f"/somewhere/{start}"])
+        with pytest.raises(SystemExit):
+            importlib.import_module(f"ptxflow.{module}").main(["--help"])
+    told = capsys.readouterr().out
+    assert "usage: sample.py " in told and "\n  python sample.py --definition gemm" in told
+    assert "usage: python -m ptxflow.eval.report " in told and "ptxflow report" not in told
+
+
+def test_help_has_a_line_for_each_command_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == main([]) == 0
+    assert capsys.readouterr().out == 2 * (text() + "\n")
+    lines = text().splitlines()
+    for group in COMMANDS.values():
+        for name, (_, line) in group.items():
+            assert len([x for x in lines if x.split()[:1] == [name] and x.endswith(line)]) == 1
+    assert max(map(len, lines[:-1])) <= 100
+    for example in EXAMPLES:
+        program, name, *_ = example.split()
+        assert program == "ptxflow" and name in MODULES
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ptxflow {ptxflow.__version__}\n"
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["smaple", "-k", "8"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1
+    assert "'smaple'" in told.err and all(name in told.err for name in MODULES)
+
+
+def test_bad_arguments_are_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", "--axes", "M=1"])
+    assert ended.value.code == 2 and "--definition" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("ptxflow.eval.survey"), "main", interrupted)
+    assert main(["survey"]) == 130
+    assert capsys.readouterr().err == "survey: interrupted\n"
+
+
+def test_help_and_definitions_import_no_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from ptxflow.__main__ import main\n"
+        "main(['--help']); assert 'numpy' not in sys.modules\n"
+        "raise SystemExit(main(['definitions']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rmsnorm_h4096" in done.stdout
+
+
+def test_a_reader_that_has_enough_ends_it_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "ptxflow", "definitions"],
+        cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
