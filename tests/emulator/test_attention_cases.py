@@ -178,7 +178,8 @@ def test_some_queries_of_a_sequence_with_keys_see_none(
 ) -> None:
     """However many keys there are beside few queries."""
     p = problem(key)
-    p = problem(key, **{n: v for n, v in changed.items() if n in dict(p.axes)})
+    own: dict[str, Any] = {n: v for n, v in changed.items() if n in dict(p.axes)}
+    p = problem(key, **own)
     given = choose(p, None, None, 0)
     assert ((given.queries > given.keys) & (given.keys > 0)).any() and (given.keys == 0).any()
     assert given.queries.sum() == p["total_q"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ptxflow.compiler.device import Device
@@ -42,7 +44,7 @@ KERNELS: dict[str, tuple[Device, Problem, Strategy]] = {
     "gqa_prefill by tcgen05": (B200, PAGES, gqa_p.strategy(consumers=1, overlap=0)),
     "gqa_prefill by tcgen05, lazy": (B200, PACKED, gqa_p.strategy(rescale="lazy")),
 }
-CASES = {
+CASES: dict[str, Callable[..., Case]] = {
     "mla_decode": mla_decode.case,
     "mla_prefill": mla_prefill.case,
     "dsa_sparse": dsa_sparse.case,

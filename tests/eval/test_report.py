@@ -98,7 +98,7 @@ def test_libraries_copies_and_several_families():
     assert row.split()[2:] == ["3/3", "10.0", "10.5", "1.05", "0.88", "80%", "1.05", "0.88"]
 
 
-def decode(us: float, **peers: float) -> Record:
+def decode(us: float, **peers: Any) -> Record:
     one = norm(8, us, **peers)
     return replace(one, definition="gdn_decode_qk16_v32_d128_k_last", ratio=None)
 
@@ -114,7 +114,8 @@ def test_an_eager_reference_stands_apart() -> None:
     assert row.split()[2:] == ["2/2", "10.0", "-", "-", "-", "80%", "400.00"]
     assert "geometric mean of the best ratio" not in text
     assert "beside an eager reference (workloads): torch 400.00 (1)" in text
-    both = summary([*packed, norm(1, 10.0, **{"torch.compile": 11.0})])
+    compiled: dict[str, Any] = {"torch.compile": 11.0}
+    both = summary([*packed, norm(1, 10.0, **compiled)])
     assert "geometric mean of the best ratio of 1 workloads: 1.10" in both
     (line,) = (x for x in both.splitlines() if x.startswith("gdn_decode  "))
     assert line.split()[:5] == ["gdn_decode", "1", "-", "-", "-"]
