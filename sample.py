@@ -24,6 +24,7 @@ exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -286,13 +287,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ptxflow.eval.solution import SolutionError
 
     try:
-        return run(args)
+        code = run(args)
+        sys.stdout.flush()
+        return code
     except (*FAILURES, SolutionError) as error:
         print(f"sample: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # who reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:  # a full disk, above all
         place = f"{error.filename}: " if error.filename else ""
-        print(f"sample: {place}{error.strerror}; nothing was written", file=sys.stderr)
+        print(f"sample: {place}{error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("sample: interrupted; nothing was written", file=sys.stderr)

@@ -247,8 +247,9 @@ def _speed_heads(run: Run) -> list[str]:
 
 
 def _speed_cells(run: Run, us: float) -> list[str]:
-    tflops = [f"{run.problem.flops / us / 1e6:.1f}"] if run.floors.bound == TENSOR_PEAK else []
-    return [*tflops, f"{run.floors.share_of_bound(us):.1%}"]
+    share = run.floors.share_of_bound(us)
+    peak = share * run.problem.peak_tflops(run.device)
+    return [*([f"{peak:.1f}"] if run.floors.bound == TENSOR_PEAK else []), f"{share:.1%}"]
 
 
 def _beside(run: Run) -> str:
@@ -310,8 +311,8 @@ def summary_markdown(run: Run) -> str:
             f"{max(predicted) / best:.1%} of "
             f"the best in the space ({_us(run.us(best))} us); the space's median is "
             f"{_us(run.us(float(np.median(run.predicted))))} us",
-            f"- bound by the {run.floors.bound} at {run.problem.intensity:.1f} FLOP per byte: "
-            f"{_us(run.floors.attainable)} us at best, a launch in it",
+            f"- bound by the {run.floors.bound}: {_us(run.floors.attainable)} us at best, a launch "
+            "in it",
         ]
     times = [s.latency_us for s in run.samples if s.latency_us is not None]
     if times:

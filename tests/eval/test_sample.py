@@ -193,6 +193,15 @@ def test_the_definitions_are_listed(capsys: Any) -> None:
     assert listed == list(names())
 
 
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = "set -o pipefail; $0 sample.py --definition list | true"
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=Path(sample.__file__).parent,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def own(folder: Path, name: str, free: str) -> Path:
     """A definition with another axis variable."""
     data = load(name).to_json()
@@ -359,7 +368,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     assert call(checkpoint, tmp_path / "a") == 2
-    assert capsys.readouterr().err == "sample: No space left on device; nothing was written\n"
+    assert capsys.readouterr().err == "sample: No space left on device\n"
     assert list(tmp_path.iterdir()) == []
 
 
