@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ptxflow.eval.command import require_checkout
 from ptxflow.eval.definition import Definition, load, names
 from ptxflow.eval.inputs import MLA_SCALE
 from ptxflow.eval.sequences import split
@@ -99,6 +100,7 @@ def rows(definition: Definition) -> Iterator[Workload]:
 
 
 def main() -> int:
+    require_checkout("attention_rows")
     for name in names():
         definition = load(name)
         if definition.op_type not in OP_TYPES:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ptxflow.compiler.files import write_whole
+from ptxflow.eval.command import require_checkout
 from ptxflow.eval.definition import FOLDER, Definition, DefinitionError, load
 from ptxflow.eval.references import source
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     check = parser.parse_args().check
+    require_checkout("build_definitions")
     changed = stale()
     for path, text in changed.items():
         if not check:

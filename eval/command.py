@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -27,3 +28,11 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         return told(super().format_help())
+
+
+def require_checkout(name: str) -> None:
+    """Exit 2 with a line where ptxflow is installed apart from its repository, whose files the
+    command of that name reads or writes."""
+    if not (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file():
+        print(f"{name}: it is about files of the repository: run it in a checkout", file=sys.stderr)
+        raise SystemExit(2)

@@ -21,6 +21,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.space import EmptySpace, enumerate_space
 from ptxflow.eval import proof_summary
 from ptxflow.eval.arguments import UsageError, find_problem
+from ptxflow.eval.command import require_checkout
 from ptxflow.eval.definition import Definition, DefinitionError, load, names
 from ptxflow.eval.proof_summary import Summary
 from ptxflow.eval.proof_table import markdown, placed
@@ -158,6 +159,7 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)
+    require_checkout("whole_set")
     try:
         summaries = [proof_summary.read(path) for path in args.proof]
         records = [r for path in args.records for r in read_records(path)]

@@ -155,6 +155,19 @@ def test_the_command_samples_and_trains_where_there_is_no_checkout(
     assert {p: p.stat().st_mtime_ns for p in site.rglob("*")} == before  # it writes nothing there
 
 
+@pytest.mark.parametrize("module", ["attention_rows", "build_definitions", "whole_set"])
+def test_what_renews_the_repository_says_that_it_needs_one(
+    module: str, site: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"ptxflow.eval.{module}"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{module}: ") and len(done.stderr.splitlines()) == 1
+
+
 @pytest.fixture
 def without_links(tree: Path, tmp_path: Path) -> Path:
     """A checkout where git wrote each link as a text file that holds the path."""
