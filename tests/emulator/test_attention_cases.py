@@ -177,9 +177,9 @@ def test_some_queries_of_a_sequence_with_keys_see_none(
     key: tuple[str, str], changed: dict[str, int]
 ) -> None:
     """However many keys there are beside few queries."""
-    p = problem(key)
-    own: dict[str, Any] = {n: v for n, v in changed.items() if n in dict(p.axes)}
-    p = problem(key, **own)
+    held = dict(problem(key).axes)
+    sizes: dict[str, Any] = {n: v for n, v in changed.items() if n in held}
+    p = problem(key, **sizes)
     given = choose(p, None, None, 0)
     assert ((given.queries > given.keys) & (given.keys > 0)).any() and (given.keys == 0).any()
     assert given.queries.sum() == p["total_q"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ from tests import gqa_prefill_cases as gqa_p
 from tests import mla_cases as mla
 from tests.mla_cases import B200, H200
 
-LATENT = {"latent": 128, "rope": 64}
-GROUP = {"group": 4, "key_heads": 1, "size": 64}
+LATENT: dict[str, Any] = {"latent": 128, "rope": 64}
+GROUP: dict[str, Any] = {"group": 4, "key_heads": 1, "size": 64}
 ROWS = mla.problem(True, 1, 3, 40, 11, **LATENT)
 PAGES = gqa_p.problem(16, 3, 60, 160, heads=4, kv_heads=2, dim=64)
 PACKED = gqa_p.problem(0, 3, 60, 150, heads=4, kv_heads=2, dim=64)
