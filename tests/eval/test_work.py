@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
+from ptxflow.eval.definition import DefinitionError, load
 from ptxflow.eval.inputs import make_indices, make_inputs
 from ptxflow.eval.records import Record
 from ptxflow.eval.work import SEED, attended, counted, timed_on
@@ -81,7 +81,15 @@ def test_rows_that_see_nothing_are_no_work() -> None:
     own, found = find_problem(load(FLAT), axes)[1], counted(load(FLAT), axes)
     blind = 80 - attended(load(FLAT).bind(axes), make_indices(load(FLAT), axes, SEED)).queries
     assert blind >= 48 and found.bytes == own.bytes - blind * 2 * 32 * 128
-    assert counted(load(LATENT), axes) == find_problem(load(LATENT), axes)[1]  # has no such inputs
+    latent = counted(load(LATENT), axes)
+    assert find_problem(load(LATENT), axes)[1].bytes - latent.bytes == blind * 2 * 16 * (512 + 64)
+
+
+def test_where_no_inputs_have_the_axes_the_estimate_stands() -> None:
+    axes = paged(8, 2, 32, 4)  # sequences of 16 pages, in a cache of 4
+    with pytest.raises(DefinitionError):
+        make_indices(load(LATENT), axes, SEED)
+    assert counted(load(LATENT), axes) == find_problem(load(LATENT), axes)[1]
 
 
 def test_lists_count_what_they_name_once() -> None:
