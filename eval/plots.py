@@ -62,8 +62,11 @@ def training_plots(runs: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
     """Write loss, reward, entropy, mask and distance plots, a panel a family; returns their paths.
 
     Rows are those of metrics.jsonl in order: `step` rows, `measure` rows with exact distances and
-    `promotion` rows. Where a resumed run repeats a step, the later row counts.
+    `promotion` rows. Where a resumed run repeats a step, the later row counts. Runs too short for a
+    `step` row have no plots.
     """
+    if not _families(runs):
+        return []
     with looks.style():
         made = {name: quantity(runs, name) for name in QUANTITIES} | {"distance": distance(runs)}
         return [looks.save(figure, folder / f"{name}.png") for name, figure in made.items()]

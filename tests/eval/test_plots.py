@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -332,3 +333,8 @@ def test_samples_as_fast_as_each_other_stand_apart(drawn: dict[str, Figure]) -> 
         (above,) = panel.child_axes
         assert above.get_xlabel() == "share of the bandwidth (%)"
         assert "67% of the bandwidth" in drawn["samples"].get_suptitle()
+
+
+def test_a_run_too_short_for_a_row_of_its_log_has_no_plots(tmp_path: Path) -> None:
+    row = {"event": "measure", "step": 1, "families": {"trained": {"gemm": 0.9}}}
+    assert plots.training_plots([[row]], tmp_path) == [] == list(tmp_path.iterdir())
