@@ -25,6 +25,8 @@ NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
 NEAR_BYTES = UNIT * NEAR_PITCH
 GATES = 6  # arrays of a chunk: see kernel.Gate
 HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
+#: more registers for states as two terms, by head size; and the chunk from which on
+TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
@@ -111,6 +113,8 @@ def registers(f: Fields, problem: Problem) -> Any:
     more = more + 4 * ((f.operands == PAIRS) & (f.row_tiles == 2))
     once = (f.solve != PAIRS) & (f.solve_block == 2 * UNIT)
     more = more + 15 * ((f.operands == PAIRS) & (f.row_tiles == 1) & once)
+    terms, chunk = TERMS[problem["head_size"]]
+    more = more + terms * ((f.operands == PAIRS) & (f.row_tiles == 1) & (f.chunk >= chunk))
     return np.asarray(held + f.chunk / 8 + 50 + more).astype(int)
 
 
