@@ -184,14 +184,21 @@ class Attend(Multiplier):
         ]
 
     def _ask_queries(self, span: Span) -> list[Body]:
-        """Rows of heads, query after query; past the sequence's last query that one again."""
+        """Rows of heads, query after query; past the sequence's last query that one again. What
+        has the same index goes together: ptxas keeps it in registers until then."""
+        turns = [
+            (i, part)
+            for part in self._parts("q_nope q_pe", self.q_latent, self.q_rope)
+            for i in range(self.queries * self.own_heads * part.chunks // LANES)
+        ]
+        if self.latent == self.rope:
+            turns.sort(key=lambda turn: turn[0])
         out: list[Body] = []
-        for part in self._parts("q_nope q_pe", self.q_latent, self.q_rope):
-            for i in range(self.queries * self.own_heads * part.chunks // LANES):
-                column, chunk = part.of(i)
-                query = (column // self.own_heads).min(span.queries - 1)
-                row = (span.row + query) * self.heads + column % self.own_heads + self.first_head
-                out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
+        for i, part in turns:
+            column, chunk = part.of(i)
+            query = (column // self.own_heads).min(span.queries - 1)
+            row = (span.row + query) * self.heads + column % self.own_heads + self.first_head
+            out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
         return out
 
     # -- leaving ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at t
 COLUMNS, DIMS = "columns", "dims"
 PARTS = 4  # of dims, where warps part these
 SHARED, REGISTERS = "shared", "registers"
+QUERY_STEPS = 4  # of a product, whose queries have registers at a time where they are not kept
 
 TILING = (
     Decision("tile", (32, 64), "tokens of a step"),
@@ -97,6 +98,13 @@ def part_columns(f: Fields, problem: Problem) -> Any:
     return columns(f, problem) // MMA_COLUMNS // np.where(halved, 2, 1)
 
 
+def part_registers(f: Fields, problem: Problem) -> Any:
+    """Registers of a thread for its scores in parts, and for queries that it loads in turn."""
+    steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // (PARTS * MMA_DIMS)
+    scores = PARTS * f.tile * columns(f, problem) // (WARP * f.warps)
+    return scores + 2 * min(steps, QUERY_STEPS) * part_columns(f, problem)
+
+
 def latent_pitch(problem: Problem) -> int:
     """Bytes from a token's latent in shared memory to the next; a query's likewise."""
     return problem["head_dim_ckv"] * ELEMENT + PAD
@@ -146,6 +154,9 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     if device.has_tmem:  # ptxas takes more for its architecture
         free = free + 10 + 30 * (mine > 1)
     told = 20 * mine + 2 * across + 32
+    in_turn = (f.scores == DIMS) & (f.operand == SHARED)
+    parts = part_registers(f, problem) + 5 * mine + across + 8
+    told = np.maximum(told, np.where(in_turn, parts, 0))
     return np.asarray(held + np.where(f.warps == SPLIT, told, free)).astype(int)
 
 

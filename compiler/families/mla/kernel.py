@@ -14,6 +14,7 @@ from ptxflow.compiler.families.mla.decisions import (
     MMA_COLUMNS,
     MMA_TOKENS,
     PARTS,
+    QUERY_STEPS,
     REGISTERS,
     helpers,
     part_columns,
@@ -135,7 +136,7 @@ class Multiplier(Shape):
 
     def _query(self, k: int, n: int) -> UOp:
         """Registers of a pair of MMAs of 8 columns: all are kept, or four pairs in turn."""
-        kept = self._pairs_kept if self.in_registers else 4
+        kept = self._pairs_kept if self.in_registers else QUERY_STEPS
         wide = self.part_columns // 2 if self.parted else self.own
         return part(self.r("query", kept * wide * QUAD), (k % kept * wide + n) * QUAD, QUAD)
 
