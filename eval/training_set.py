@@ -203,17 +203,22 @@ def registered(definition: Definition) -> Family | None:
         return None
 
 
+def rows_of(family: Family | None, rows: Sequence[Row]) -> list[tuple[Row, Definition]]:
+    """The rows that name a definition of the family, and the first such definition of each."""
+    of_each = ([load(name) for name in row.definitions] for row in rows)
+    own = [[d for d in found if registered(d) is family] for found in of_each]
+    return [(row, found[0]) for row, found in zip(rows, own, strict=True) if found]
+
+
 def row_of(definition: Definition, rows: Sequence[Row] = PRESETS["full"].rows) -> Row | None:
     """The row that names the definition, else the first of its family and variable axes."""
-    family = registered(definition)
-    alike = []
     for row in rows:
         if definition.name in row.definitions:
             return row
-        first = load(row.definitions[0])
-        if registered(first) is family and set(first.var_axes) == set(definition.var_axes):
-            alike.append(row)
-    return alike[0] if alike else None
+    for row, first in rows_of(registered(definition), rows):
+        if set(first.var_axes) == set(definition.var_axes):
+            return row
+    return None
 
 
 def typical_axes(definition: Definition) -> dict[str, int] | None:
@@ -223,11 +228,10 @@ def typical_axes(definition: Definition) -> dict[str, int] | None:
     there. None where a family builds no kernel for these.
     """
     family = registered(definition)
-    rows = [row for row in ROWS if registered(load(row.definitions[0])) is family]
+    rows = rows_of(family, ROWS) if family else []
     if row := row_of(definition):
-        rows.insert(0, row)
-    for row in rows if family else ():
-        first = load(row.definitions[0])
+        rows.insert(0, (row, load(row.definitions[0])))
+    for row, first in rows:
         known = {**first.const_axes, **axes_of(first, row.typical)}
         known |= axes_of(definition, row.typical)
         axes = {name: known[name] for name in definition.var_axes if name in known}

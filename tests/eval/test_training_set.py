@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.arguments import parse_axes
+from ptxflow.eval.arguments import find_problem, parse_axes
 from ptxflow.eval.definition import DefinitionError, load, names
 from ptxflow.eval.definition_table import HEADS, definition_table
 from ptxflow.eval.sequences import axes_of
@@ -20,9 +20,11 @@ from ptxflow.eval.training_set import (
     members,
     registered,
     row_of,
+    typical_axes,
 )
 
 FULL, DEMO = PRESETS["full"], PRESETS["demo"]
+OWN = Path(__file__).resolve().parents[1] / "definitions"  # that do not come with ptxflow
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -108,3 +110,12 @@ def test_the_table_of_definitions_gives_axes_that_fit_each_other() -> None:
             first, last = map(int, text.split()[1].strip("[]").split("-"))
             assert first <= value <= last, line
     assert "  M=1024 [1-8192]" in next(line for line in lines if "gemm_n4096_k4096" in line)
+
+
+@pytest.mark.parametrize("path", sorted(OWN.glob("*.json")), ids=lambda path: path.stem)
+def test_definitions_of_ones_own_have_axes_by_default(path: Path) -> None:
+    """Also where the family is named behind another's in its row."""
+    definition = load(path)
+    axes = typical_axes(definition)
+    assert axes is not None and axes.keys() == set(definition.var_axes)
+    assert find_problem(definition, axes)[1].bytes > 0
