@@ -25,10 +25,15 @@ from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.eval.arguments import find_problem, find_space
 from ptxflow.eval.definition import load, names
+from ptxflow.eval.drawing import definitions
 from ptxflow.eval.policy_draws import places
+from ptxflow.eval.training_set import typical_axes
 
 TARGETS = (H200, B200)
 KERNELS = Path(__file__).with_name("kernels.json")
+ROOT = Path(__file__).resolve().parents[2]
+#: definitions of more heads and longer lists than those that come with ptxflow
+MORE = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "definitions").glob("*.json"))]
 BUILDERS = "/compiler/families/"
 ELSEWHERE = ("__init__.py", "problem.py", "decisions.py", "load.py", "work.py", "rounds.py")
 WORKLOADS = 3  # of each definition
@@ -47,7 +52,9 @@ class Kernel:
     choices: dict[str, int | str]
 
     def bound(self) -> tuple[Problem, Strategy, Device]:
-        _, problem = find_problem(load(self.definition), self.axes)
+        path = self.definition
+        definition = load(str(ROOT / path) if path.endswith(".json") else path)
+        _, problem = find_problem(definition, self.axes)
         return problem, Strategy(self.family, tuple(self.choices.items())), DEVICES[self.device]
 
     def build(self) -> UOp:
@@ -95,10 +102,12 @@ def branches(build: Callable[[], UOp]) -> set[Branch]:
 def draws(name: str, device: Device, seed: int) -> Iterator[Kernel]:
     """Strategies of a family, uniform at one workload after the other, without end."""
     rng = np.random.default_rng(seed)
-    own = [n for n in names() if find_problem(load(n), places([n], 1)[0][1])[0].name == name]
+    more = [(path, typical_axes(load(path)) or {}) for path in MORE]
     spaces = []
-    for definition, axes in places(own, WORKLOADS):
-        spaces.append((definition, axes, find_space(*find_problem(load(definition), axes), device)))
+    for definition, axes in [*places(names(), WORKLOADS), *more]:
+        maker, problem = find_problem(load(definition), axes)
+        if maker.name == name:
+            spaces.append((definition, axes, find_space(maker, problem, device)))
     while True:
         for definition, axes, space in spaces:
             strategy = space.strategy(int(rng.choice(space.codes)))
@@ -158,13 +167,12 @@ def uncovered(reached: set[Branch]) -> dict[str, list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--family", nargs="+", help="default: all")
-    parser.add_argument("--out", type=Path, default=KERNELS)
+    parser.add_argument("--family", nargs="+", help="choose anew for these alone (default: all)")
     args = parser.parse_args(argv)
-    every = {find_problem(load(n), places([n], 1)[0][1])[0].name for n in names()}
-    found: list[Kernel] = []
+    asked = args.family or list(definitions())
+    found = [k for k in read() if k.family not in asked] if KERNELS.exists() else []
     reached: set[Branch] = set()
-    for name in args.family or sorted(every):
+    for name in asked:
         for device in TARGETS:
             kept, new = chosen(name, device)
             found += kept
@@ -172,8 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name} on {device.name}: {len(kept)} kernels, {len(new)} branches", flush=True)
     for file, lines in uncovered(reached).items():
         print(f"{file}: not reached: {', '.join(map(str, lines)) or 'none'}")
-    rows = ",\n".join(json.dumps(vars(k)) for k in found)
-    args.out.write_text(f"[\n{rows}\n]\n")
+    rows = ",\n".join(json.dumps(vars(k)) for k in sorted(found, key=lambda k: k.family))
+    KERNELS.write_text(f"[\n{rows}\n]\n")
     return 0
 
 

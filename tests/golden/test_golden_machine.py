@@ -17,9 +17,11 @@ import pytest
 from ptxflow.compiler import cache, sass
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.ptx import write
-from tests.golden.kernels import Kernel, read
+from ptxflow.eval.drawing import definitions
+from tests.golden.kernels import TARGETS, Kernel, read
 
 DIGESTS = Path(__file__).with_name("machine.json")
+WORD = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")  # half of an instruction
 REGISTER = re.compile(r"%[a-zA-Z_]\w*")
 SPECIAL = re.compile(r"%(?:tid|ntid|ctaid|nctaid|laneid|warpid|clusterid|nclusterid|cluster_\w+|"
                      r"smid|clock\w*|globaltimer\w*|dynamic_smem_size)\b")  # fmt: skip
@@ -30,8 +32,7 @@ def digest(text: str) -> str:
 
 
 def numbered(ptx: str) -> str:
-    """The text with registers named by their order of appearance in instructions; declarations
-    are sorted."""
+    """The instructions with registers named by their order of appearance; no declarations."""
     names: dict[str, str] = {}
 
     def name(match: re.Match[str]) -> str:
@@ -39,18 +40,17 @@ def numbered(ptx: str) -> str:
             return match[0]
         return names.setdefault(match[0], f"%{len(names)}")
 
-    lines = ptx.splitlines()
-    code = [REGISTER.sub(name, n) for n in lines if not n.lstrip().startswith(".reg")]
-    declared = [REGISTER.sub(name, n) for n in lines if n.lstrip().startswith(".reg")]
-    return "\n".join([*code, *sorted(declared)])
+    lines = (line for line in ptx.splitlines() if not line.lstrip().startswith(".reg"))
+    return "\n".join(REGISTER.sub(name, line) for line in lines)
 
 
 def machine(ptx: str, kernel: Kernel) -> dict[str, object]:
     """The digest of the machine code, and what ptxas reports."""
     made = cache.assemble(ptx, DEVICES[kernel.device].arch)
-    code = sass.listing(made.cubin, "-c", "-hex")
+    words = WORD.findall(sass.listing(made.cubin, "-c", "-hex"))
+    assert words
     usage = made.usage
-    return {"sass": digest(code), "registers": usage.registers, "spills": usage.spill_stores}
+    return {"sass": digest(" ".join(words)), "registers": usage.registers, "spills": usage.spill_stores}
 
 
 def test_machine_code(request: pytest.FixtureRequest) -> None:
@@ -60,7 +60,7 @@ def test_machine_code(request: pytest.FixtureRequest) -> None:
     for kernel in read():
         ptx = write(kernel.build(), DEVICES[kernel.device])
         before = held.get(str(kernel))
-        row = {"ptx": digest(numbered(ptx))}
+        row: dict[str, object] = {"ptx": digest(numbered(ptx))}
         if before is not None and before["ptx"] == row["ptx"]:
             row = before
         else:
@@ -72,3 +72,19 @@ def test_machine_code(request: pytest.FixtureRequest) -> None:
         held = found
     changed = [n for n, r in found.items() if {**r, "ptx": ""} != {**held.get(n, {}), "ptx": ""}]
     assert not changed and found.keys() == held.keys()
+
+
+def test_names_of_registers_are_free_and_nothing_else_is() -> None:
+    kernel = read()[0]
+    ptx = write(kernel.build(), DEVICES[kernel.device])
+    renamed = re.sub(r"%r(?=[\d<])", "%other", ptx)
+    assert renamed != ptx and numbered(renamed) == numbered(ptx)
+    assert machine(renamed, kernel) == machine(ptx, kernel)
+    changed = ptx.replace("add.u32", "sub.u32", 1)
+    assert changed != ptx and numbered(changed) != numbered(ptx)
+    assert machine(changed, kernel) != machine(ptx, kernel)
+
+
+def test_every_family_is_there_for_both_targets() -> None:
+    found = {(k.family, k.device) for k in read()}
+    assert found == {(name, device.name) for name in definitions() for device in TARGETS}
