@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 COLUMNS = 4  # of a grid of families
+NO_WORK = 1e-5  # TFLOP/s of a MoE none of whose experts has a row, which would stretch the axes
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 16)  # of speedups
 
 
@@ -63,7 +64,7 @@ def fast_p(results: Results) -> Figure | None:
 def roofline(results: Results) -> Figure | None:
     """TFLOP/s of the best kernels over FLOP a byte, under the roofs of their devices: a panel a
     family with its median share of the attainable speed, the others in grey."""
-    held = results["roofline"]
+    held = [r for r in results["roofline"] if r["tflops"] > NO_WORK]
     if not held:
         return None
     families = looks.in_order(list(dict.fromkeys(r["family"] for r in held)), looks.FAMILIES)
