@@ -63,15 +63,16 @@ def write(path: Path, surrogate: Surrogate) -> None:
 def family_of(path: Path) -> str:
     """The family of a surrogate, from its header alone; SurrogateError says what is wrong."""
     try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
+        data = path.read_bytes()
+        header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
         return str(json.loads(header["__metadata__"][KEY])["family"])
     except OSError as error:
         reason = error.strerror or str(error)
         raise SurrogateError(f"{path}: cannot read the surrogate: {reason}") from None
-    except (KeyError, TypeError, ValueError, struct.error):
-        raise SurrogateError(f"{path}: a file, but not a surrogate") from None
+    except (ValueError, struct.error):
+        raise SurrogateError(f"{path}: the surrogate is damaged") from None
+    except (KeyError, TypeError):
+        raise SurrogateError(f"{path}: a safetensors file, but not a surrogate") from None
 
 
 def read(path: Path) -> Surrogate:

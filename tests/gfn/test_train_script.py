@@ -124,7 +124,7 @@ def test_processes_that_prepare_end_with_a_run_that_is_killed() -> None:
         "from ptxflow.env.reward import ModelReward, Remembered\n"
         "from ptxflow.eval import preparing\n"
         "def busy(number):\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"  # at once, whoever else writes
         "    time.sleep(100)\n"
         "preparing._enumerated = busy\n"
         "preparing.spaces_of([None] * 4, H200, Remembered(ModelReward()), 2)\n"

@@ -49,8 +49,9 @@ def machine(ptx: str, kernel: Kernel) -> dict[str, object]:
     made = cache.assemble(ptx, DEVICES[kernel.device].arch)
     words = WORD.findall(sass.listing(made.cubin, "-c", "-hex"))
     assert words
-    usage = made.usage
-    return {"sass": digest(" ".join(words)), "registers": usage.registers, "spills": usage.spill_stores}
+    used = made.usage
+    code = digest(" ".join(words))
+    return {"sass": code, "registers": used.registers, "spills": used.spill_stores}
 
 
 def test_machine_code(request: pytest.FixtureRequest) -> None:
