@@ -30,13 +30,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ptxflow.eval import command
+from ptxflow import command
 
 if TYPE_CHECKING:
-    from ptxflow.compiler.runtime import GpuInfo
+    from ptxflow.compiler.backend.runtime import GpuInfo
     from ptxflow.env.space import Space
-    from ptxflow.eval.definition import Definition
-    from ptxflow.eval.sample_report import Run
+    from ptxflow.env.tasks.definition import Definition
+    from ptxflow.eval.sample.samples import Run
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 #: H100 has none of its own. The H200's sees the device only through the problem's features (how far
@@ -138,11 +138,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ptxflow.compiler import ptxas
-    from ptxflow.eval.arguments import find_device, find_family, find_problem, find_space
-    from ptxflow.eval.definition import load
-    from ptxflow.eval.definition_table import definition_table
-    from ptxflow.eval.output import OutputFolder
+    from ptxflow.compiler.backend import ptxas
+    from ptxflow.env.tasks.arguments import find_device, find_family, find_problem, find_space
+    from ptxflow.env.tasks.definition import load
+    from ptxflow.env.tasks.definition_table import definition_table
+    from ptxflow.eval.sample.output import OutputFolder
 
     if args.definition == "list":
         print(definition_table())
@@ -172,9 +172,9 @@ def sample_kernels(
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense."""
-    from ptxflow.eval.arguments import UsageError
-    from ptxflow.eval.choosing import choose
-    from ptxflow.eval.sampling import compile_and_rank
+    from ptxflow.env.tasks.arguments import UsageError
+    from ptxflow.eval.sample.pipeline import compile_and_rank
+    from ptxflow.eval.sample.selection import choose
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
@@ -199,9 +199,9 @@ def sample_kernels(
 
 def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     """The variable axes, as given or by default; says so where it is the default."""
-    from ptxflow.eval.arguments import UsageError, parse_axes
-    from ptxflow.eval.definition import DefinitionError
-    from ptxflow.eval.training_set import typical_axes
+    from ptxflow.env.tasks.arguments import UsageError, parse_axes
+    from ptxflow.env.tasks.definition import DefinitionError
+    from ptxflow.env.tasks.training_set import typical_axes
 
     given = {}
     for name, values in parse_axes(texts).items():
@@ -228,8 +228,8 @@ def default_checkpoint(device: str) -> Path:
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
+    from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
     from ptxflow.compiler.device import DEVICES
-    from ptxflow.compiler.runtime import RuntimeUnavailable, gpu_info, require_gpu
 
     if measure == "no":
         return None
@@ -246,8 +246,8 @@ def choose_gpu(measure: str, device: str) -> GpuInfo | None:
 
 def write(result: Run, definition: Definition, folder: Path) -> None:
     """All files; the Solution is of the best kernel that is not known to be wrong."""
-    from ptxflow.eval.sample_report import write_run
-    from ptxflow.eval.solution import solution
+    from ptxflow.eval.sample.report import write_run
+    from ptxflow.eval.sample.solution import solution
 
     right = [s for s in result.samples if not s.wrong]
     best = right[0] if right else None
@@ -260,7 +260,7 @@ def write(result: Run, definition: Definition, folder: Path) -> None:
 
 
 def report(result: Run, out: Path) -> None:
-    from ptxflow.eval.sample_report import sample_table
+    from ptxflow.eval.sample.report import sample_table
 
     print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")
     if result.samples:
@@ -283,8 +283,8 @@ def _text(axes: dict[str, int], between: str, sign: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    from ptxflow.eval.campaign import FAILURES
-    from ptxflow.eval.solution import SolutionError
+    from ptxflow.eval.bench.campaign import FAILURES
+    from ptxflow.eval.sample.solution import SolutionError
 
     try:
         code = run(args)

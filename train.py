@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptxflow.eval.train_options import (
+from ptxflow.gfn.options import (
     BadInput,
     Settings,
     known_device,
@@ -25,8 +25,8 @@ from ptxflow.eval.train_options import (
 if TYPE_CHECKING:
     from ptxflow.env.reward import Remembered, Reward
     from ptxflow.env.space import Space
-    from ptxflow.eval.live import Live
-    from ptxflow.eval.training_set import Member
+    from ptxflow.env.tasks.training_set import Member
+    from ptxflow.eval.bench.live_reward import Live
     from ptxflow.gfn.checkpoint import Checkpoint
     from ptxflow.gfn.network import PolicyNetwork
     from ptxflow.gfn.run import Run
@@ -51,9 +51,9 @@ def placed(compute: str | None) -> str:
 
 
 def new_settings(args: argparse.Namespace) -> Settings:
-    from ptxflow.eval.definition import DefinitionError
-    from ptxflow.eval.reward_source import RewardError, describe
-    from ptxflow.eval.training_set import ON_GPU, PRESETS, chosen
+    from ptxflow.env.reward_source import RewardError, describe
+    from ptxflow.env.tasks.definition import DefinitionError
+    from ptxflow.env.tasks.training_set import ON_GPU, PRESETS, chosen
 
     name = args.preset or "full"
     preset = PRESETS[name]
@@ -105,8 +105,8 @@ class Workloads:
 def workloads(settings: Settings, reward: Remembered) -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
     from ptxflow.compiler.device import device
-    from ptxflow.eval.preparing import cores, spaces_of
-    from ptxflow.eval.training_set import PRESETS, members
+    from ptxflow.env.tasks.spaces import cores, spaces_of
+    from ptxflow.env.tasks.training_set import PRESETS, members
 
     try:
         target = device(settings.device)
@@ -149,14 +149,14 @@ def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
 def finish(run: Run, held: Workloads, export: Path | None) -> None:
     """Measure every workload, print the tables, write the result, the plots and the export."""
     from ptxflow.compiler.files import naming, write_whole
-    from ptxflow.eval.plots import (
+    from ptxflow.env.reward_source import title
+    from ptxflow.eval.study.training_plots import (
         distance_table,
         summary_of,
         summary_table,
         training_plots,
         with_kept,
     )
-    from ptxflow.eval.reward_source import title
     from ptxflow.gfn.checkpoint import write
 
     rows = result_rows(run, held)
@@ -214,8 +214,8 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
 def begun_with(settings: Settings) -> dict[str, Any]:
     """What the policy that a run begins with was trained on, with what results by family, and how
     long each of the runs was that made it."""
-    from ptxflow.eval.join_policies import runs_of
-    from ptxflow.eval.tune import say_other_device
+    from ptxflow.eval.sample.tuning import say_other_device
+    from ptxflow.eval.study.joint_policy import runs_of
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
 
@@ -237,7 +237,7 @@ def begun_with(settings: Settings) -> dict[str, Any]:
 
 def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
     """Where the run lives, what it is, and the state it goes on from."""
-    from ptxflow.eval.preparing import cores
+    from ptxflow.env.tasks.spaces import cores
 
     if (args.threads or 1) > cores():
         raise BadInput(f"--threads {args.threads}: this process may use {cores()} cores")
@@ -272,7 +272,7 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
     """The reward, and the settings with the digests of the files it was read from."""
-    from ptxflow.eval.reward_source import RewardError, build
+    from ptxflow.env.reward_source import RewardError, build
 
     try:
         reward, description = build(settings.reward, settings.device)
@@ -283,24 +283,24 @@ def source(settings: Settings) -> tuple[Reward, Settings]:
 
 def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Reward) -> Live:
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
+    from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.compiler.device import device
-    from ptxflow.compiler.runtime import RuntimeUnavailable
     from ptxflow.env.replay import ReplayReward
     from ptxflow.env.reward import ModelReward, Remembered
-    from ptxflow.eval import live
-    from ptxflow.eval.reward_source import ROOT
+    from ptxflow.env.reward_source import ROOT
+    from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
 
     if any(name.endswith(".json") for name in settings.definitions):
-        raise BadInput("--measure records by name: it takes definitions of eval/definitions only")
+        raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
     try:
-        gpus = live.count_gpus(device(settings.device))
+        gpus = count_gpus(device(settings.device))
     except RuntimeUnavailable as error:
         raise BadInput(f"--measure: {error}") from None
     definitions = [m.definition for m in held.members if m.kind == "trained"]
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
-    path = folder / live.MEASUREMENTS
-    return live.Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
+    path = folder / MEASUREMENTS
+    return Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
 
 
 def measure_round(run: Run, live: Live) -> None:
@@ -427,7 +427,7 @@ def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None)
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    from ptxflow.eval.tune import tune
+    from ptxflow.eval.sample.tuning import tune
 
     try:
         return tune(args) if args.definition else start(args)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.strategy import Family, Fields, Load, Problem, Strategy
+from ptxflow.compiler.family import Family, Fields, Load, Problem, Strategy
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ RATES = {
     # Estimates: 1,400 to 1,750 TFLOP/s for large products, as public kernels reach; L2 and
     # latencies a little above Hopper's; the launch floor is assumed to be H200's
     "b200": Rates(0.92, 128, 64, 8192, 0.90, 800, 1600, 4.5e-6),
-    # fitted to 34,000 kernels on an H200 (`python -m ptxflow.eval.calibrate`), but for the first:
+    # fitted to 34,000 kernels on an H200 (`ptxflow calibrate`), but for the first:
     # the best long kernels under the power limit. Latencies are those under load. H100's are H200's
     "h200": Rates(0.86, 153, 88, 7900, 0.85, 1500, 3000, 4.44e-6),
     "h100": Rates(0.86, 153, 88, 7900, 0.85, 1500, 3000, 4.44e-6),

@@ -11,9 +11,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler import families
+from ptxflow.compiler import kernels
 from ptxflow.compiler.device import H200, Device
-from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.compiler.family import Family, Problem
 from ptxflow.env.cost import attainable_tflops
 
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32")
@@ -23,7 +23,7 @@ def describe_problem(
     problem: Problem, device: Device, family: Family | None = None
 ) -> dict[str, float]:
     """Features by name, in a fixed order; `family` defaults to the registered one."""
-    family = family or families.family(problem.family)
+    family = family or kernels.family(problem.family)
     roofline, peak = problem.roofline_tflops(device), problem.peak_tflops(device)
     ridge = peak * 1e12 / device.hbm_bytes_per_s
     out = {

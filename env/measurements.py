@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ptxflow.compiler.family import Choice
 from ptxflow.compiler.files import write_whole
-from ptxflow.compiler.strategy import Choice
 
 FORMAT = 1
 SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.observed import Observed, digest
+from ptxflow.env.observations import Observed, digest
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.space import Space
 

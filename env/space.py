@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.strategy import Decision, Family, Fields, Problem, Rule, Strategy
+from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule, Strategy
 
 Codes = NDArray[np.int64]
 

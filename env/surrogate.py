@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.strategy import Family, Fields, Load, Problem, Resources
+from ptxflow.compiler.family import Family, Fields, Load, Problem, Resources
 from ptxflow.env import cost
 from ptxflow.env.features import describe_problem
 from ptxflow.env.space import Space

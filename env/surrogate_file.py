@@ -17,12 +17,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from ptxflow.compiler import families
+from ptxflow.compiler import kernels
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.family import Problem
 from ptxflow.compiler.files import write_whole
-from ptxflow.compiler.strategy import Problem
-from ptxflow.env.observed import Observed
-from ptxflow.env.sealed import DamagedError, checked, sealed
+from ptxflow.env.digest import DamagedError, checked, sealed
+from ptxflow.env.observations import Observed
 from ptxflow.env.surrogate import (
     AXIS,
     Ensemble,
@@ -117,7 +117,7 @@ def _build(about: dict[str, Any], tensors: dict[str, Any], digest: str) -> Surro
         prior=float(about["prior"]),
     )
     return Surrogate(
-        family=families.family(about["family"]),
+        family=kernels.family(about["family"]),
         device=DEVICES[about["device"]],
         features=tuple(about["features"]),
         ensemble=ensemble,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.observed import Observed, digest
+from ptxflow.env.observations import Observed, digest
 from ptxflow.env.space import decision_digest
 from ptxflow.env.surrogate import (
     LEAK,

@@ -19,8 +19,8 @@ from gfn.states import DiscreteStates
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ptxflow.gfn.forest import Forest, Walk
 from ptxflow.gfn.network import LogZ, LogZNetwork, PolicyNetwork
+from ptxflow.gfn.walks import Forest, Walk
 
 
 class KernelEnv(DiscreteEnv):

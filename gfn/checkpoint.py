@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.sealed import DamagedError, checked, sealed
+from ptxflow.env.digest import DamagedError, checked, sealed
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
 FORMAT = 2

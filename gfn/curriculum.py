@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
 
 IRREGULAR_OCTAVES = 6.0  # an irregular problem ranks as one with 2^6 times the work
 

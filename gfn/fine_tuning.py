@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ptxflow.env.observed import Observed
+from ptxflow.env.observations import Observed
 from ptxflow.env.reward import TAU, Reward, log_reward
 from ptxflow.env.space import Codes, Space
-from ptxflow.gfn.beliefs import corrected
+from ptxflow.gfn.extension import fit_for
 from ptxflow.gfn.inference import Policy, log_probs, sample_distinct
-from ptxflow.gfn.joining import fit_for
+from ptxflow.gfn.posterior import corrected
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 Array = NDArray[np.float64]

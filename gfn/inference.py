@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.checkpoint import read, require_space
-from ptxflow.gfn.forest import Forest, family_shape
 from ptxflow.gfn.network import PolicyNetwork
+from ptxflow.gfn.walks import Forest, family_shape
 
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
 # where it errs, and the best of 8 on workloads that were not trained was best near 2

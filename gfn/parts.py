@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.checkpoint import require_space
-from ptxflow.gfn.forest import Forest, family_shape
 from ptxflow.gfn.inference import Policy, log_probs
 from ptxflow.gfn.network import PolicyNetwork
+from ptxflow.gfn.walks import Forest, family_shape
 
 
 def leaf_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.float64]:

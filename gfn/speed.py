@@ -21,8 +21,8 @@ from gfn.gflownet import TBGFlowNet
 from torch import Tensor
 
 from ptxflow.compiler.device import device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.gfn.training import Group, TrainConfig, Trainer

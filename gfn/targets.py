@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.space import Space, SpaceSet
-from ptxflow.gfn.forest import Forest
 from ptxflow.gfn.network import PolicyNetwork
+from ptxflow.gfn.walks import Forest
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
-from ptxflow.gfn.forest import family_shape, workload_features
-from ptxflow.gfn.joining import joined
+from ptxflow.gfn.extension import joined
 from ptxflow.gfn.muon import Muon
 from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork, TowerConfig
 from ptxflow.gfn.targets import Targets
+from ptxflow.gfn.walks import family_shape, workload_features
 
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
 
 
 def alike(p: Problem, s: Strategy) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
-from ptxflow.compiler.families.dsa_indexer.problem import INPUTS, OUTPUTS
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
+from ptxflow.compiler.kernels.dsa_indexer.problem import INPUTS, OUTPUTS
 from ptxflow.env.space import Space, enumerate_space
 
 H200, B200 = device("h200"), device("b200")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
 from ptxflow.env.space import Space, enumerate_space
 
 PREFILL = family("gdn_prefill")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families import family
+from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.strategy import Problem, Strategy, Trip
+from ptxflow.compiler.kernels import family
 
 GEMM = family("gemm")
 H200, B200 = device("h200"), device("b200")

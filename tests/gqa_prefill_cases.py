@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.families.gqa_prefill.problem import INTEGERS, OUTPUTS, PAGED, RAGGED
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.kernels.gqa_prefill.problem import INTEGERS, OUTPUTS, PAGED, RAGGED
 from ptxflow.env.space import Space, enumerate_space
 
 PREFILL = family("gqa_prefill")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.families.mla.problem import CACHES, LAST, QUERIES, SCALE, TABLE
-from ptxflow.compiler.strategy import Family, Problem, Strategy
+from ptxflow.compiler.family import Family, Problem, Strategy
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.kernels.mla.problem import CACHES, LAST, QUERIES, SCALE, TABLE
 from ptxflow.env.space import Space, enumerate_space
 
 DECODE, PREFILL = family("mla_decode"), family("mla_prefill")

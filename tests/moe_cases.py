@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.definition import Definition, load
+from ptxflow.env.tasks.definition import Definition, load
 
 MOE = family("moe")
 H200, B200 = device("h200"), device("b200")

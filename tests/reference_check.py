@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import emulate
+from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.compiler.launch import Arguments
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Family, Problem, Strategy
-from ptxflow.eval.cases.case import Case
-from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import Definition
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.tolerance import tolerance
+from ptxflow.env.tasks.definition import Definition
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.tolerance import tolerance
+from ptxflow.eval.verify.cases.case import Case
 
 
 def as_torch(values: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -49,7 +50,7 @@ def assert_as_reference(
     ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
     report = emulate(ptx, launch, tensors, dict(p.axes), arguments=Arguments(scalars))
     assert not report.hazards
-    expected = given.reference()(*inputs.values())
+    expected = load_reference(given)(*inputs.values())
     for name, value in zip(given.outputs, expected, strict=True):
         compared = compare(as_torch(tensors[name]), value, tolerance(given, name))
         assert not compared.wrong and compared.max_error_ratio < within, (name, compared)

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptxas import Usage
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.compiler.ptxas import Usage
-from ptxflow.compiler.sass import SassReport
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval import campaign
-from ptxflow.eval.schedule import Outcome
-from ptxflow.eval.worker import Worker
+from ptxflow.eval.bench import campaign
+from ptxflow.eval.bench.schedule import Outcome
+from ptxflow.eval.bench.worker import Worker
 
 MADE: Counter[str] = Counter()  # what was compiled, by key
 LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
 CHILD = """
 import os
-from ptxflow.eval.worker import serve
+from ptxflow.eval.bench.worker import serve
 
 def us(image, samples):
     key = open(image, "rb").read().decode()

@@ -1,4 +1,4 @@
-"""The atom table as a page: `python -m ptxflow.compiler.atoms.document > docs/atoms.md`.
+"""The atom table as a page: `python -m ptxflow.compiler.atoms.document > eval/results/instructions.md`.
 
 A pure function of the rows; a test keeps the committed page equal to it.
 """
@@ -23,7 +23,7 @@ HEAD = """\
 # Atoms
 
 One row per instruction that the compiler can emit; the rows are in `compiler/atoms/`. This page is
-made by `python -m ptxflow.compiler.atoms.document > docs/atoms.md`.
+made by `python -m ptxflow.compiler.atoms.document > eval/results/instructions.md`.
 
 - **operands**: name and kind. `smem`, `desc` (shared memory through a matrix descriptor), `mbar`,
   `tmem`, `frag` (registers) and `global` name storage; `value` is a number, `map` a tensor map.
@@ -34,8 +34,8 @@ made by `python -m ptxflow.compiler.atoms.document > docs/atoms.md`.
   `tcgen05` (a commit) or `ld` (tcgen05.wait::ld).
 - **sync**: its transition in the abstract machine; a star marks atoms that exist only to order
   others, each of which a test deletes from every kernel and expects the validator to refuse.
-- **machine code**: the techniques of `compiler/data/sass_signatures.json` that must show up in the
-  SASS of a kernel that uses it; some depend on an attribute.
+- **machine code**: the techniques of `compiler/backend/sass_signatures.json` that must show up in
+  the SASS of a kernel that uses it; some depend on an attribute.
 - **PTX ISA**: the section that the row was read from.
 """
 RULES = """\

@@ -11,10 +11,10 @@ from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.lower import layout
-from ptxflow.compiler.strategy import Trip
 
 __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 

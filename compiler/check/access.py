@@ -24,8 +24,8 @@ from ptxflow.compiler.check.state import (
     Unread,
 )
 from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp
-from ptxflow.compiler.strategy import Trip
 
 LANES = 32
 K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type

@@ -9,8 +9,8 @@ from ptxflow.compiler.check import explain
 from ptxflow.compiler.check.program import Agent, Event, Program
 from ptxflow.compiler.check.state import History, Region, inside, minus, overlap, uncovered
 from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, show
-from ptxflow.compiler.strategy import Trip
 
 
 class Contents:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import device
 from ptxflow.compiler.emulator import Report, emulate, from_bfloat16, to_bfloat16
-from ptxflow.compiler.families import family
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, Param, PointerParam, TensorMapParam
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
 
 Run = Callable[..., tuple[bool, Report]]
 Build = Callable[..., tuple[str, Launch]]

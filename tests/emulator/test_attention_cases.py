@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.compiler.strategy import Problem
-from ptxflow.eval.cases import case_of
-from ptxflow.eval.cases.attention import choose
-from ptxflow.eval.cases.case import Case, plain, stored
-from ptxflow.eval.cases.gqa_decode import case as gqa_decode
-from ptxflow.eval.cases.gqa_prefill import case as gqa_prefill
-from ptxflow.eval.cases.mla_prefill import case as mla_prefill
-from ptxflow.eval.definition import load
+from ptxflow.compiler.family import Problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.attention import choose
+from ptxflow.eval.verify.cases.case import Case, plain, stored
+from ptxflow.eval.verify.cases.gqa_decode import case as gqa_decode
+from ptxflow.eval.verify.cases.gqa_prefill import case as gqa_prefill
+from ptxflow.eval.verify.cases.mla_prefill import case as mla_prefill
 
 GQA = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 MLA = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
@@ -61,7 +62,7 @@ def reference(key: tuple[str, str], p: Problem, case: Case) -> dict[str, Any]:
     definition = definition.resized(**{n: p[n] for n in definition.const_axes})
     given: dict[str, Any] = {n: to_torch(t) for n, t in case.tensors.items()}
     given |= dict(case.arguments.scalars)
-    out = definition.reference()(*(given[n] for n in definition.inputs))
+    out = load_reference(definition)(*(given[n] for n in definition.inputs))
     return {n: t.float().numpy() for n, t in zip(definition.outputs, out, strict=True)}
 
 
@@ -76,7 +77,7 @@ def outside(case: Case, found: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_references_lie_inside(key: tuple[str, str], seed: int) -> None:
     p = problem(key)
-    case = import_module(f"ptxflow.eval.cases.{key[0]}").case(p, seed=seed)
+    case = import_module(f"ptxflow.eval.verify.cases.{key[0]}").case(p, seed=seed)
     definition = load(key[1])
     shapes = definition.shapes({**definition.inputs, **definition.outputs}, dict(p.axes))
     for name, tensor in case.tensors.items():

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import Fault, emulate
-from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case
-from ptxflow.eval.cases.dsa_indexer import case
-from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.measure import scored
-from ptxflow.eval.tolerance import tolerance
-from ptxflow.eval.trial import run_trial
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.session import scored
+from ptxflow.eval.bench.tolerance import tolerance
+from ptxflow.eval.verify.cases.case import Case
+from ptxflow.eval.verify.cases.dsa_indexer import case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.dsa_indexer_cases import (
     B200,
     CASES,
@@ -109,7 +110,7 @@ def test_a_kernel_passes_the_check_of_a_gpu(dev) -> None:  # type: ignore[no-unt
     rule = tolerance(given)
     compared = compare(torch.from_numpy(found), scored(inputs), rule)
     assert not compared.wrong and compared.max_error_ratio < 0.01, compared
-    expected = given.reference()(*inputs.values())
+    expected = load_reference(given)(*inputs.values())
     assert not compare(expected, scored(inputs), rule).wrong
     found[0, 3] = found[0, 4]
     assert compare(torch.from_numpy(found), scored(inputs), rule).wrong

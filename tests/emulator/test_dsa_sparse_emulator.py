@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Arguments
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, Tensors, plain
-from ptxflow.eval.cases.dsa_sparse import case as case_of
-from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import parse
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.tolerance import tolerance
-from ptxflow.eval.trial import run_trial
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.tolerance import tolerance
+from ptxflow.eval.verify.cases.case import Case, Tensors, plain
+from ptxflow.eval.verify.cases.dsa_sparse import case as case_of
+from ptxflow.eval.verify.emulation import run_trial
 from tests.dsa_cases import B200, CASES, H200, SPARSE, definition, problem, strategy
 
 SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
@@ -108,7 +109,7 @@ def test_a_kernel_passes_the_check_of_a_gpu() -> None:
             bits = value.view(torch.int16) if half else value
             case.tensors[name] = bits.numpy().view("u2") if half else bits.numpy()
     found = run(p, s, replace(case, arguments=Arguments({"sm_scale": inputs["sm_scale"]})))
-    expected = given.reference()(*inputs.values())
+    expected = load_reference(given)(*inputs.values())
     for name, value in zip(given.outputs, expected, strict=True):
         compared = compare(_torch(found[name]), value, tolerance(given, name))
         assert not compared.wrong and compared.max_error_ratio < 0.9, (name, compared)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.atoms import Atom, all_atoms
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import PtxSyntaxError
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
-from ptxflow.compiler.families import family
 from ptxflow.compiler.ir import Op, kernels_of, walk
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.kernels import family
 from tests import dsa_indexer_cases as indexer
 from tests import moe_cases as moe
 

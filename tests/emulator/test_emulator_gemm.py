@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import device
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.families import family
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env.space import enumerate_space
 
 Build = Callable[..., Any]

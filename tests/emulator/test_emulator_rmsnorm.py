@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate, from_bfloat16
-from ptxflow.compiler.ptx import write
-from ptxflow.eval import trial
-from ptxflow.eval.cases import case_of
-from ptxflow.eval.cases.rmsnorm import ROOT_ERROR
-from ptxflow.eval.definition import load
-from ptxflow.eval.trial import run_trial
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.verify import emulation
+from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
+from ptxflow.eval.verify.emulation import run_trial
 from tests.alike import alike
 from tests.rmsnorm_cases import B200, CASES, H200, IDS, RMSNORM, problem, space, strategy
 
@@ -62,7 +63,7 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
             torch.from_numpy(tensors[n].view(np.int16)).view(torch.bfloat16)
             for n in definition.inputs
         ]
-        expected = definition.reference()(*inputs).float().numpy()
+        expected = load_reference(definition)(*inputs).float().numpy()
         assert ((low <= expected) & (expected <= high)).all()
         assert (high - low <= 2.0**-7 * np.maximum(np.abs(low), np.abs(high))).all()
         assert (low != high).mean() < 4 * ROOT_ERROR * 2**8  # near a tie of two roundings
@@ -80,13 +81,13 @@ def test_the_expected_values_are_those_of_the_reference() -> None:
 def test_a_wrong_kernel_is_told_from_a_right_one(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
-    write_ptx = trial.write
+    write_ptx = emulation.write
 
     def planted(kernel, device):  # type: ignore[no-untyped-def]
         text = write_ptx(kernel, device)
         assert old in text, text
         return text.replace(old, new)
 
-    monkeypatch.setattr(trial, "write", planted)
+    monkeypatch.setattr(emulation, "write", planted)
     result = run_trial(problem(512, 2048), strategy(), H200, (0,))
     assert not result.right and result.error

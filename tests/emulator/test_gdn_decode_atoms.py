@@ -10,8 +10,8 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate, to_bfloat16
-from ptxflow.compiler.families.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -27,9 +27,9 @@ from ptxflow.compiler.ir import (
     slot,
     smem,
 )
+from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.ptx import write
 from tests.gdn_decode_cases import H200
 
 RNG = np.random.default_rng(0)

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.gdn_decode import case
-from ptxflow.eval.definition import parse
-from ptxflow.eval.references.gdn import gdn_decode
-from ptxflow.eval.trial import run_trial
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.references.gdn import gdn_decode
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.gdn_decode import case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.alike import alike
 from tests.gdn_decode_cases import (
     B200,

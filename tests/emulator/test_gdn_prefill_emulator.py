@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.gdn_prefill import case
-from ptxflow.eval.definition import parse
-from ptxflow.eval.references.gdn import gdn_prefill
-from ptxflow.eval.trial import run_trial
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.references.gdn import gdn_prefill
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.gdn_prefill import case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.alike import alike
 from tests.gdn_prefill_cases import (
     B200,

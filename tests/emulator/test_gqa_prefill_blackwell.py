@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import Fault, emulate
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Op, edit, walk
 from ptxflow.compiler.launch import TensorMapParam
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.gqa_prefill import case
-from ptxflow.eval.trial import run_trial
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.gqa_prefill import case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.gqa_prefill_cases import (
     B200,
     PREFILL,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.gqa_prefill import case
-from ptxflow.eval.trial import run_trial
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.gqa_prefill import case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.gqa_prefill_cases import CASES, H200, IDS, PREFILL, problem, space, strategy
 
 

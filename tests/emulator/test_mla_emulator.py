@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.mla_decode import case as decode_case
-from ptxflow.eval.cases.mla_prefill import case as prefill_case
-from ptxflow.eval.definition import parse
-from ptxflow.eval.trial import run_trial
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.mla_decode import case as decode_case
+from ptxflow.eval.verify.cases.mla_prefill import case as prefill_case
+from ptxflow.eval.verify.emulation import run_trial
 from tests.mla_cases import (
     B200,
     CASES,

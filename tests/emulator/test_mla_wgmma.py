@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.mla_prefill import case as case_of
-from ptxflow.eval.definition import parse
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.mla_prefill import case as case_of
 from tests.mla_cases import H200, PREFILL, definition, problem, wgmma
 from tests.reference_check import assert_as_reference
 

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.emulator.values import decode, e4m3_bits
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Arguments
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases.case import Case, plain
-from ptxflow.eval.cases.moe import NONE, ONE, SPREAD, case, shares
-from ptxflow.eval.checking import compare
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.references.moe import moe, route
-from ptxflow.eval.tolerance import tolerance
-from ptxflow.eval.trial import run_trial
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.references.moe import moe, route
+from ptxflow.eval.bench.tolerance import tolerance
+from ptxflow.eval.verify.cases.case import Case, plain
+from ptxflow.eval.verify.cases.moe import NONE, ONE, SPREAD, case, shares
+from ptxflow.eval.verify.emulation import run_trial
 from tests.moe_cases import (
     B200,
     BLACKWELL,
@@ -128,7 +129,7 @@ def test_a_program_passes_the_check_of_a_gpu() -> None:
     ptx, launch = write(MOE.build(p, s, H200), H200), MOE.launch(p, s, H200)
     arguments = Arguments(scalars)
     assert not emulate(ptx, launch, tensors, dict(p.axes), arguments=arguments).hazards
-    expected = given.reference()(*inputs.values())
+    expected = load_reference(given)(*inputs.values())
     compared = compare(_torch(tensors["output"]), expected, tolerance(given, "output"))
     assert not compared.wrong, compared
 

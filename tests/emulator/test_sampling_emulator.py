@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
-from ptxflow.compiler.ptx import write
-from ptxflow.eval import trial
-from ptxflow.eval.references.sampling_integers import sample
-from ptxflow.eval.trial import run_trial
+from ptxflow.eval.bench.references.sampling_integers import sample
+from ptxflow.eval.verify import emulation
+from ptxflow.eval.verify.emulation import run_trial
 from tests.alike import alike
 from tests.sampling_cases import B200, BOTH, CASES, H200, IDS, SAMPLING, K, P, problem, strategy
 
@@ -158,7 +158,7 @@ def test_one_kernel_serves_every_batch() -> None:
 def test_a_wrong_kernel_is_told_from_a_right_one(
     monkeypatch: pytest.MonkeyPatch, filters: tuple[str, ...], old: str, new: str
 ) -> None:
-    write_ptx, tried = trial.write, []
+    write_ptx, tried = emulation.write, []
 
     def planted(kernel, device):  # type: ignore[no-untyped-def]
         text = write_ptx(kernel, device)
@@ -168,7 +168,7 @@ def test_a_wrong_kernel_is_told_from_a_right_one(
 
     s = strategy(ctas=1)
     assert run_trial(problem(filters=filters), s, H200, (0,)).right
-    monkeypatch.setattr(trial, "write", planted)
+    monkeypatch.setattr(emulation, "write", planted)
     wrong = run_trial(problem(filters=filters), s, H200, (0,))
     assert tried and not wrong.right
 
@@ -180,7 +180,7 @@ def test_a_missing_barrier_is_seen_by_the_emulator() -> None:
     barriers = [i for i, line in enumerate(ptx.splitlines()) if "bar.sync 0" in line]
     lines = ptx.splitlines()
     del lines[barriers[1]]  # between the counts and those who add them up
-    case = trial.case_of(replace(small.problem))
+    case = emulation.case_of(replace(small.problem))
     tensors = {n: t.copy() for n, t in case.tensors.items()}
     launch = SAMPLING.launch(small.problem, strategy(ctas=1), H200)
     report = emulate("\n".join(lines), launch, tensors, dict(small.problem.axes),

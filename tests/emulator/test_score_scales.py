@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.families import family
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.cases import dsa_sparse, gqa_decode, gqa_prefill, mla_decode, mla_prefill
-from ptxflow.eval.cases.case import Case, plain
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
+from ptxflow.eval.verify.cases import dsa_sparse, gqa_decode, gqa_prefill, mla_decode, mla_prefill
+from ptxflow.eval.verify.cases.case import Case, plain
 from tests import dsa_cases as dsa
 from tests import gqa_decode_cases as gqa_d
 from tests import gqa_prefill_cases as gqa_p

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler import cache
-from ptxflow.eval import trial
-from ptxflow.eval.cases import case_of
-from ptxflow.eval.proof_summary import read
-from ptxflow.eval.prove import main, table
-from ptxflow.eval.trial import kept_trial, run_trial
+from ptxflow.compiler.backend import cache
+from ptxflow.eval.verify import emulation
+from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.emulation import kept_trial, run_trial
+from ptxflow.eval.verify.strategies import main, table
+from ptxflow.eval.verify.summary import read
 from tests.gemm_cases import CASES, IDS, problem_for
 
 
@@ -29,34 +29,32 @@ def test_exactly_right(dev, name, s):  # type: ignore[no-untyped-def]
 def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch):
     """One bit of a descriptor: the values differ, and the report says how many."""
     dev, _, s = CASES[0]
-    write = trial.write
+    write = emulation.write
 
     def planted(kernel, device):  # type: ignore[no-untyped-def]
         text = write(kernel, device)
         assert "0x4000004000000000" in text
         return text.replace("0x4000004000000000", "0x4000002000000000")
 
-    monkeypatch.setattr(trial, "write", planted)
+    monkeypatch.setattr(emulation, "write", planted)
     result = run_trial(problem_for(s), s, dev)
     assert not result.right and result.error
 
 
-def test_a_right_kernel_is_emulated_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dev, _, s = CASES[0]
-    problem, emulate, calls = problem_for(s), trial.emulate, []
+    problem, emulate, calls = problem_for(s), emulation.emulate, []
 
     def counted(*args: Any, **options: Any) -> Any:
         calls.append(options["seed"])
         return emulate(*args, **options)
 
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(trial, "emulate", counted)
+    monkeypatch.setattr(emulation, "emulate", counted)
     first, again = kept_trial(problem, s, dev), kept_trial(problem, s, dev)
     assert first == again and first.right and calls == [0, 1]
-    monkeypatch.setattr(trial, "_differences", lambda *_: "1 of 2 elements of C differ")
-    monkeypatch.setattr(trial, "SEEDS", (2,))  # other schedules are another question
+    monkeypatch.setattr(emulation, "_differences", lambda *_: "1 of 2 elements of C differ")
+    monkeypatch.setattr(emulation, "SEEDS", (2,))  # other schedules are another question
     assert not kept_trial(problem, s, dev).right and not kept_trial(problem, s, dev).right
     assert calls == [0, 1, 2, 2], "what is wrong is not kept"
 
@@ -64,14 +62,14 @@ def test_a_right_kernel_is_emulated_once(
 def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
     """The values are right, an ordering lacks: what is printed quotes the statement."""
     dev, _, s = CASES[0]
-    write = trial.write
+    write = emulation.write
 
     def unfenced(kernel, device):  # type: ignore[no-untyped-def]
         text = write(kernel, device)
         assert "fence.mbarrier_init" in text
         return re.sub(r"\n[^\n]*fence\.mbarrier_init[^\n]*", "", text)
 
-    monkeypatch.setattr(trial, "write", unfenced)
+    monkeypatch.setattr(emulation, "write", unfenced)
     result = run_trial(problem_for(s), s, dev, (0,))
     assert result.exact and not result.right and not result.error
     assert re.search(r"line \d+ `cp\.async\.bulk\..*`: .*not fenced .*\(schedule 0\)", str(result))
@@ -80,11 +78,11 @@ def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_hazard_quotes_both_statements():
     ptx = "first;\n  second a, b;\nthird;"
-    assert trial.quoted("line 1: not ordered after line 2", ptx) == (
+    assert emulation.quoted("line 1: not ordered after line 2", ptx) == (
         "line 1 `first;`: not ordered after line 2 `second a, b;`"
     )
-    assert trial.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
-    assert trial.quoted("line 9: gone", ptx) == "line 9: gone"
+    assert emulation.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
+    assert emulation.quoted("line 9: gone", ptx) == "line 9: gone"
 
 
 def test_bfloat16():
@@ -118,7 +116,7 @@ def test_the_command_names_a_mutant_that_only_the_emulator_catches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """With a validator that accepts every mutant, what the emulator finds decides."""
-    monkeypatch.setattr("ptxflow.eval.mutation.check", lambda tree, trips, device: ())
+    monkeypatch.setattr("ptxflow.eval.verify.mutation.check", lambda tree, trips, device: ())
     assert main([*ASKED, "--samples", "1", "--mutants", "6", "--schedules", "1"]) == 1
     printed = capsys.readouterr().out
     named = r"\w{16} of gemm_n128_k2048 .*: mutant: .* at \S+:\d+: .*schedule 0"
@@ -132,7 +130,7 @@ def test_the_command_names_the_stage_that_refuses(
     def complain(assembly):  # type: ignore[no-untyped-def]
         return ["C7508: planted"]
 
-    monkeypatch.setattr("ptxflow.compiler.ptxas.check", complain)
+    monkeypatch.setattr("ptxflow.compiler.backend.ptxas.check", complain)
     assert main([*ASKED, "--samples", "1"]) == 1
     printed = capsys.readouterr().out
     assert "ptxas: C7508: planted" in printed and "0 of 1 proven" in printed

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval import ablation
-from ptxflow.eval.ablation import Face, ablate, differences, judge, measured_here, put_back
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
-from ptxflow.eval.records import read_records
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.records import read_records
+from ptxflow.eval.study import ablation
+from ptxflow.eval.study.ablation import Face, ablate, differences, judge, measured_here, put_back
 from tests.scripted_gpu import scripted_gpu
 
 NAME, AXES = "gemm_n5120_k2048", {"M": 17}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval import campaign
+from ptxflow.__main__ import MODULES
+from ptxflow.eval.bench import campaign
 
 #: the counts and seeds of each command, and what it needs besides
 POSITIVE = {
@@ -16,15 +17,15 @@ POSITIVE = {
     "agree": ["--samples", "--jobs"],
     "calibrate": ["--folds", "--least", "--most"],
     "campaign": ["--samples", "--rounds", "--refine-rounds", "--check-seeds", "--jobs"],
-    "fit_surrogate": ["--steps", "--folds", "--least", "--jobs"],
+    "fit-surrogate": ["--steps", "--folds", "--least", "--jobs"],
     "legality": ["--samples", "--workloads", "--jobs"],
-    "moe_error": ["--tokens", "--experts", "--seeds"],
+    "eval.verify.moe_error": ["--tokens", "--experts", "--seeds"],
     "mutation": ["--draws", "--kernels", "--jobs"],
     "optimum": ["--least"],
-    "peers.__main__": ["--rounds"],
-    "policy_draws": ["--workloads", "-k", "--jobs"],
-    "prefill_error": ["--tokens"],
-    "prove": ["--samples", "--schedules", "--jobs"],
+    "baselines": ["--rounds"],
+    "policy-draws": ["--workloads", "-k", "--jobs"],
+    "eval.verify.prefill_error": ["--tokens"],
+    "verify": ["--samples", "--schedules", "--jobs"],
     "ranking": ["--folds", "--least", "--jobs"],
     "solution": ["--seeds"],
     "survey": ["--samples", "--jobs"],
@@ -32,19 +33,19 @@ POSITIVE = {
 NATURAL = {
     "agree": ["--seed"],
     "campaign": ["--seed", "--refine"],
-    "fit_surrogate": ["--seed"],
+    "fit-surrogate": ["--seed"],
     "mutation": ["--mutants", "--emulate", "--seed"],
-    "policy_draws": ["--seed"],
-    "prefill_error": ["--seed"],
-    "prove": ["--mutants", "--seed"],
+    "policy-draws": ["--seed"],
+    "eval.verify.prefill_error": ["--seed"],
+    "verify": ["--mutants", "--seed"],
     "survey": ["--seed"],
 }
 NEEDED = {
     "calibrate": ["--measurements", "x"],
-    "fit_surrogate": ["--measurements", "x", "--out", "x"],
+    "fit-surrogate": ["--measurements", "x", "--out", "x"],
     "optimum": ["--space", "x", "--samples", "x"],
-    "peers.__main__": ["--definition", "x"],
-    "policy_draws": ["--out", "x"],
+    "baselines": ["--definition", "x"],
+    "policy-draws": ["--out", "x"],
     "ranking": ["--measurements", "x"],
     "solution": ["check", "x"],
 }
@@ -60,7 +61,7 @@ CASES = [
 def test_counts(
     name: str, option: str, value: str, least: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = importlib.import_module(f"ptxflow.eval.{name}").main
+    main = importlib.import_module(f"ptxflow.{MODULES.get(name, name)}").main
     with pytest.raises(SystemExit) as end:
         main([*NEEDED.get(name, []), f"{option}={value}" if option[1] == "-" else option + value])
     assert end.value.code == 2

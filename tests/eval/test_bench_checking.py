@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptxflow.eval.checking import Bench, Case, Verdict, check, compare
-from ptxflow.eval.definition import load
-from ptxflow.eval.measure import case_of
-from ptxflow.eval.tolerance import ELEMENTWISE, Tolerance
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.checking import Bench, Case, Verdict, check, compare
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.session import case_of
+from ptxflow.eval.bench.tolerance import ELEMENTWISE, Tolerance
 
 CPU = torch.device("cpu")
 M, N, K = 33, 48, 64
@@ -175,7 +176,7 @@ def test_numbers_are_inputs_beside_the_tensors() -> None:
     definition = load("gdn_decode_qk16_v32_d128_k_last").resized(num_q_heads=1, num_k_heads=1)
     bench = Bench(case_of(definition, {"batch_size": 2}, CPU), CPU, (1, 2))
     assert list(bench.scalars) == ["scale"] and "scale" not in bench.tensors
-    run = definition.reference()
+    run = load_reference(definition)
 
     def kernel(scale: float) -> Kernel:
         def call(t: Mapping[str, Tensor]) -> None:

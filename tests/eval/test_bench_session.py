@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from ptxflow.compiler.backend.runtime import LaunchError
 from ptxflow.compiler.launch import Arguments, Launch, PointerParam
-from ptxflow.compiler.runtime import LaunchError
-from ptxflow.eval import measure, timing
-from ptxflow.eval.definition import load
-from ptxflow.eval.worker import job, refine_job
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench import session as measure
+from ptxflow.eval.bench import timing
+from ptxflow.eval.bench.worker import job, refine_job
 
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch("k", ("1", "1", "1"), 32, (1, 1, 1), 0, (PointerParam("C"),))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.worker import Worker, WorkerError
+from ptxflow.eval.bench.worker import Worker, WorkerError
 
 CHILD = """
 import os, sys, time
-from ptxflow.eval.worker import serve
+from ptxflow.eval.bench.worker import serve
 
 def measure(job, stage):
     stage("inputs")
@@ -93,7 +93,7 @@ def test_a_child_works_on_while_no_job_is_there(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(
         "import itertools, time\n"
-        "from ptxflow.eval.worker import serve\n"
+        "from ptxflow.eval.bench.worker import serve\n"
         "idled = itertools.count()\n"
         "serve(lambda job, stage: {'status': 'ok', 'idled': next(idled)}, {},\n"
         "      lambda: (time.sleep(0.01), next(idled) < 5)[1])\n"

@@ -9,10 +9,11 @@ import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.env import cost
-from ptxflow.env.observed import Observed
+from ptxflow.env.observations import Observed
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.calibrate import (
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.study.calibration import (
     Constant,
     Problem,
     changed,
@@ -22,7 +23,6 @@ from ptxflow.eval.calibrate import (
     table,
     thinned,
 )
-from ptxflow.eval.definition import load
 
 
 def workload(name: str, m: int, count: int = 150) -> Observed:

@@ -11,28 +11,28 @@ from typing import Any
 
 import pytest
 
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptxas import Usage
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.compiler.ptxas import Usage
-from ptxflow.compiler.sass import SassReport
-from ptxflow.compiler.strategy import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval import campaign, schedule
-from ptxflow.eval.arguments import (
+from ptxflow.env.tasks.arguments import (
     UsageError,
     find_problem,
     find_space,
     parse_fix,
     read_strategies,
 )
-from ptxflow.eval.candidates import sample_workload, strategies, subspace
-from ptxflow.eval.definition import load
-from ptxflow.eval.records import Record, read_records
-from ptxflow.eval.worker import Worker
-from ptxflow.eval.workload import workloads as rows_of
+from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.workload import workloads as rows_of
+from ptxflow.eval.bench import campaign, schedule
+from ptxflow.eval.bench.candidates import sample_workload, strategies, subspace
+from ptxflow.eval.bench.records import Record, read_records
+from ptxflow.eval.bench.worker import Worker
 
 NAME = "gemm_n128_k2048"
 V32_INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64"  # in tests/definitions
@@ -42,7 +42,7 @@ HANG_M, WRONG_M, FAULT_M, REFUSED_M, BUG_M = 2, 3, 4, 5, 9
 # Latency follows from the image, which holds the strategy's key and M
 CHILD = """
 import json, os, time
-from ptxflow.eval.worker import serve
+from ptxflow.eval.bench.worker import serve
 
 def us(image, samples, m):
     key = open(image, "rb").read()
@@ -175,7 +175,7 @@ def test_a_record_holds_what_was_measured(tmp_path: Path) -> None:
     assert r.gpu["uuid"] in ("GPU-0", "GPU-1")
     assert r.correct and r.check["seeds"] == [1, 2]
     assert r.modelled_tflops and r.modelled_tflops > 0
-    assert r.run["command"].startswith("python -m ptxflow.eval.campaign --definition")
+    assert r.run["command"].startswith("ptxflow campaign --definition")
     assert len(r.run["code"]) == 12 and "gemm" in r.run["spaces"]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import sample
+from ptxflow.env import reward_source
 from ptxflow.env.reward import ModelReward
+from ptxflow.env.reward_source import describe
 from ptxflow.env.surrogate import SurrogateReward
-from ptxflow.eval import reward_source
-from ptxflow.eval.choosing import reward_of
-from ptxflow.eval.definition import load
-from ptxflow.eval.reward_source import describe
-from ptxflow.eval.trained_range import far_from_training
+from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.trained_range import far_from_training
+from ptxflow.eval.sample.selection import reward_of
 from ptxflow.gfn.checkpoint import read
 
 
@@ -29,7 +29,7 @@ def test_of_surrogates_the_family_s_alone_is_read(
     about: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    real = reward_source.read
+    from ptxflow.env.surrogate_file import read as real
 
     def counted(path: Path) -> Any:
         seen.append(path.name)

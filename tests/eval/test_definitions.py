@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ptxflow.eval import definition as module
-from ptxflow.eval.build_definitions import stale, text_of
-from ptxflow.eval.definition import DefinitionError, load, names, parse
-from ptxflow.eval.references import source
+from ptxflow.env.tasks import definition as module
+from ptxflow.env.tasks.definition import DefinitionError, load, names, parse
+from ptxflow.eval.bench.reference_text import stale, text_of
+from ptxflow.eval.bench.references import load_reference, source
 
 GEMM = "gemm_n4096_k4096"
 
@@ -30,7 +30,7 @@ def test_definition_is_whole(name: str) -> None:
     assert parse(json.loads(json.dumps(data))) == definition
     imported = set(re.findall(r"^(?:import|from) (\S+)", definition.source, re.MULTILINE))
     assert imported <= {"torch", "math", "itertools", "collections.abc", "torch.nn.functional"}
-    run: Any = definition.reference()
+    run: Any = load_reference(definition)
     code = run.__wrapped__.__code__
     assert code.co_varnames[: code.co_argcount] == tuple(definition.inputs)
 
@@ -201,7 +201,7 @@ def test_file_without_reference_gets_ours(tmp_path: Path) -> None:
     )
     a = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)
     b = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 4.0]], dtype=torch.bfloat16)
-    assert definition.reference()(a, b).tolist() == [[1.0, 2.0, 11.0]]
+    assert load_reference(definition)(a, b).tolist() == [[1.0, 2.0, 11.0]]
 
 
 def test_our_reference_is_not_given_to_another_layout(tmp_path: Path) -> None:
@@ -210,18 +210,17 @@ def test_our_reference_is_not_given_to_another_layout(tmp_path: Path) -> None:
         "B": load(GEMM).to_json()["inputs"]["B"],
     }
     with pytest.raises(DefinitionError, match="no reference in the definition"):
-        load(_file(tmp_path, inputs=other)).reference()
+        load_reference(load(_file(tmp_path, inputs=other)))
     with pytest.raises(DefinitionError, match="none for op_type 'conv'"):
-        load(_file(tmp_path, op_type="conv")).reference()
+        load_reference(load(_file(tmp_path, op_type="conv")))
 
 
 def test_reference_of_a_file_is_the_definition_of_it(tmp_path: Path) -> None:
     definition = load(_file(tmp_path, reference="def run(A, B):\n    return 7\n"))
-    assert definition.reference()(None, None) == 7
+    assert load_reference(definition)(None, None) == 7
     with pytest.raises(DefinitionError, match="its reference does not load: boom"):
-        load(
-            _file(tmp_path, reference="raise OSError('boom')\ndef run(A, B):\n    return 7\n")
-        ).reference()
+        text = "raise OSError('boom')\ndef run(A, B):\n    return 7\n"
+        load_reference(load(_file(tmp_path, reference=text)))
 
 
 def test_resized_takes_constants_along() -> None:
@@ -232,7 +231,7 @@ def test_resized_takes_constants_along() -> None:
 
 def test_loading_needs_no_torch() -> None:
     code = (
-        "import sys; from ptxflow.eval.definition import load; "
+        "import sys; from ptxflow.env.tasks.definition import load; "
         f"load({GEMM!r}).bind({{'M': 1}}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""evaluate.py --live, and measuring on demand, against a scripted GPU."""
+"""`ptxflow evaluate --live`, and measuring on demand, against a scripted GPU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import evaluate
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval.evaluation_arguments import arguments
-from ptxflow.eval.evaluation_live import find_fields
-from ptxflow.eval.on_demand import on_demand, seconds
-from ptxflow.eval.records import read_records
-from ptxflow.eval.worker import Worker, WorkerError
+from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.bench.measurer import on_demand, seconds
+from ptxflow.eval.bench.records import read_records
+from ptxflow.eval.bench.worker import Worker, WorkerError
+from ptxflow.eval.study.arguments import arguments
+from ptxflow.eval.study.live import find_fields
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.forest import family_shape
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.walks import family_shape
 from tests.scripted_gpu import MADE, scripted_gpu
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"

@@ -1,4 +1,4 @@
-"""`evaluate.py` on one committed space: the same bytes twice, a report that stands alone."""
+"""`ptxflow evaluate` on one committed space: the same bytes twice, a report that stands alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
-from ptxflow.eval.evaluation_plots import PLOTS
-from ptxflow.eval.evaluation_tables import PageError, quoted, renew, tables
+from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.tables import PageError, quoted, renew, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = "eval/measurements/h200-gemm-held-out.jsonl.xz"
@@ -41,7 +41,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_seed_gives_the_same_numbers(out: Path, tmp_path: Path) -> None:
     """In another process, with another seed of hashes."""
     done = subprocess.run(
-        [sys.executable, "evaluate.py", *ASKED, "--out", str(tmp_path)],
+        [sys.executable, "-m", "ptxflow.eval", *ASKED, "--out", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )  # fmt: skip

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptxflow.eval.borrowing import Borrowed, own_work
-from ptxflow.eval.checking import Bench, Verdict, check
-from ptxflow.eval.definition import load
-from ptxflow.eval.measure import case_of
-from ptxflow.eval.references import source
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.checking import Bench, Verdict, check
+from ptxflow.eval.bench.own_work import Borrowed, own_work
+from ptxflow.eval.bench.references import source
+from ptxflow.eval.bench.session import case_of
 
 DEFINITION = load("gemm_n128_k2048")
 CPU = torch.device("cpu")

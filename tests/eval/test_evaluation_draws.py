@@ -10,13 +10,13 @@ import pytest
 from ptxflow.compiler.device import B200
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
-from ptxflow.eval.evaluation_draws import SHARPNESSES, best_of, by_model, sharpness
-from ptxflow.eval.evaluation_metrics import measured_target
-from ptxflow.eval.evaluation_tables import by_model as by_model_table
-from ptxflow.eval.evaluation_tables import sharpness as sharpness_table
-from ptxflow.eval.search.replay import read_replays
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
+from ptxflow.eval.study.metrics import measured_target
+from ptxflow.eval.study.search.replay import read_replays
+from ptxflow.eval.study.tables import by_model as by_model_table
+from ptxflow.eval.study.tables import sharpness as sharpness_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 

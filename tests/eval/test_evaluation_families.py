@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import evaluate
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval import __main__ as evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = ROOT / "eval" / "measurements" / "h200-gemm-held-out.jsonl.xz"

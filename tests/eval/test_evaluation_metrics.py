@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
-from ptxflow.eval.evaluation import Runs, evaluate
-from ptxflow.eval.evaluation_claims import claims
-from ptxflow.eval.evaluation_kernels import fast, summary
-from ptxflow.eval.evaluation_knowledge import distance, look_up, trained_problems
-from ptxflow.eval.evaluation_metrics import (
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.records import Record
+from ptxflow.eval.study.claims import claims
+from ptxflow.eval.study.kernels import fast, summary
+from ptxflow.eval.study.knowledge import distance, look_up, trained_problems
+from ptxflow.eval.study.metrics import (
     RESAMPLES,
     Array,
     Sheet,
@@ -34,14 +34,14 @@ from ptxflow.eval.evaluation_metrics import (
     share,
     total_variation,
 )
-from ptxflow.eval.evaluation_results import Belief, describe, fidelity, matching
-from ptxflow.eval.evaluation_tables import mass
-from ptxflow.eval.evaluation_tables import share as percentage
-from ptxflow.eval.records import Record
-from ptxflow.eval.search.optimisers import Annealing, CmaEs
-from ptxflow.eval.search.plain import Exhaustive, Ranked, Uniform
-from ptxflow.eval.search.play import Foul, Method
-from ptxflow.eval.search.replay import Replay, read_replays
+from ptxflow.eval.study.results import Belief, describe, fidelity, matching
+from ptxflow.eval.study.runs import Runs, evaluate
+from ptxflow.eval.study.search.optimisers import Annealing, CmaEs
+from ptxflow.eval.study.search.plain import Exhaustive, Ranked, Uniform
+from ptxflow.eval.study.search.play import Foul, Method
+from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.tables import mass
+from ptxflow.eval.study.tables import share as percentage
 
 HELD_OUT = Path(__file__).resolve().parents[2] / "eval/measurements/h200-gemm-held-out.jsonl.xz"
 

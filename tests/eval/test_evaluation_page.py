@@ -1,4 +1,4 @@
-"""docs/evaluation.md is what the committed files give: its sources, and figures of fast methods."""
+"""eval/results/evaluation.md is what the committed files give: its sources, and figures of fast methods."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import evaluate
-from ptxflow.eval.evaluation_labels import brief
-from ptxflow.eval.evaluation_plots import PLOTS
-from ptxflow.eval.evaluation_tables import quoted, tables
+from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.study.labels import brief
+from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.tables import quoted, tables
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "evaluation.md"
-RENEW = "run python evaluate.py --into docs/evaluation.md --plots plots/evaluation"
+PAGE = ROOT / "eval" / "results" / "evaluation.md"
+RENEW = "run ptxflow evaluate --into eval/results/evaluation.md --plots plots/evaluation"
 #: what takes seconds; optimisers and fits of surrogates take minutes
 FAST = ("policy", "policy top-k", "own reward top-k", "nearest workload", "uniform random",
         "exhaustive", "BICO-guided", "model top-k")  # fmt: skip

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from ptxflow.env.space import Space
-from ptxflow.eval.evaluation import evaluate
-from ptxflow.eval.evaluation_metrics import measured_target
-from ptxflow.eval.evaluation_tables import standing as standing_table
-from ptxflow.eval.evaluation_tables import tuning as tuning_table
-from ptxflow.eval.evaluation_tuning import AT, Learner, Stage, curve, standing, tunings, unseen
-from ptxflow.eval.search.plain import Ranked, Uniform
-from ptxflow.eval.search.play import interference, play
-from ptxflow.eval.search.replay import Replay, read_replays
-from ptxflow.gfn import tuned as tuned_module
-from ptxflow.gfn.tuned import EVERY, Tuned, tuned
+from ptxflow.eval.study.metrics import measured_target
+from ptxflow.eval.study.runs import evaluate
+from ptxflow.eval.study.search.plain import Ranked, Uniform
+from ptxflow.eval.study.search.play import interference, play
+from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.tables import standing as standing_table
+from ptxflow.eval.study.tables import tuning as tuning_table
+from ptxflow.eval.study.tuning import AT, Learner, Stage, curve, standing, tunings, unseen
+from ptxflow.gfn import tuned_search as tuned_module
+from ptxflow.gfn.tuned_search import EVERY, Tuned, tuned
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 

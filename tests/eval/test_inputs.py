@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval import attention_rows
-from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import Definition, DefinitionError, load, names, parse
-from ptxflow.eval.inputs import CHUNK, make_indices, make_inputs
-from ptxflow.eval.references import moe
-from ptxflow.eval.sequences import paged_prefill, pattern, ragged_prefill, split
-from ptxflow.eval.tolerance import tolerance
-from ptxflow.eval.workload import workloads
+from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names, parse
+from ptxflow.env.tasks.sequences import paged_prefill, pattern, ragged_prefill, split
+from ptxflow.env.tasks.workload import workloads
+from ptxflow.eval.bench import attention_workloads
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import CHUNK, make_indices, make_inputs
+from ptxflow.eval.bench.references import load_reference, moe
+from ptxflow.eval.bench.tolerance import tolerance
 
 AXES = {
     "batch_size": 20, "seq_len": 20, "num_tokens": 20, "num_pages": 60, "max_num_pages": 3,
@@ -67,7 +67,7 @@ def test_inputs_are_reproducible_and_fit_the_definition(name: str) -> None:
         assert tuple(first[key].shape) == shapes[key]
         assert first[key].dtype == getattr(torch, tensor.dtype)
         assert same(first[key], other[key]) == (key in LENGTHS), key
-    outputs = definition.reference()(**first)
+    outputs = load_reference(definition)(**first)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     shapes = definition.shapes(definition.outputs, bound)
     for (key, tensor), out in zip(definition.outputs.items(), outputs, strict=True):
@@ -80,7 +80,7 @@ def test_values_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monke
     definition = load("gemm_n128_k2048")
     m = CHUNK // 2048 * 3 - 5  # three chunks, the last one short
     many = make_inputs(definition, {"M": m}, 7)["A"]
-    monkeypatch.setattr("ptxflow.eval.inputs.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("ptxflow.eval.bench.inputs.os.cpu_count", lambda: 1)
     assert torch.equal(many, make_inputs(definition, {"M": m}, 7)["A"])
     assert many.float().std().item() == pytest.approx(1.0, abs=0.01)
     assert not torch.equal(many[:512], many[512:1024])
@@ -130,7 +130,7 @@ def test_more_queries_than_keys_see_nothing(name: str) -> None:
     ends = inputs["qo_indptr"][1:].repeat_interleave(queries)
     seen = torch.arange(axes["total_q"]) + 1 - ends + keys.repeat_interleave(queries)
     blind = seen <= 0
-    output, lse = definition.reference()(**inputs)
+    output, lse = load_reference(definition)(**inputs)
     assert 60 <= blind.sum() < len(blind) and (keys > 0)[(queries > keys)].any()
     assert (output[blind] == 0).all() and (lse[blind] == -torch.inf).all()
     assert (output[~blind] != 0).any(-1).all() and lse[~blind].isfinite().all()
@@ -268,7 +268,7 @@ def test_moe_inputs_are_of_the_size_the_tolerance_assumes() -> None:
     assert x.std().item() == pytest.approx(1.0, abs=0.1)
     chosen, _ = moe.route(inputs["routing_logits"], inputs["routing_bias"])
     local = ((chosen >= 4) & (chosen < 8)).sum(-1)
-    out = definition.reference()(**inputs).float()
+    out = load_reference(definition)(**inputs).float()
     assert (out[local == 0] == 0).all()
     assert 0.1 < out[local == 1].std().item() < 0.3
 
@@ -299,14 +299,14 @@ def test_workload_round_trip() -> None:
         workloads("nothing")
 
 
-ATTENTION = [n for n in names() if load(n).op_type in attention_rows.OP_TYPES]
+ATTENTION = [n for n in names() if load(n).op_type in attention_workloads.OP_TYPES]
 
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_rows_are_those_of_the_list(name: str) -> None:
     definition = load(name)
     ours = [row for row in workloads(name) if not row.public]
-    assert ours == list(attention_rows.rows(definition))
+    assert ours == list(attention_workloads.rows(definition))
     if "total_q" not in definition.var_axes:
         page = definition.const_axes["page_size"]
         sums = {(row.axes["batch_size"], row.axes["num_kv_indices"] * page) for row in ours}
@@ -323,8 +323,8 @@ def test_a_chunked_prefill_keeps_its_prefix_in_whole_pages() -> None:
         "gqa_ragged_prefill_causal_h32_kv4_d128",
     ):
         definition = load(name)
-        chunk = attention_rows.Batch(4, 2304, queries=256)
-        axes = attention_rows.axes_of(definition, chunk) | dict(definition.const_axes)
+        chunk = attention_workloads.Batch(4, 2304, queries=256)
+        axes = attention_workloads.axes_of(definition, chunk) | dict(definition.const_axes)
         found = paged_prefill(axes) if "num_pages" in axes else ragged_prefill(axes)
         assert found.queries.tolist() == [256] * 4
         assert found.keys.tolist() == [2304] * 4
@@ -352,13 +352,13 @@ def test_gemm_tolerance(name: str) -> None:
     for m in (1, 16):
         inputs = make_inputs(definition, {"M": m}, 5)
         a, b = inputs["A"], inputs["B"]
-        c, bound = definition.reference()(a, b), tolerance(definition)
+        c, bound = load_reference(definition)(a, b), tolerance(definition)
         assert compare(truncated_matmul(a, b), c, bound).wrong == 0
 
         def without(columns: Any, a: Any = a, b: Any = b) -> Any:
             kept = a.clone()
             kept[:, columns] = 0
-            return definition.reference()(kept, b)
+            return load_reference(definition)(kept, b)
 
         assert compare(without([100]), c, bound).wrong > m * 32
         assert compare(without(slice(64, 80)), c, bound).wrong > m * 56
@@ -374,7 +374,7 @@ def test_attention_tolerance() -> None:
     definition = load("gqa_paged_decode_h32_kv8_d128_ps1").resized(num_qo_heads=8)
     axes = {"batch_size": 1, "num_pages": 4096, "len_indptr": 2, "num_kv_indices": 4096}
     inputs = make_inputs(definition, axes, 0)
-    out, lse = definition.reference()(**inputs)
+    out, lse = load_reference(definition)(**inputs)
     pages = inputs["kv_indices"].long()
     k, v = (inputs[n][pages, 0].float() for n in ("k_cache", "v_cache"))
     z = torch.einsum("hd,lhd->hl", inputs["q"][0].float(), k) * inputs["sm_scale"]
@@ -382,7 +382,7 @@ def test_attention_tolerance() -> None:
     coarse = torch.einsum("hl,lhd->hd", p.bfloat16().float(), v) / p.sum(-1)[:, None]
     assert compare(coarse.bfloat16()[None], out, tolerance(definition)).wrong == 0
     fewer = inputs | {"kv_indptr": torch.tensor([0, 4095], dtype=torch.int32)}
-    _, short = definition.reference()(**fewer)
+    _, short = load_reference(definition)(**fewer)
     assert compare(lse, lse, tolerance(definition, "lse")).wrong == 0
     assert compare(short, lse, tolerance(definition, "lse")).wrong > 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Family
-from ptxflow.eval import legality
-from ptxflow.eval.arguments import find_problem
+from ptxflow.compiler.family import Family
+from ptxflow.compiler.kernels import family
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.eval.sample import legality
 
 ASKED = ("h200", "gdn_decode_qk16_v32_d128_k_last", {"batch_size": 3})
 

@@ -10,12 +10,12 @@ import pytest
 from ptxflow.compiler.device import H200
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space
-from ptxflow.eval import live
-from ptxflow.eval.arguments import find_problem, find_space
-from ptxflow.eval.candidates import Workload
-from ptxflow.eval.definition import load
-from ptxflow.eval.live import AT_A_TIME, Live
-from ptxflow.eval.records import Record, RecordFile
+from ptxflow.env.tasks.arguments import find_problem, find_space
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench import live_reward
+from ptxflow.eval.bench.candidates import Workload
+from ptxflow.eval.bench.live_reward import AT_A_TIME, Live
+from ptxflow.eval.bench.records import Record, RecordFile
 
 PLACES = [("gemm_n128_k2048", "M", m) for m in (1, 2, 4, 8, 16)] + [
     ("rmsnorm_h128", "batch_size", n) for n in (1, 4, 16, 64, 256)
@@ -35,7 +35,7 @@ def made(spaces: list[Space], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
                                    "h200", "ok", latency_us={"median": 7.0}))  # fmt: skip
 
-    monkeypatch.setattr(live, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "on_gpus", played)
     definitions = [load(name) for name, _, _ in PLACES]
     return Live(definitions, spaces, tmp_path / "m.jsonl", ModelReward())
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import sample
-from ptxflow.eval import sampling
-from ptxflow.eval.arguments import read_strategies
-from ptxflow.eval.attention_rows import Batch, axes_of
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import read_strategies
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.attention_workloads import Batch, axes_of
+from ptxflow.eval.sample import pipeline
 from tests.eval.test_sample import fake_compile
 
 FOLDER = Path(__file__).parents[1] / "definitions"
@@ -28,7 +28,7 @@ CASES = [
 def test_strategies_are_sampled(
     name: str, device: str, batch: Batch | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "compile_all", fake_compile)
+    monkeypatch.setattr(pipeline, "compile_all", fake_compile)
     path, out = FOLDER / f"{name}.json", tmp_path / "out"
     axes = axes_of(load(path), batch) if batch else {"num_tokens": 64, "num_pages": 8462}
     argv = ["--definition", str(path), "--axes", *(f"{n}={v}" for n, v in axes.items())]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.definition import names
-from ptxflow.eval.records import read_records
-from ptxflow.eval.workload import workloads
+from ptxflow.env.tasks.definition import names
+from ptxflow.env.tasks.workload import workloads
+from ptxflow.eval.bench.records import read_records
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 SAMPLES = 16

@@ -9,12 +9,12 @@ import torch
 
 from ptxflow.compiler.device import H200
 from ptxflow.env.measurements import REFINE
-from ptxflow.eval.definition import load
-from ptxflow.eval.inputs import make_indices
-from ptxflow.eval.moe_floor import reached, table
-from ptxflow.eval.records import Record
-from ptxflow.eval.references.moe import route
-from ptxflow.eval.work import SEED
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.inputs import make_indices
+from ptxflow.eval.bench.records import Record
+from ptxflow.eval.bench.references.moe import route
+from ptxflow.eval.bench.work import SEED
+from ptxflow.eval.study.moe_floor import reached, table
 
 NAME = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 WEIGHTS = 3 * 7168 * 2048  # of an expert

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ptxflow.env.measurements import Measured
-from ptxflow.eval.optimum import best_of, losses, main, relative_times
+from ptxflow.eval.study.optimum import best_of, losses, main, relative_times
 
 
 def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measured:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval.checking import Bench
-from ptxflow.eval.definition import Definition, load
-from ptxflow.eval.measure import FEW_ROUNDS, case_of, shares
-from ptxflow.eval.peers import beside as peers
-from ptxflow.eval.peers import is_eager_reference
-from ptxflow.eval.peers.beside import Beside
-from ptxflow.eval.records import best_peer
-from ptxflow.eval.timing import time_interleaved
+from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.eval.bench.baselines import beside as peers
+from ptxflow.eval.bench.baselines import is_eager_reference
+from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.checking import Bench
+from ptxflow.eval.bench.records import best_peer
+from ptxflow.eval.bench.session import FEW_ROUNDS, case_of, shares
+from ptxflow.eval.bench.timing import time_interleaved
 
 CPU = torch.device("cpu")
 NORMS = ("rmsnorm_h128", "fused_add_rmsnorm_h2048")
@@ -225,7 +225,7 @@ def test_who_is_far_slower_takes_part_in_few_rounds() -> None:
 def test_samples_of_few_rounds_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 0.01)
-    monkeypatch.setattr("ptxflow.eval.timing._event", lambda: event)
+    monkeypatch.setattr("ptxflow.eval.bench.timing._event", lambda: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     calls = {name: lambda name=name: order.append(name) for name in ("often", "rarely")}
     samples = time_interleaved(calls, {"often": 12, "rarely": 3}, lambda: None)
@@ -246,5 +246,5 @@ def test_chains_of_eager_operations_are_no_libraries() -> None:
     assert {op: names for op, names in eager.items() if names} == chains
     assert is_eager_reference("gqa_paged_decode_h32_kv8_d128_ps1", "torch")
     assert not is_eager_reference("fused_add_rmsnorm_h2048", "torch")  # one tuned operation
-    code = "import sys, ptxflow.eval.peers; assert 'torch' not in sys.modules"
+    code = "import sys, ptxflow.eval.bench.baselines; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

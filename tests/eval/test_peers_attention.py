@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval.checking import Bench
-from ptxflow.eval.definition import load, names
-from ptxflow.eval.disagreement import named
-from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import __main__ as command
-from ptxflow.eval.peers import beside as peers
-from ptxflow.eval.peers.beside import Beside
-from ptxflow.eval.references import attention as reference
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.baselines import __main__ as command
+from ptxflow.eval.bench.baselines import beside as peers
+from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.checking import Bench
+from ptxflow.eval.bench.disagreement import named
+from ptxflow.eval.bench.references import attention as reference
+from ptxflow.eval.bench.session import case_of
 
 CPU = torch.device("cpu")
 OP_TYPES = ("gqa_paged", "gqa_ragged", "mla_paged")

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval.checking import Bench
-from ptxflow.eval.definition import load
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import beside as peers
-from ptxflow.eval.peers.beside import Beside
-from ptxflow.eval.peers.ready import Given
-from ptxflow.eval.references.gdn import delta_step, spread
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.baselines import beside as peers
+from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines.ready import Given
+from ptxflow.eval.bench.checking import Bench
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.references.gdn import delta_step, spread
+from ptxflow.eval.bench.session import case_of
 
 PREFILL, DECODE = "gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk16_v32_d128_k_last"
 CPU = torch.device("cpu")
@@ -99,7 +100,8 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
     given = Given(definition, tensors, {"scale": inputs["scale"]}, 0)
     made = peers.makers_of(definition)["torch.chunked"](given)
     assert made.outputs is not None
-    for ours, right in zip(made.outputs(), definition.reference()(*inputs.values()), strict=True):
+    expected = load_reference(definition)(*inputs.values())
+    for ours, right in zip(made.outputs(), expected, strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-2, atol=1e-4)
 
 

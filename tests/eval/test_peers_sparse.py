@@ -12,15 +12,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
-from ptxflow.eval.checking import Bench, compare
-from ptxflow.eval.definition import load, names
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.measure import case_of
-from ptxflow.eval.peers import beside as peers
-from ptxflow.eval.peers import moe, sparse
-from ptxflow.eval.peers.beside import Beside
-from ptxflow.eval.peers.ready import Given, NotOffered
-from ptxflow.eval.references.moe import dequantise
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.baselines import beside as peers
+from ptxflow.eval.bench.baselines import moe, sparse
+from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines.ready import Given, NotOffered
+from ptxflow.eval.bench.checking import Bench, compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references.moe import dequantise
+from ptxflow.eval.bench.session import case_of
 
 CPU = torch.device("cpu")
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"

@@ -16,14 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from ptxflow.compiler import families
+from ptxflow.compiler import kernels as families
 from ptxflow.compiler.device import DEVICES
-from ptxflow.eval import looks, plots
-from ptxflow.eval.evaluation_kernels import GRID
-from ptxflow.eval.evaluation_plots import PLOTS
-from ptxflow.eval.evaluation_tuning import AT
-from ptxflow.eval.prefill_error import FORMS, growth
-from ptxflow.eval.sample_plot import samples_figure
+from ptxflow.eval.sample.plot import samples_figure
+from ptxflow.eval.study import style as looks
+from ptxflow.eval.study import training_plots as plots
+from ptxflow.eval.study.kernels import GRID
+from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.verify.prefill_error import FORMS, growth
 
 METHODS = (*looks.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
 LONG = "gqa_paged_prefill_causal_h32_kv8_d128_ps64_of_a_long_name"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.eval import policy_draws
-from ptxflow.eval.arguments import find_problem, find_space, read_strategies
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import find_problem, find_space, read_strategies
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.sample import draws
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.forest import family_shape
 from ptxflow.gfn.inference import load_policy, sample_distinct
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.walks import family_shape
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
 
@@ -35,7 +35,7 @@ def test_draws_are_those_of_the_policy_at_workloads_of_a_definition(
     out = tmp_path / "drawn.json"
     argv = ["--definition", NAME, "--workloads", "2", "-k", "3", "--seed", "5", "--jobs", "1",
             "--checkpoint", str(checkpoint), "--out", str(out)]  # fmt: skip
-    assert policy_draws.main(argv) == 0
+    assert draws.main(argv) == 0
     assert "6 strategies of 2 workloads" in capsys.readouterr().out
     rows = read_strategies(out)
     assert len(rows) == 6 and len({(a["batch_size"], s.key) for _, a, s in rows}) == 6
@@ -55,7 +55,7 @@ def test_a_definition_of_ones_own_at_axes_that_are_given(
     mine.write_text(json.dumps(own))
     argv = ["--definition", str(mine), "--axes", "batch_size=3,64", "-k", "100000", "--jobs", "1",
             "--checkpoint", str(checkpoint), "--out", str(out)]  # fmt: skip
-    assert policy_draws.main(argv) == 0
+    assert draws.main(argv) == 0
     rows = read_strategies(out)
     mine.unlink()
     assert {(d.name, a["batch_size"]) for d, a, _ in rows} == {("mine", 3), ("mine", 64)}
@@ -64,19 +64,19 @@ def test_a_definition_of_ones_own_at_axes_that_are_given(
 
 
 def test_all_workloads_once_and_few_of_them_spread() -> None:
-    every = policy_draws.places([NAME], None)
+    every = draws.places([NAME], None)
     assert len(every) == len({tuple(a.items()) for _, a in every})
-    some = policy_draws.places([NAME], 3)
+    some = draws.places([NAME], 3)
     assert len(some) == 3 and all(place in every for place in some)
     name = "gqa_paged_decode_h32_kv8_d128_ps1"
-    kinds = {kind: policy_draws.places([name], None, kind) for kind in ("all", "public", "own")}
+    kinds = {kind: draws.places([name], None, kind) for kind in ("all", "public", "own")}
     assert kinds["all"] == kinds["public"] + kinds["own"] and kinds["public"] and kinds["own"]
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "x.json")
-    assert policy_draws.main(["--definition", "nothing", "--out", out]) == 2
-    assert policy_draws.main(["--checkpoint", str(tmp_path / "no"), "--definition", NAME,
+    assert draws.main(["--definition", "nothing", "--out", out]) == 2
+    assert draws.main(["--checkpoint", str(tmp_path / "no"), "--definition", NAME,
                               "--jobs", "1", "--out", out]) == 2  # fmt: skip
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and "nothing" in said[0] and "cannot read the checkpoint" in said[1]

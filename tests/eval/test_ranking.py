@@ -12,14 +12,14 @@ import pytest
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import Measured, MeasurementError
+from ptxflow.env.observations import read_observed, timings
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.surrogate_file import read
-from ptxflow.eval import fit_surrogate, ranking
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
-from ptxflow.eval.observing import read_observed, timings
-from ptxflow.eval.ranking import chance_regret, choose_folds, deal, quality
-from ptxflow.eval.records import Record, RecordFile
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.records import Record, RecordFile
+from ptxflow.eval.study import ranking, surrogate
+from ptxflow.eval.study.ranking import chance_regret, choose_folds, deal, quality
 
 WORKLOADS = {  # by family
     "gemm": (("gemm_n128_k2048", "gemm_n256_k7168"), "M", (64, 128, 512)),
@@ -125,11 +125,11 @@ def test_surrogates_rank_the_workloads_that_they_have_not_seen(
 ) -> None:
     out, table = tmp_path / "s.safetensors", tmp_path / "r.json"
     common = ["--measurements", str(records), "--jobs", "1"]
-    assert fit_surrogate.main([*common, "--out", str(out)]) == 2
+    assert surrogate.main([*common, "--out", str(out)]) == 2
     assert "are of gemm, rmsnorm: choose one with --family" in capsys.readouterr().err
     common += ["--family", family]
     fit = [*common, "--folds", "3", "--steps", "200", "--out", str(out)]
-    assert fit_surrogate.main(fit) == 0
+    assert surrogate.main(fit) == 0
     about = read(out).about
     held_out = about["held_out"]
     assert held_out["surrogate"]["spearman"] > 0.97 > 0.95 > held_out["model"]["spearman"]

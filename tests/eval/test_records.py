@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.strategy import Choice, Strategy
+from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.env.measurements import (
     REFINE,
     SCREEN,
@@ -18,7 +18,15 @@ from ptxflow.env.measurements import (
     load_measurements,
     write_tables,
 )
-from ptxflow.eval.records import STATUSES, Record, RecordError, RecordFile, main, pack, read_records
+from ptxflow.eval.bench.records import (
+    STATUSES,
+    Record,
+    RecordError,
+    RecordFile,
+    main,
+    pack,
+    read_records,
+)
 
 
 def record(key: str = "k1", status: str = "ok", **changes: object) -> Record:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval.definition import Definition, load, names
+from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.eval.bench.references import load_reference
 
 NAN = float("nan")
 GQA_PAGED = [n for n in names() if load(n).op_type == "gqa_paged"]
@@ -91,7 +92,7 @@ class Paged:
 def unchanged(definition: Definition, inputs: Any) -> Any:
     """The reference's result, having checked that it left its inputs alone."""
     before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
-    result = definition.reference()(**inputs)
+    result = load_reference(definition)(**inputs)
     for name, x in before.items():
         assert torch.equal(
             x.view(torch.uint8) if x.dtype == torch.bfloat16 else x,
@@ -266,8 +267,8 @@ def test_long_prefills_go_in_slices() -> None:
     rng = np.random.default_rng(6)
     q, k, v = bf16(rng, 9, 2, 4), bf16(rng, 11, 1, 4), bf16(rng, 11, 1, 4)
     bounds = [torch.tensor([0, n], dtype=torch.int32) for n in (9, 11)]
-    whole: Any = definition.reference()
-    sliced: Any = definition.reference()
+    whole: Any = load_reference(definition)
+    sliced: Any = load_reference(definition)
     sliced.__wrapped__.__globals__["MAX_SCORES"] = 2 * 11 * 2  # two queries at a time
     for a, b in zip(whole(q, k, v, *bounds, 0.5), sliced(q, k, v, *bounds, 0.5), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

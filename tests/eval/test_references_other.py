@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval.definition import Definition, load, names
-from ptxflow.eval.references import dsa, moe, sampling
+from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.eval.bench.references import dsa, load_reference, moe, sampling
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
 MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
@@ -30,7 +30,7 @@ def normal(
 def unchanged(definition: Definition, *inputs: Any) -> Any:
     """The reference's result, having checked that it left its inputs alone."""
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-    result = definition.reference()(*inputs)
+    result = load_reference(definition)(*inputs)
     for x, y in zip(before, inputs, strict=True):
         if isinstance(x, torch.Tensor):
             assert torch.equal(x.view(torch.uint8).flatten(), y.view(torch.uint8).flatten())
@@ -53,7 +53,7 @@ def test_gemm(name: str) -> None:
 def test_gemm_accumulates_in_float32() -> None:
     """2048 is where float16 stops counting ones."""
     ones = torch.ones(1, 4096, dtype=torch.float16)
-    assert load("gemm_n4096_k4096").resized(N=1).reference()(ones, ones).item() == 4096.0
+    assert load_reference(load("gemm_n4096_k4096").resized(N=1))(ones, ones).item() == 4096.0
 
 
 # norms
@@ -311,8 +311,8 @@ def test_moe_without_a_local_expert_is_zero() -> None:
     logits = torch.linspace(4, -4, 16).repeat(3, 1)  # the first half wins
     inputs = [logits, torch.zeros(16, dtype=torch.bfloat16), fp8(rng, 3, 4), torch.ones(2, 3)]
     inputs += [fp8(rng, 2, 4, 4), torch.ones(2, 2, 2), fp8(rng, 2, 4, 2), torch.ones(2, 2, 1)]
-    assert (definition.reference()(*inputs, 14, 2.5) == 0).all()
-    assert (definition.reference()(*inputs, 0, 2.5) != 0).any()
+    assert (load_reference(definition)(*inputs, 14, 2.5) == 0).all()
+    assert (load_reference(definition)(*inputs, 0, 2.5) != 0).any()
 
 
 def test_routing_shares_use_scores_without_bias() -> None:
@@ -406,7 +406,7 @@ def test_samples_follow_the_filtered_distribution(name: str) -> None:
     filters = {"top_k": torch.full((draws,), 4), "top_p": torch.full((draws,), 0.75)}
     inputs = {n: filters[n] for n in definition.inputs if n != "probs"}
     torch.manual_seed(12)
-    samples = definition.reference()(probs, **inputs)
+    samples = load_reference(definition)(probs, **inputs)
     assert (samples.dtype, tuple(samples.shape)) == (torch.int64, (draws,))
     expected = sampling.filtered(probs[:1], **{n: x[:1] for n, x in inputs.items()})[0].double()
     count = torch.bincount(samples, minlength=6)

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
-from ptxflow.eval.disagreement import together, told
-from ptxflow.eval.records import Record, RecordError, libraries, pack, read_records, unpack
-from ptxflow.eval.report import agreement, agreement_table, best_ratios, main, settled, summary
+from ptxflow.eval.bench.disagreement import together, told
+from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
+from ptxflow.eval.bench.report import (
+    agreement,
+    agreement_table,
+    best_ratios,
+    main,
+    settled,
+    summary,
+)
 
 MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
 

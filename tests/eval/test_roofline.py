@@ -10,32 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.compile import CompiledKernel
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptxas import Usage
+from ptxflow.compiler.backend.runtime import GpuInfo
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import DEVICES, H200
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.compiler.ptxas import Usage
-from ptxflow.compiler.runtime import GpuInfo
-from ptxflow.compiler.sass import SassReport
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.measurements import by_workload, load_measurements
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval import sampling
-from ptxflow.eval.arguments import find_family, find_problem
-from ptxflow.eval.choosing import Chosen
-from ptxflow.eval.definition import load
-from ptxflow.eval.roofline import Floors
-from ptxflow.eval.sample_report import (
+from ptxflow.env.tasks.arguments import find_family, find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.roofline import Floors
+from ptxflow.eval.bench.work import counted
+from ptxflow.eval.sample import pipeline
+from ptxflow.eval.sample.report import (
     Run,
     kernel_markdown,
     sample_table,
     summary_json,
     summary_markdown,
 )
-from ptxflow.eval.work import counted
+from ptxflow.eval.sample.selection import Chosen
 
-FOLDER = Path(sampling.__file__).resolve().parent / "measurements"
+FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 DEFINITION, AXES = load("rmsnorm_h4096"), {"batch_size": 3000}
 FAMILY, PROBLEM = find_problem(DEFINITION, AXES)
 SPACE = enumerate_space(FAMILY, PROBLEM, H200)
@@ -88,8 +88,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
         return {"status": status, "latency_us": latency, "check": check, "peers": {"copy": 9.0}}
 
     built = compiled(5)
-    monkeypatch.setattr(sampling, "run_one", played)
-    monkeypatch.setattr(sampling, "compile_all", lambda *_: built)
+    monkeypatch.setattr(pipeline, "run_one", played)
+    monkeypatch.setattr(pipeline, "compile_all", lambda *_: built)
     monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
     return GpuInfo("NVIDIA H200", "580", "13.0", (9, 0), 132, 60 * 10**6, None, None)
 
@@ -97,7 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
 def played_run(gpu: GpuInfo, stop_at: float | None) -> Run:
     predicted = ModelReward().tflops(SPACE, SPACE.codes)
     chosen = Chosen(np.arange(5), 3, np.zeros(len(SPACE)), predicted, "model")
-    return sampling.compile_and_rank(
+    return pipeline.compile_and_rank(
         DEFINITION, AXES, SPACE, chosen, gpu, seed=0, checkpoint="c", emulate=False, stop_at=stop_at
     )
 

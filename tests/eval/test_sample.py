@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 import sample
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.compile import CompiledKernel, Job
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptxas import Usage
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import DEVICES, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.compiler.ptxas import Usage
-from ptxflow.compiler.sass import SassReport
 from ptxflow.env.features import describe_device
-from ptxflow.eval import sampling
-from ptxflow.eval.arguments import UsageError, find_problem, find_space, read_strategies
-from ptxflow.eval.definition import load, names
+from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space, read_strategies
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.sample import pipeline
 from ptxflow.gfn.checkpoint import Checkpoint, read, write
-from ptxflow.gfn.forest import family_shape
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.walks import family_shape
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "compile_all", fake_compile)
+    monkeypatch.setattr(pipeline, "compile_all", fake_compile)
 
 
 @pytest.mark.usefixtures("built")
@@ -133,7 +133,7 @@ def test_a_refused_strategy_is_told_and_fails_the_run(
     def first_refused(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
         return [HazardError("a race"), *fake_compile(jobs[1:], device, workers)]
 
-    monkeypatch.setattr(sampling, "compile_all", first_refused)
+    monkeypatch.setattr(pipeline, "compile_all", first_refused)
     assert call(checkpoint, tmp_path / "a") == 1
     assert "HazardError: a race" in capsys.readouterr().err
     assert "HazardError: a race" in (tmp_path / "a" / "report.md").read_text()
@@ -163,7 +163,7 @@ def test_what_is_more_than_there_is_is_told(
     def stop(*args: Any, **options: Any) -> Any:
         raise UsageError(f"{len(args[3].places)} chosen")
 
-    monkeypatch.setattr(sampling, "compile_and_rank", stop)
+    monkeypatch.setattr(pipeline, "compile_and_rank", stop)
     monkeypatch.setattr(sample, "MOST", 10**6)
     assert call(checkpoint, tmp_path / "a", "-k", "1000000") == 2
     size = len(find_space(*find_problem(load(NAME), {"M": 17}), H200))
@@ -353,7 +353,7 @@ def test_a_crash_leaves_nothing(
     def crash(*args: Any) -> Outcomes:
         raise MemoryError
 
-    monkeypatch.setattr(sampling, "compile_all", crash)
+    monkeypatch.setattr(pipeline, "compile_all", crash)
     with pytest.raises(MemoryError):
         call(checkpoint, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

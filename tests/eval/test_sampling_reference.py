@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
-from ptxflow.eval import measure
-from ptxflow.eval.checking import Bench, check
-from ptxflow.eval.definition import load
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.references.sampling import filtered
-from ptxflow.eval.references.sampling_integers import integers, kept, philox, sample
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench import session
+from ptxflow.eval.bench.checking import Bench, check
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references.sampling import filtered
+from ptxflow.eval.bench.references.sampling_integers import integers, kept, philox, sample
 
 VOCAB, DRAWS = 60, 20_000
 
@@ -124,14 +124,14 @@ def test_upstream_accepts_what_is_drawn() -> None:
 def test_our_kernels_must_draw_the_very_token() -> None:
     """A token that could be drawn, but not in this state of the generator, is refused."""
     definition = load("top_k_sampling_from_probs_v128256")
-    case = measure.case_of(definition, {"batch_size": 3}, torch.device("cpu"))
+    case = session.case_of(definition, {"batch_size": 3}, torch.device("cpu"))
     bench = Bench(case, torch.device("cpu"), (1, 2))
     t = bench.tensors
 
     def draw(seed: int) -> None:
         t["samples"].copy_(sample(t["probs"], t["top_k"], seed=seed))
 
-    right = check(lambda: draw(measure.SEED), bench, exact=True)
+    right = check(lambda: draw(session.SEED), bench, exact=True)
     assert right.correct, right.reason
     assert check(lambda: draw(5), bench).correct
     other = check(lambda: draw(5), bench, exact=True)

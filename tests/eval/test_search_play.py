@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.strategy import Decision, Family, Load, Problem, Rule
+from ptxflow.compiler.family import Decision, Family, Load, Problem, Rule
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.search.bico import Bico, guaranteed, log, plateau, region, reuse
-from ptxflow.eval.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
-from ptxflow.eval.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
-from ptxflow.eval.search.play import Foul, Method, Search, interference, play
-from ptxflow.eval.search.process import Process, _Residuals, _slope
-from ptxflow.eval.search.replay import Replay, closed, kept
+from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
+from ptxflow.eval.study.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
+from ptxflow.eval.study.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
+from ptxflow.eval.study.search.play import Foul, Method, Search, interference, play
+from ptxflow.eval.study.search.process import Process, _Residuals, _slope
+from ptxflow.eval.study.search.replay import Replay, closed, kept
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = Rule(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ptxflow.env.measurements import Measured, by_workload, load_measurements
-from ptxflow.eval.definition import load
-from ptxflow.eval.optimum import relative_times
-from ptxflow.eval.search.replay import Replay, brute_forced, kind_of, outdated, read_replays
-from ptxflow.eval.sequences import axes_of
+from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.eval.study.optimum import relative_times
+from ptxflow.eval.study.search.replay import Replay, brute_forced, kind_of, outdated, read_replays
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-policy.jsonl.xz"
@@ -125,9 +125,11 @@ def test_choices_that_are_no_more_are_left_out_and_counted(
     old = [replace(m, choices={**m.choices, "num_stages": 99})
            if m.choices["num_stages"] == choice else m for m in measured]  # fmt: skip
     count = sum(m.choices["num_stages"] == 99 for m in old)
-    monkeypatch.setattr("ptxflow.eval.search.replay.load_measurements", lambda paths: old)
+    monkeypatch.setattr("ptxflow.eval.study.search.replay.load_measurements", lambda paths: old)
     assert outdated([HELD_OUT]) == {"gemm": (count, 1)}
     (found,) = read_replays([HELD_OUT], 1000)
     assert 1000 <= len(found.times) < len(replay.times)
-    monkeypatch.setattr("ptxflow.eval.search.replay.load_measurements", lambda paths: measured)
+    monkeypatch.setattr(
+        "ptxflow.eval.study.search.replay.load_measurements", lambda paths: measured
+    )
     assert outdated([HELD_OUT]) == {}

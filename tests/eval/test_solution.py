@@ -18,6 +18,7 @@ from unittest.mock import ANY
 import pytest
 import torch
 
+from ptxflow.compiler.backend.runtime import Driver, LoadedKernel
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.launch import (
     Arguments,
@@ -30,15 +31,14 @@ from ptxflow.compiler.launch import (
     TensorMapParam,
     Workspace,
 )
-from ptxflow.compiler.runtime import Driver, LoadedKernel
-from ptxflow.eval.definition import load, parse
-from ptxflow.eval.solution import (
+from ptxflow.env.tasks.definition import load, parse
+from ptxflow.eval.bench.session import unpack
+from ptxflow.eval.sample.solution import (
     SolutionError,
     main,
     main_source,
     read_solution,
     solution,
-    unpack,
 )
 from tests.moe_cases import HOPPER, MOE, sized
 

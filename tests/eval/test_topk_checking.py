@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptxflow.eval.checking import compare
-from ptxflow.eval.definition import load
-from ptxflow.eval.inputs import make_inputs
-from ptxflow.eval.measure import case_of, scored
-from ptxflow.eval.tolerance import TOPK, Tolerance, tolerance
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.session import case_of, scored
+from ptxflow.eval.bench.tolerance import TOPK, Tolerance, tolerance
 
 LONG = Path(__file__).parents[1] / "definitions/dsa_topk_indexer_fp8_h64_d128_topk2048_ps64.json"
 RULE = Tolerance(0.0, 0.1, TOPK, "test")
@@ -59,7 +60,7 @@ def test_the_reference_is_right_and_the_tolerance_tells_a_missing_token() -> Non
     case = case_of(definition, axes, torch.device("cpu"))
     (expected,) = case.reference(inputs).values()
     assert torch.equal(expected, scored(inputs))
-    chosen = definition.reference()(*inputs.values())
+    chosen = load_reference(definition)(*inputs.values())
     rule = tolerance(definition)
     assert not compare(chosen, expected, rule).wrong
     for dropped in (0, 100, 200):  # the 257th best instead
@@ -78,7 +79,7 @@ def test_a_long_choice_is_compared_with_its_end(dropped: int) -> None:
     axes = {"batch_size": 2, "max_num_pages": 64, "num_pages": 100}
     inputs = make_inputs(definition, axes, 1)
     expected, rule = scored(inputs), tolerance(definition)
-    chosen = definition.reference()(*inputs.values())
+    chosen = load_reference(definition)(*inputs.values())
     assert chosen.shape == (2, 2048) and not compare(chosen, expected, rule).wrong
     order = expected[0, :, 1].argsort(descending=True)
     gap = float(expected[0, order[dropped], 1] - expected[0, order[2047], 1])

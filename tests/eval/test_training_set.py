@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.arguments import find_problem, parse_axes
-from ptxflow.eval.definition import DefinitionError, load, names
-from ptxflow.eval.definition_table import HEADS, definition_table
-from ptxflow.eval.sequences import axes_of
-from ptxflow.eval.training_set import (
+from ptxflow.env.tasks.arguments import find_problem, parse_axes
+from ptxflow.env.tasks.definition import DefinitionError, load, names
+from ptxflow.env.tasks.definition_table import HEADS, definition_table
+from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.env.tasks.training_set import (
     KINDS,
     PRESETS,
     Preset,

@@ -1,4 +1,4 @@
-"""docs/definitions.md says what spaces, proofs and committed measurements say today."""
+"""eval/results/definitions.md says what spaces, proofs and committed measurements say today."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval import whole_set
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load, names
-from ptxflow.eval.proof_summary import Summary
-from ptxflow.eval.records import Record
-from ptxflow.eval.roofline import Floors
-from ptxflow.eval.whole_set import main, proven, space_cells, speeds, typical
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.records import Record
+from ptxflow.eval.bench.roofline import Floors
+from ptxflow.eval.study import definitions_page
+from ptxflow.eval.study.definitions_page import main, proven, space_cells, speeds, typical
+from ptxflow.eval.verify.summary import Summary
 
-PAGE = whole_set.ROOT / "docs" / "definitions.md"
+PAGE = definitions_page.ROOT / "eval" / "results" / "definitions.md"
 NAME = "gemm_n128_k2048"
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import DefinitionError, load
-from ptxflow.eval.inputs import make_indices, make_inputs
-from ptxflow.eval.records import Record
-from ptxflow.eval.work import SEED, attended, counted, timed_on
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import DefinitionError, load
+from ptxflow.eval.bench.inputs import make_indices, make_inputs
+from ptxflow.eval.bench.records import Record
+from ptxflow.eval.bench.work import SEED, attended, counted, timed_on
 
 PAGED = "gqa_paged_prefill_causal_h32_kv8_d128_ps64"
 FLAT = "gqa_paged_prefill_causal_h32_kv4_d128_ps1"

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import H200, Device
-from ptxflow.compiler.families.gemm.decisions import resources
-from ptxflow.compiler.strategy import Decision, Family, Fields, Problem, Rule
+from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule
+from ptxflow.compiler.kernels.gemm.decisions import resources
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval import plots
+from ptxflow.eval.study import training_plots
 
 torch.set_num_threads(1)  # tests share the machine's cores with each other
 
@@ -107,7 +107,7 @@ def without_plots() -> Callable[[], AbstractContextManager[object]]:
     @contextmanager
     def context() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(plots, "training_plots", lambda runs, folder: [])
+            patched.setattr(training_plots, "training_plots", lambda runs, folder: [])
             yield
 
     return context

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ptxflow.compiler.strategy import Family
-from ptxflow.env.sealed import checked, sealed
+from ptxflow.compiler.family import Family
+from ptxflow.env.digest import checked, sealed
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, read, write

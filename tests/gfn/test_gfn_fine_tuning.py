@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.observed import Observed
+from ptxflow.env.observations import Observed
 from ptxflow.env.reward import log_reward
 from ptxflow.env.space import Space
-from ptxflow.gfn.beliefs import corrected
 from ptxflow.gfn.checkpoint import read, write
 from ptxflow.gfn.fine_tuning import SPAN, TuneConfig, believed, distance, fine_tune, propose
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
+from ptxflow.gfn.posterior import corrected
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 SpaceOf = Callable[[int], Space]

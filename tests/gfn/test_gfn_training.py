@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
 from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn import run as runs
 from ptxflow.gfn.curriculum import Curriculum, difficulty
+from ptxflow.gfn.extension import joined
 from ptxflow.gfn.inference import load_policy, log_probs
-from ptxflow.gfn.joining import joined
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 from ptxflow.gfn.run import Run
 from ptxflow.gfn.run import train as run_steps

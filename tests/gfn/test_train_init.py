@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import train
-from ptxflow.eval import join_policies, live
-from ptxflow.eval.candidates import Workload
-from ptxflow.eval.join_policies import Trained, reward_of
-from ptxflow.eval.records import Record, RecordFile
+from ptxflow.eval.bench import live_reward
+from ptxflow.eval.bench.candidates import Workload
+from ptxflow.eval.bench.records import Record, RecordFile
+from ptxflow.eval.study import joint_policy
+from ptxflow.eval.study.joint_policy import Trained, reward_of
 from ptxflow.gfn import checkpoint, fine_tuning
 from ptxflow.gfn.inference import load_policy
 
@@ -120,8 +121,8 @@ def test_a_policy_is_tuned_to_a_workload_by_what_is_measured(
                 file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
                                    "h200", "ok", latency_us={"median": us}))  # fmt: skip
 
-    monkeypatch.setattr(live, "on_gpus", played)
-    monkeypatch.setattr(live, "count_gpus", lambda device: 1)
+    monkeypatch.setattr(live_reward, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "count_gpus", lambda device: 1)
     monkeypatch.setattr(fine_tuning, "TuneConfig", partial(fine_tuning.TuneConfig, steps=10))
     export = tmp_path / "tuned.safetensors"
     argv = ["--init", str(trained), *OTHER, "--measure", "12", "--reward", "policy"]
@@ -169,7 +170,7 @@ def test_policies_of_different_families_are_joined(
     argv = [*short("rmsnorm_h512", 4), "--out", str(tmp_path / "r")]
     other, both = tmp_path / "q.safetensors", tmp_path / "both.safetensors"
     assert train.main([*argv, "--device", "h200", "--export", str(other)]) == 0
-    assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 0
+    assert joint_policy.main([str(trained), str(other), "--out", str(both)]) == 0
     parts, made = [checkpoint.read(p) for p in (trained, other)], checkpoint.read(both)
     assert families(both) == ["gemm", "rmsnorm"]
     tensors = parts[0].tensors | parts[1].tensors
@@ -178,12 +179,12 @@ def test_policies_of_different_families_are_joined(
     for part in parts:
         for name, result in part.config["result"]["families"].items():
             assert made.config["result"]["families"][name] == result
-    assert len(join_policies.runs_of(made.config)) == 2
+    assert len(joint_policy.runs_of(made.config)) == 2
     assert made.config["settings"]["definitions"] == [NAME, "rmsnorm_h512"]
     assert load_policy(both).network.config == made.network
     capsys.readouterr()
     assert train.main([*argv, "--device", "b200", "--overwrite", "--export", str(other)]) == 0
-    assert join_policies.main([str(trained), str(other), "--out", str(both)]) == 2
+    assert joint_policy.main([str(trained), str(other), "--out", str(both)]) == 2
     assert "for h200 with tau" in capsys.readouterr().err
 
 

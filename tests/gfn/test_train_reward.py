@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 
 import train
-from ptxflow.compiler import runtime
+from ptxflow.compiler.backend import runtime
 from ptxflow.compiler.device import H200
-from ptxflow.env.observed import Observed
+from ptxflow.env import reward_source
+from ptxflow.env.observations import Observed
 from ptxflow.env.replay import ReplayReward
 from ptxflow.env.reward import FamilyRewards, ModelReward, target
+from ptxflow.env.reward_source import RewardError, build, describe
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.surrogate_file import read, write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.eval import live, reward_source
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.candidates import Workload
-from ptxflow.eval.choosing import reward_of
-from ptxflow.eval.definition import load
-from ptxflow.eval.records import Record, RecordFile
-from ptxflow.eval.reward_source import RewardError, build, describe
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench import live_reward
+from ptxflow.eval.bench.candidates import Workload
+from ptxflow.eval.bench.records import Record, RecordFile
+from ptxflow.eval.sample.selection import reward_of
 from ptxflow.gfn import checkpoint
 from ptxflow.gfn.training import TrainConfig, Trainer
 
@@ -154,8 +155,8 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
 
     out = tmp_path / "run"
     argv = [*RUN[:-1], "16", "--measure", "3", "--reward", "model", "--out", str(out)]
-    monkeypatch.setattr(live, "on_gpus", played)
-    monkeypatch.setattr(live, "count_gpus", lambda device: 2)
+    monkeypatch.setattr(live_reward, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "count_gpus", lambda device: 2)
     assert train.main(argv) == 0
     assert len(rounds) >= 4
     assert all([len(w.candidates) for w in r] == [3, 3] for r in rounds)  # both trained values of M
@@ -167,7 +168,7 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
     def absent(device: object) -> None:
         raise runtime.RuntimeUnavailable("no GPU here")
 
-    monkeypatch.setattr(live, "count_gpus", absent)
+    monkeypatch.setattr(live_reward, "count_gpus", absent)
     capsys.readouterr()
     assert train.main([*argv[:-1], str(tmp_path / "other")]) == 2
     assert "no GPU here" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ptxflow.eval import plots
-from ptxflow.eval.plots import distance_table, summary_of, summary_table
+from ptxflow.eval.study import training_plots
+from ptxflow.eval.study.training_plots import distance_table, summary_of, summary_table
 
 
 def row(family: str, definition: str, kind: str, distance: float, **axes: int) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def test_runs_are_drawn_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     files = [str(tmp_path / f"{run}.jsonl") for run in range(6)]
     tall = []
     for chosen in (files[:1], files):
-        assert plots.main([*chosen, "--out", str(tmp_path / "plots")]) == 0
+        assert training_plots.main([*chosen, "--out", str(tmp_path / "plots")]) == 0
         header = (tmp_path / "plots" / "distance.png").read_bytes()[16:24]
         width, height = (int.from_bytes(part, "big") for part in (header[:4], header[4:]))
         assert width == 1040
         tall.append(height)
     assert tall[1] > 1.1 * tall[0]  # two rows of panels
     assert len(capsys.readouterr().out.splitlines()) == 10
-    assert plots.main([str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
+    assert training_plots.main([str(tmp_path / "none"), "--out", str(tmp_path)]) == 2

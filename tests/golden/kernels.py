@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.families import family
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.strategy import Problem, Strategy
-from ptxflow.eval.arguments import find_problem, find_space
-from ptxflow.eval.definition import load, names
-from ptxflow.eval.drawing import definitions
-from ptxflow.eval.policy_draws import places
-from ptxflow.eval.training_set import typical_axes
+from ptxflow.compiler.kernels import family
+from ptxflow.env.tasks.arguments import find_problem, find_space
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.training_set import typical_axes
+from ptxflow.eval.sample.draws import places
+from ptxflow.eval.verify.draws import definitions
 
 TARGETS = (H200, B200)
 KERNELS = Path(__file__).with_name("kernels.json")
@@ -152,7 +152,7 @@ def lines_of(path: Path) -> set[int]:
 
 def uncovered(reached: set[Branch]) -> dict[str, list[int]]:
     """By file, the lines of builders that no draw reaches."""
-    import ptxflow.compiler.families as families
+    import ptxflow.compiler.kernels as families
 
     root = Path(families.__file__).resolve().parent
     seen: dict[str, set[int]] = {}

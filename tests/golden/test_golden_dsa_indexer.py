@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
 from tests.dsa_indexer_cases import CASES, IDS, SORTED, SORTED_IDS, problem
 
 DIGESTS = Path(__file__).parent / "dsa_indexer.json"

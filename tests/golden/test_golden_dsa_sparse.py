@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.backend.ptx import write
 from tests.dsa_cases import CASES, IDS, SPARSE, problem
 
 DIGESTS = Path(__file__).parent / "dsa_sparse.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.backend.ptx import write
 from tests.gdn_prefill_cases import CASES, IDS, PREFILL, problem
 
 DIGESTS = Path(__file__).parent / "gdn_prefill.json"

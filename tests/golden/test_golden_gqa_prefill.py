@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.backend.ptx import write
 from tests.gqa_prefill_cases import B200, H200, PATHS, PREFILL, TMEM_PATHS, problem
 
 DIGESTS = Path(__file__).parent / "gqa_prefill.json"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler import cache, sass
+from ptxflow.compiler.backend import cache, sass
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import DEVICES
-from ptxflow.compiler.ptx import write
-from ptxflow.eval.drawing import definitions
+from ptxflow.eval.verify.draws import definitions
 from tests.golden.kernels import TARGETS, Kernel, read
 
 DIGESTS = Path(__file__).with_name("machine.json")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.backend.ptx import write
 from tests.mla_cases import CASES, IDS, family_of, problem_of
 
 DIGESTS = Path(__file__).parent / "mla.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.compile import prepare
+from ptxflow.compiler.compilation import prepare
 from tests import gqa_decode_cases as decode
 from tests.gemm_cases import CASES, IDS, problem_for
 

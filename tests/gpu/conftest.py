@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ptxflow.compiler.backend.runtime import GpuInfo, RuntimeUnavailable, require_gpu
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.runtime import GpuInfo, RuntimeUnavailable, require_gpu
-from ptxflow.eval.worker import Worker
+from ptxflow.eval.bench.worker import Worker
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ptxflow.compiler import ptxas
+from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.eval.definition import load
-from ptxflow.eval.worker import Worker, job
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.worker import Worker, job
 
 pytestmark = pytest.mark.gpu
 

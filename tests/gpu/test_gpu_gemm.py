@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.compile import CompiledKernel, compile_kernel
+from ptxflow.compiler.compilation import CompiledKernel, compile_kernel
 from ptxflow.compiler.device import H200
-from ptxflow.eval.candidates import Candidate, Settings, run_one, sample_workload
-from ptxflow.eval.definition import load
-from ptxflow.eval.solution import solution
-from ptxflow.eval.worker import Worker, refine_job
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.candidates import Candidate, Settings, run_one, sample_workload
+from ptxflow.eval.bench.worker import Worker, refine_job
+from ptxflow.eval.sample.solution import solution
 
 pytestmark = pytest.mark.gpu
 SETTINGS = Settings(seeds=(1, 2), rounds=5, settle=0.1)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ptxflow.eval.definition import load
-from ptxflow.eval.sequences import axes_of
+from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.sequences import axes_of
 
 pytestmark = pytest.mark.gpu
 TOOL = shutil.which("compute-sanitizer") or shutil.which(
@@ -72,7 +72,7 @@ def test_a_sample_of_a_dozen_kernels_or_more_is_clean(name: str, tmp_path: Path)
     (tmp_path / "asked.json").write_text(json.dumps(rows))
     command = [
         str(TOOL), "--tool", "memcheck", "--target-processes", "all", "--error-exitcode",
-        str(FOUND), sys.executable, "-m", "ptxflow.eval.campaign", "--device", "h200",
+        str(FOUND), sys.executable, "-m", "ptxflow.eval.bench.campaign", "--device", "h200",
         "--workloads", str(tmp_path / "asked.json"),
         "--rounds", "3", "--refine", "0", "--check-seeds", "1",
         "--settle", "0.05", "--timeout", "300", "--out", str(tmp_path / "memcheck.jsonl"),

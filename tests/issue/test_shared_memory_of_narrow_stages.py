@@ -15,8 +15,8 @@ import pytest
 from ptxflow.compiler.check import check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.lower import layout
-from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.space import enumerate_space
 from tests.gemm_cases import B200, GEMM, H200, problem, swapped
 

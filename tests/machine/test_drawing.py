@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families import family
-from ptxflow.eval import mutation, prove
-from ptxflow.eval.arguments import UsageError
-from ptxflow.eval.definition import load
-from ptxflow.eval.drawing import draw_families, draw_shapes, places, random_problem
-from ptxflow.eval.mutation import Judged, by_family, chosen_structures, structures
-from ptxflow.eval.proof_summary import read
-from ptxflow.eval.proof_table import mutated
+from ptxflow.compiler.kernels import family
+from ptxflow.env.tasks.arguments import UsageError
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.verify import mutation, strategies
+from ptxflow.eval.verify.draws import draw_families, draw_shapes, places, random_problem
+from ptxflow.eval.verify.mutation import Judged, by_family, chosen_structures, structures
+from ptxflow.eval.verify.page import mutated
+from ptxflow.eval.verify.summary import read
 from tests.gemm_cases import B200, H200
 
 
@@ -94,7 +94,7 @@ def test_the_commands_take_families(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "p.json"
     asked = ["--families", "sampling", "gdn_decode", "--device", "h200", "--jobs", "1"]
     few = ["--samples", "1", "--schedules", "1", "--mutants", "1"]
-    assert prove.main([*asked, *few, "--out", str(out)]) == 0
+    assert strategies.main([*asked, *few, "--out", str(out)]) == 0
     assert list(read(out)["rows"]) == ["sampling", "gdn_decode"]
     few = ["--draws", "1", "--kernels", "1", "--mutants", "3", "--emulate", "1"]
     mutation.main([*asked, *few, "--out", str(out)])
@@ -105,5 +105,5 @@ def test_the_commands_take_families(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not summary["wrong"]
     capsys.readouterr()
     for wrong in (["--axes", "M=1"], ["--families", "gemm", "--definition", "gemm_n128_k2048"]):
-        assert prove.main(wrong) == mutation.main(wrong) == 2
+        assert strategies.main(wrong) == mutation.main(wrong) == 2
     assert "name one" in capsys.readouterr().err

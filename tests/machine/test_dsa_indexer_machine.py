@@ -7,9 +7,9 @@ import pytest
 from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
 from tests.dsa_indexer_cases import (
     B200,
     CASES,

@@ -7,8 +7,8 @@ import pytest
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, walk
-from ptxflow.compiler.strategy import Problem, Strategy
 from tests.dsa_cases import CASES, H200, IDS, SPARSE, problem, strategy
 
 

@@ -7,8 +7,8 @@ import pytest
 from ptxflow.compiler.atoms import Atom, atom
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import CompileError, HazardError
-from ptxflow.compiler.families.gdn_prefill.kernel import Kernel
 from ptxflow.compiler.ir import Op, UOp, const, edit, slot, walk
+from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
 from tests.gdn_prefill_cases import CASES, H200, IDS, PATHS, PREFILL, problem
 
 KEPT = 12  # of the statements that are not there for order: the whole takes minutes

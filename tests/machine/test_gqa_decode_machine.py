@@ -10,6 +10,7 @@ from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, HazardError, SpecError
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir import (
     Op,
     UOp,
@@ -25,7 +26,6 @@ from ptxflow.compiler.ir import (
     smem,
     walk,
 )
-from ptxflow.compiler.strategy import Strategy
 from tests.gqa_decode_cases import (
     B200,
     CASES,

@@ -22,7 +22,7 @@ from ptxflow.compiler.ir import (
     smem,
     walk,
 )
-from ptxflow.eval.mutants import mutants
+from ptxflow.eval.verify.mutants import mutants
 from tests.gqa_prefill_cases import CASES, H200, IDS, PATHS, PREFILL, problem, strategy
 from tests.machine.truth import Options, block, table
 

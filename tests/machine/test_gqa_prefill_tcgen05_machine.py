@@ -7,8 +7,8 @@ import pytest
 from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir import Body, Op, UOp, edit, frag, mbar, slot, tmem, walk
-from ptxflow.compiler.strategy import Strategy
 from tests.gqa_prefill_cases import B200, PREFILL, TMEM_CASES, TMEM_IDS, TMEM_PATHS, problem
 from tests.machine.test_truth_blackwell import (
     AFTER,

@@ -10,12 +10,12 @@ import pytest
 
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families import family
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.strategy import Trip
-from ptxflow.eval.drawing import draw_families
-from ptxflow.eval.harmless import HARMLESS, HINTS, names, reason
-from ptxflow.eval.mutants import Mutant, mutants
+from ptxflow.compiler.kernels import family
+from ptxflow.eval.verify.draws import draw_families
+from ptxflow.eval.verify.equivalent import HARMLESS, HINTS, names, reason
+from ptxflow.eval.verify.mutants import Mutant, mutants
 from tests.gemm_cases import CASES, H200, build
 
 Lowered = tuple[UOp, list[Trip], Device]

@@ -9,6 +9,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import HazardError, SpecError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -30,7 +31,6 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.launch import Launch, PointerParam, Workspace
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.strategy import Trip
 from tests.gqa_decode_cases import H200
 
 COUNT, HELD, OTHER = frag("count", 1, "b32"), frag("held", 1, "b32"), frag("other", 1, "b32")

@@ -8,6 +8,7 @@ from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, HazardError
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import (
     LANE,
     Op,
@@ -25,7 +26,6 @@ from ptxflow.compiler.ir import (
     smem,
     walk,
 )
-from ptxflow.compiler.strategy import Problem, Strategy
 from tests.machine.truth import Options, block, table
 from tests.mla_cases import B200, CASES, H200, IDS, decode, family_of, prefill, problem, wgmma
 

@@ -9,8 +9,8 @@ import pytest
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import CompileError, SpecError
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir import Op, UOp, Use, edit, kernels_of, program, walk
-from ptxflow.compiler.strategy import Strategy
 from tests.moe_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, MOE, problem
 
 P = problem(local=3, hidden=512, inner=512)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.mutants import OPERATORS, mutants
-from ptxflow.eval.mutation import (
+from ptxflow.eval.verify.emulation import Emulation
+from ptxflow.eval.verify.mutants import OPERATORS, mutants
+from ptxflow.eval.verify.mutation import (
     Judged,
     judge,
     judge_strategy,
@@ -19,8 +20,7 @@ from ptxflow.eval.mutation import (
     summarise,
     table,
 )
-from ptxflow.eval.proof_summary import read
-from ptxflow.eval.trial import Emulation
+from ptxflow.eval.verify.summary import read
 from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem, problem_for
 
 PART = 4  # mutants of each kernel that are judged here
@@ -94,7 +94,7 @@ def test_drawn_mutants_are_some_of_the_kernels_own():
 
 def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatch):
     """A validator that accepts everything: the emulator says which mutants it let through."""
-    monkeypatch.setattr("ptxflow.eval.mutation.check", lambda tree, trips, device: ())
+    monkeypatch.setattr("ptxflow.eval.verify.mutation.check", lambda tree, trips, device: ())
     dev, _, s = CASES[0]
     judged = judge_strategy(
         dev, (0,), (problem_for(s), s),
@@ -110,15 +110,13 @@ def test_the_command_writes_its_result(
 ):
     """The whole command, on a few mutants of one kernel."""
     few = lambda kernel: islice(mutants(kernel), 0, None, 20)  # noqa: E731
-    monkeypatch.setattr("ptxflow.eval.mutation.mutants", few)
+    monkeypatch.setattr("ptxflow.eval.verify.mutation.mutants", few)
     out = tmp_path / "mutation.json"
     asked = ["--definition", "gemm_n128_k2048", "--axes", "M=4096", "--draws", "1", "--jobs", "1"]
     assert main([*asked, "--device", "h200", "--out", str(out)]) == 0
     summary = read(out)
     assert summary["kernels"] == 1 and summary["all"]["killed"] > 5
-    assert summary["command"] == " ".join(
-        ["python -m ptxflow.eval.mutation", *asked, "--device h200"]
-    )
+    assert summary["command"] == " ".join(["ptxflow mutation", *asked, "--device h200"])
     assert table(summary) in capsys.readouterr().out
 
 

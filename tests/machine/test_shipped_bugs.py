@@ -11,7 +11,7 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.pipeline import Ring
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import (
     CTA_RANK,
     CTAID,
@@ -33,7 +33,7 @@ from ptxflow.compiler.ir import (
     walk,
     when,
 )  # fmt: skip
-from ptxflow.compiler.strategy import Trip
+from ptxflow.compiler.kernels.pipeline import Ring
 from tests.gemm_cases import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (
     ACC,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ptxflow.compiler import sass
 from ptxflow.compiler.atoms import all_atoms, at, atom
 from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, define
+from ptxflow.compiler.backend import sass
 from ptxflow.compiler.check import Machine, check_spec
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import (

@@ -10,6 +10,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, HazardError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import (
     WARP,
     Body,
@@ -27,7 +28,6 @@ from ptxflow.compiler.ir import (
     tmem,
 )  # fmt: skip
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.strategy import Trip
 
 ROWS, N, COLUMNS = 64, 64, 16  # of one operand tile: 16 columns of 16 bits, one K step
 TILE = ROWS * COLUMNS * 2

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler import cache, ptxas
+from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, digest, edit, walk
-from ptxflow.compiler.strategy import Trip
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
 
 PTX = """.version 8.8
 .target sm_90a

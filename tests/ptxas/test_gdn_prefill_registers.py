@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptxas import assemble, check
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.ptxas import assemble, check
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.family import Strategy
 from tests.gdn_prefill_cases import B200, H200, PREFILL, problem, space, strategy
 
 LARGE = strategy(chunk=32, helpers=4, stages=4, operands="pairs", solve="pairs", order="sequences")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ptxflow.compiler.compile import compile_kernel
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.compilation import compile_kernel
+from ptxflow.compiler.family import Strategy
 from tests.gqa_prefill_cases import H200, PATHS, PREFILL, problem, strategy
 
 #: head dimension and strategies whose registers are what a consumer may have at the most

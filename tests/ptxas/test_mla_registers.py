@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptxas import assemble, check
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.ptxas import assemble, check
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.family import Strategy
 from tests.mla_cases import B200, H200, decode, family_of, prefill, problem, wgmma
 
 WIDE: dict[str, int | str] = {"tile": 64, "warps": 8, "scores": "dims"}

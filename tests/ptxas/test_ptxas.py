@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler import ptxas
-from ptxflow.compiler.ptxas import Assembly, PtxasError, ToolMissing
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptxas import Assembly, PtxasError, ToolMissing
 
 ARCHS = ("sm_90a", "sm_100a")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ptxflow.compiler import sass
-from ptxflow.compiler.compile import CompiledKernel, compile_chunk
+from ptxflow.compiler.backend import sass
+from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
 from tests.rmsnorm_cases import B200, H200, problem, strategy
 

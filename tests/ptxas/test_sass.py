@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler import cache, ptxas, sass
+from ptxflow.compiler.backend import cache, ptxas, sass
 
 ARCHS = ("sm_90a", "sm_100a")
 HEADER = """.version 8.8

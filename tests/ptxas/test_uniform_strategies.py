@@ -1,6 +1,6 @@
 """Whatever the masks allow builds, is proven, assembles and shows what it claims.
 
-A seeded few a target; `python -m ptxflow.eval.survey` is the long version, for 2,000 random shapes.
+A seeded few a target; `ptxflow survey` is the long version, for 2,000 random shapes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from ptxflow.compiler.compile import CompiledKernel, compile_kernel, compile_many
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptxas import assemble
+from ptxflow.compiler.backend.ptxas import check as complaints
+from ptxflow.compiler.compilation import CompiledKernel, compile_kernel, compile_many
 from ptxflow.compiler.device import device
 from ptxflow.compiler.errors import IllegalStrategy
-from ptxflow.compiler.families import family
-from ptxflow.compiler.ptx import write
-from ptxflow.compiler.ptxas import assemble
-from ptxflow.compiler.ptxas import check as complaints
+from ptxflow.compiler.kernels import family
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval import survey
-from ptxflow.eval.drawing import draw, draw_shapes
+from ptxflow.eval.verify import survey
+from ptxflow.eval.verify.draws import draw, draw_shapes
 from tests import sampling_cases
 from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, problem_for, strategy
 

@@ -31,20 +31,20 @@ def test_every_command_explains_itself_as_it_was_started(
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert told.startswith(f"usage: ptxflow {name} ")
-    assert not re.findall(r"python -m ptxflow|\b(?:sample|train|evaluate)\.py", told)
+    assert not re.findall(r"python -m ptxflow|\b(?:sample|train)\.py", told)
     assert set(re.findall(r"\bptxflow ([a-z-]+)", told)) <= set(MODULES)
 
 
 def test_scripts_and_modules_explain_themselves_as_they_were_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for start, module in (("sample.py", "sample"), ("report.py", "eval.report")):
+    for start, module in (("sample.py", "sample"), ("report.py", "eval.bench.report")):
         monkeypatch.setattr(sys, "argv", [f"/somewhere/{start}"])
         with pytest.raises(SystemExit):
             importlib.import_module(f"ptxflow.{module}").main(["--help"])
     told = capsys.readouterr().out
     assert "usage: sample.py " in told and "\n  python sample.py --definition gemm" in told
-    assert "usage: python -m ptxflow.eval.report " in told and "ptxflow report" not in told
+    assert "usage: ptxflow report " in told
 
 
 def test_help_has_a_line_for_each_command_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_an_interrupted_command_says_so(
     def interrupted(argv: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("ptxflow.eval.survey"), "main", interrupted)
+    monkeypatch.setattr(importlib.import_module("ptxflow.eval.verify.survey"), "main", interrupted)
     assert main(["survey"]) == 130
     assert capsys.readouterr().err == "survey: interrupted\n"
 

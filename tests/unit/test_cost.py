@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Load, Problem, Strategy
+from ptxflow.compiler.family import Load, Problem, Strategy
+from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import (
     attainable_tflops,
     derived,

@@ -16,34 +16,38 @@ import pytest
 
 from ptxflow.__main__ import MODULES as INSTALLED
 from ptxflow.compiler.atoms import document
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.families import family, family_for
 from ptxflow.compiler.ir import Op, edit, walk
-from ptxflow.compiler.ptx import write
+from ptxflow.compiler.kernels import family, family_for
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval import optimum
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load, names
-from ptxflow.eval.records import read_records
-from ptxflow.eval.report import best_ratios, summary
-from ptxflow.eval.sequences import axes_of
-from ptxflow.eval.training_set import row_of
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.env.tasks.training_set import row_of
+from ptxflow.eval.bench.records import read_records
+from ptxflow.eval.bench.report import best_ratios, summary
+from ptxflow.eval.study import optimum
 from tests.gemm_cases import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("eval/results/*.md")),
+]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 COMMAND = re.compile(
-    r"python (?:(train|sample|evaluate)\.py|-m (ptxflow[\w.]+))|^(?:\$ )?ptxflow ([a-z][a-z-]*)"
+    r"python (?:(train|sample)\.py|-m (ptxflow[\w.]+))|^(?:\$ )?ptxflow ([a-z][a-z-]*)"
 )
 FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z-]*|-k)(?![\w-])")
 FOLDERS = ("compiler", "env", "gfn", "eval")
-SCRIPTS = ("train.py", "sample.py", "evaluate.py")
+SCRIPTS = ("train.py", "sample.py")
 #: bare names of modules; main.py is what a Solution holds
 MODULES = {*SCRIPTS, "main.py"} | {
     path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
@@ -73,7 +77,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 @functools.cache
 def help_of(name: str) -> str:
     start = [name] if name.endswith(".py") else ["-m", name]
-    if name == "ptxflow.eval.solution":
+    if name == "ptxflow.eval.sample.solution":
         start.append("check")
     done = subprocess.run(
         [sys.executable, *start, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -118,9 +122,9 @@ def test_flags_in_prose_exist(page: Path) -> None:
             for n in (
                 "train.py",
                 "sample.py",
-                "evaluate.py",
-                "ptxflow.eval.campaign",
-                "ptxflow.eval.report",
+                "ptxflow.eval",
+                "ptxflow.eval.bench.campaign",
+                "ptxflow.eval.bench.report",
             )
         )
     )
@@ -155,8 +159,10 @@ def test_make_says_that_it_downloads_and_lets_pip_show_it() -> None:
 
 
 def test_the_atom_page_is_what_the_rows_say() -> None:
-    assert (ROOT / "docs" / "atoms.md").read_text(encoding="utf-8") == document.page(), (
-        "run python -m ptxflow.compiler.atoms.document > docs/atoms.md"
+    assert (ROOT / "eval" / "results" / "instructions.md").read_text(
+        encoding="utf-8"
+    ) == document.page(), (
+        "run python -m ptxflow.compiler.atoms.document > eval/results/instructions.md"
     )
 
 
@@ -245,9 +251,7 @@ def test_quoted_reports_are_those_of_the_records(page: Path) -> None:
 
 
 def test_the_readme_quotes_the_measurements() -> None:
-    assert "$ python -m ptxflow.eval.report --matrix eval/measurements/" in PAGES[0].read_text(
-        "utf-8"
-    )
+    assert "$ ptxflow report --matrix eval/measurements/" in PAGES[0].read_text("utf-8")
 
 
 def test_what_the_readme_concludes_from_the_measurements() -> None:

@@ -12,12 +12,12 @@ import pytest
 import sample
 from ptxflow.compiler.device import device
 from ptxflow.env.reward import Reward, target
+from ptxflow.env.reward_source import build
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.choosing import choose
-from ptxflow.eval.definition import load
-from ptxflow.eval.plots import KINDS
-from ptxflow.eval.reward_source import build
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.sample.selection import choose
+from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 

@@ -1,7 +1,7 @@
-"""docs/proof.md: its tables are those of the committed results, and of the tests themselves.
+"""eval/results/verification.md: its tables are those of the committed results, and of the tests themselves.
 
 `pytest tests/unit/test_docs_proof.py --update-golden` writes the sections that the tests make;
-`python -m ptxflow.eval.proof_table docs/proof/*.json --into docs/proof.md` those of the results.
+`python -m ptxflow.eval.verify.page eval/results/*.json --into eval/results/verification.md` those of the results.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.device import Device
-from ptxflow.eval.arguments import UsageError
-from ptxflow.eval.definition import names
-from ptxflow.eval.drawing import places
-from ptxflow.eval.proof_summary import read
-from ptxflow.eval.proof_table import main, markdown, placed, sections
+from ptxflow.env.tasks.arguments import UsageError
+from ptxflow.env.tasks.definition import names
+from ptxflow.eval.verify.draws import places
+from ptxflow.eval.verify.page import main, markdown, placed, sections
+from ptxflow.eval.verify.summary import read
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
 from tests.machine import test_truth_blackwell, test_truth_cluster, test_truth_hopper
@@ -30,8 +30,8 @@ from tests.machine.test_shipped_bugs import BUGS
 from tests.machine.truth import Options, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "proof.md"
-RESULTS = sorted((ROOT / "docs" / "proof").glob("*.json"))
+PAGE = ROOT / "eval" / "results" / "verification.md"
+RESULTS = sorted((ROOT / "eval" / "results").glob("*.json"))
 
 
 # -- what the tests say ---------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_sections_are_those_of_the_committed_results() -> None:
     assert set(made) == {"prove", "mutation"}
     for name, text in made.items():
         assert placed(page, name, text) == page, (
-            "run python -m ptxflow.eval.proof_table docs/proof/*.json --into docs/proof.md"
+            "run python -m ptxflow.eval.verify.page eval/results/*.json --into eval/results/verification.md"
         )
 
 

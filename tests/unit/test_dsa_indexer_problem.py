@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.dsa_indexer import DSA_INDEXER
-from ptxflow.compiler.families.dsa_indexer.decisions import (
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
+from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     digits,
     entries,
     select_registers,
     select_smem,
 )
-from ptxflow.compiler.families.dsa_indexer.select import Select
+from ptxflow.compiler.kernels.dsa_indexer.select import Select
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.dsa_indexer_cases import B200, H200, definition, problem, space
 
 NAME = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.mla.decisions import MAX_SUMS, register_limit, registers
-from ptxflow.compiler.strategy import Strategy
+from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.mla.decisions import MAX_SUMS, register_limit, registers
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.dsa_cases import B200, H200, SPARSE, definition, problem, space, strategy
 
 AXES = {"num_tokens": 3, "num_pages": 12}

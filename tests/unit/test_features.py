@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxflow.compiler.device import B200, DEVICES, H100, H200, Device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Family, Problem
+from ptxflow.compiler.family import Family, Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env.features import (
     describe_device,
     describe_problem,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families.gdn_decode.decisions import registers, step_rows, threads
+from ptxflow.compiler.kernels.gdn_decode.decisions import registers, step_rows, threads
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.altered import altered
 from tests.gdn_decode_cases import B200, GDN, H200, definition, problem, space, strategy
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.gdn_prefill.decisions import main_warps, registers, smem_bytes
-from ptxflow.compiler.families.gdn_prefill.kernel import Kernel
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers, smem_bytes
+from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.altered import altered
 from tests.gdn_prefill_cases import (
     B200,

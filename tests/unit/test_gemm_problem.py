@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.families.gemm.problem import problem
+from ptxflow.compiler.kernels.gemm.problem import problem
 from tests.altered import altered
 
 DEFINITION: dict[str, Any] = {

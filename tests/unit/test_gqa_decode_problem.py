@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families.gqa_decode.decisions import (
+from ptxflow.compiler.ir import kernels_of
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
     chunk,
     register_limit,
     registers,
     smem_bytes,
 )
-from ptxflow.compiler.families.gqa_decode.kernel import Chunks
-from ptxflow.compiler.ir import kernels_of
+from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
 from tests.altered import altered
 from tests.gqa_decode_cases import (
     B200,

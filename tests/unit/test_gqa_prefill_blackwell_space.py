@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.compile import compile_kernel
-from ptxflow.compiler.families.gqa_prefill.decisions import register_limit, resources, row_registers
+from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.ir import Op
+from ptxflow.compiler.kernels.gqa_prefill.decisions import register_limit, resources, row_registers
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from tests.gqa_prefill_cases import B200, H200, PREFILL, TMEM_CASES, problem, space, strategy

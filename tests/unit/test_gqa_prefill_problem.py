@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.gqa_prefill.decisions import register_limit, registers
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.gqa_prefill.decisions import register_limit, registers
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.altered import altered
 from tests.gqa_prefill_cases import CASES, H200, PREFILL, axes, definition, problem, space, strategy
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.mla.decisions import columns, own, register_limit, registers
+from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.mla.decisions import columns, own, register_limit, registers
 from ptxflow.compiler.launch import evaluate
-from ptxflow.compiler.strategy import Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.altered import altered
 from tests.mla_cases import (
     B200,

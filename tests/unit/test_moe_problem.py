@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families import family_for
-from ptxflow.compiler.families.moe import products
-from ptxflow.compiler.families.moe.decisions import smem_bytes, tmem_columns
-from ptxflow.compiler.families.moe.load import row_tiles
+from ptxflow.compiler.kernels import family_for
+from ptxflow.compiler.kernels.moe import products
+from ptxflow.compiler.kernels.moe.decisions import smem_bytes, tmem_columns
+from ptxflow.compiler.kernels.moe.load import row_tiles
 from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.definition import load
 from tests.moe_cases import (
     B200,
     CASES,

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("compiler", "env", "gfn", "eval", "checkpoints")
-SCRIPTS = ("sample.py", "train.py", "evaluate.py")
+SCRIPTS = ("sample.py", "train.py")
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "ptxflow", *FOLDERS, *SCRIPTS)
 DATA = (".json", ".jsonl", ".jsonl.xz", ".safetensors")
 
@@ -108,9 +108,9 @@ def test_it_has_every_module_and_data_file(wheel: Path) -> None:
         for file in (ROOT / folder).rglob("*")
         if file.name.endswith((".py", *DATA)) and "__pycache__" not in file.parts
     }
-    assert "ptxflow/compiler/data/sass_signatures.json" in wanted
+    assert "ptxflow/compiler/backend/sass_signatures.json" in wanted
     assert "ptxflow/checkpoints/b200.safetensors" in wanted
-    assert len([w for w in wanted if w.startswith("ptxflow/eval/definitions/")]) >= 8
+    assert len([w for w in wanted if w.startswith("ptxflow/env/tasks/definitions/")]) >= 8
     assert sorted(wanted - contents(wheel).keys()) == []
 
 
@@ -125,7 +125,8 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tree: Path, tmp_path: Path
 
 def test_it_works_installed_elsewhere(site: Path, tmp_path: Path) -> None:
     program = (
-        "import json, ptxflow, ptxflow.compiler.sass as sass, ptxflow.compiler.device as device\n"
+        "import json, ptxflow, ptxflow.compiler.device as device\n"
+        "import ptxflow.compiler.backend.sass as sass\n"
         "print(json.dumps([ptxflow.__file__, len(sass.signatures()), list(device.DEVICES)]))"
     )
     told = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(site))
@@ -155,7 +156,9 @@ def test_the_command_samples_and_trains_where_there_is_no_checkout(
     assert {p: p.stat().st_mtime_ns for p in site.rglob("*")} == before  # it writes nothing there
 
 
-@pytest.mark.parametrize("module", ["attention_rows", "build_definitions", "whole_set"])
+@pytest.mark.parametrize(
+    "module", ["bench.attention_workloads", "bench.reference_text", "study.definitions_page"]
+)
 def test_what_renews_the_repository_says_that_it_needs_one(
     module: str, site: Path, tmp_path: Path
 ) -> None:
@@ -165,7 +168,9 @@ def test_what_renews_the_repository_says_that_it_needs_one(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"{module}: ") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.stderr.startswith(f"{module.split('.')[1]}: ") and len(done.stderr.splitlines()) == 1
+    )
 
 
 @pytest.fixture
@@ -184,9 +189,9 @@ def without_links(tree: Path, tmp_path: Path) -> Path:
 
 
 def test_a_checkout_without_links_works(without_links: Path) -> None:
-    program = "import ptxflow.sample, ptxflow.train, ptxflow.evaluate as e; print(e.__file__)"
+    program = "import ptxflow.sample, ptxflow.train, ptxflow.eval.__main__ as e; print(e.__file__)"
     told = run([sys.executable, "-c", program], without_links)
-    assert told.strip() == str(without_links / "evaluate.py")
+    assert told.strip() == str(without_links / "eval" / "__main__.py")
     command = [sys.executable, "-m", "ptxflow"]
     assert "gemm_n4096_k4096" in run([*command, "definitions"], without_links)
     assert str(without_links / "checkpoints") in run([*command, "--help"], without_links)

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 CHILD = """
 import os, time
-from ptxflow.eval.worker import serve
+from ptxflow.eval.bench.worker import serve
 
 def measure(job, stage):
     time.sleep(100)
@@ -37,7 +37,7 @@ serve(measure, {"pid": os.getpid()})
 """
 MEASURING = """
 import sys
-from ptxflow.eval.worker import Worker
+from ptxflow.eval.bench.worker import Worker
 worker = Worker([sys.executable, "-c", sys.argv[1]])
 print(worker.start()["pid"], flush=True)
 worker.run({}, 100)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem
-from ptxflow.env.observed import Observed, Timed, digest, observe
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
+from ptxflow.env.observations import Observed, Timed, digest, observe
 from ptxflow.env.replay import ReplayReward
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, enumerate_space

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.reward import TAU, ModelReward, Remembered, expected_best, log_reward, target
 from ptxflow.env.space import Space, enumerate_space

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.families.rmsnorm.decisions import registers, threads
-from ptxflow.compiler.families.rmsnorm.problem import MAX_HIDDEN
+from ptxflow.compiler.kernels.rmsnorm.decisions import registers, threads
+from ptxflow.compiler.kernels.rmsnorm.problem import MAX_HIDDEN
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.env.space import enumerate_space
-from ptxflow.eval.definition import load, names
+from ptxflow.env.tasks.definition import load, names
 from tests.altered import altered
 from tests.rmsnorm_cases import B200, H200, RMSNORM, definition, problem, space, strategy
 

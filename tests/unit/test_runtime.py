@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from ptxflow.compiler.device import B200, H200
-from ptxflow.compiler.launch import (
-    Launch,
-    PointerParam,
-    ScalarParam,
-    TensorMapParam,
-    Workspace,
-)
-from ptxflow.compiler.runtime import (
+from ptxflow.compiler.backend.runtime import (
     Driver,
     GpuInfo,
     LaunchError,
@@ -26,6 +18,14 @@ from ptxflow.compiler.runtime import (
     RuntimeUnavailable,
     encode_tensor_map,
     gpu_info,
+)
+from ptxflow.compiler.device import B200, H200
+from ptxflow.compiler.launch import (
+    Launch,
+    PointerParam,
+    ScalarParam,
+    TensorMapParam,
+    Workspace,
 )
 
 LAUNCH = Launch(

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.atoms.reductions import KEY_BITS
-from ptxflow.compiler.families.sampling.decisions import (
+from ptxflow.compiler.kernels.sampling.decisions import (
     DECISIONS,
     later_digits,
     registers,
     smem_bytes,
 )
-from ptxflow.compiler.families.sampling.kernel import Kernel
+from ptxflow.compiler.kernels.sampling.kernel import Kernel
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
-from ptxflow.eval.definition import load, names
+from ptxflow.env.tasks.definition import load, names
 from tests.altered import altered
 from tests.sampling_cases import (
     B200,

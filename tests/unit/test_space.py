@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.families.gemm.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.strategy import Decision, Family, Fields, Problem, Rule
+from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule
+from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
 from ptxflow.env.space import Space, SpaceSet, decision_digest, enumerate_space
 
 

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import DEVICES, H200, Device
-from ptxflow.compiler.strategy import Fields, Problem
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.arguments import find_problem
-from ptxflow.eval.definition import load
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
 
 GDN = "gdn_decode_qk16_v32_d128_k_last"
 # us of the fastest of 120 (rmsnorm) or 40 (gdn_decode) drawn strategies, H200, L2 flushed

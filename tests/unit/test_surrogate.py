@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from ptxflow.compiler.device import B200, H200
-from ptxflow.compiler.families import family
-from ptxflow.compiler.strategy import Problem
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env import cost
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.observed import Observed
+from ptxflow.env.observations import Observed
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward, matrix, standardise
 from ptxflow.env.surrogate import strategy_features as features

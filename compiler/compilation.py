@@ -1,0 +1,173 @@
+"""The compiler, one line a stage: rules, build, validate, write, assemble, check the SASS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import atom
+from ptxflow.compiler.backend import cache, ptxas, sass
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptxas import Assembly, Usage
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
+from ptxflow.compiler.family import Problem, Strategy, Trip
+from ptxflow.compiler.ir import Op, UOp, walk
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.processes import Processes
+
+Job = tuple[Problem, Strategy]
+Validator = Callable[[UOp, Sequence[Trip], Device], list[str]]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proven kernel as text: what is assembled, how it is launched, what it promises."""
+
+    problem: Problem
+    strategy: Strategy
+    device: Device
+    launch: Launch
+    ptx: str
+    expected: tuple[str, ...]  # techniques that the machine code must show
+    checks: tuple[str, ...]  # what was proven
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel that passed every stage. `usage` is what ptxas reports, `sass` what it emitted."""
+
+    problem: Problem
+    strategy: Strategy
+    device: Device
+    launch: Launch
+    ptx: str
+    cubin: bytes
+    usage: Usage
+    sass: SassReport
+    checks: tuple[str, ...]
+
+
+def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> CompiledKernel:
+    """Compile and prove one strategy. Raises a CompileError (or ptxas' own error) that says why."""
+    draft = prepare(problem, strategy, device, cache.check)
+    assembly = cache.assemble(draft.ptx, device.arch)
+    report = sass.check(assembly.cubin, device.arch, draft.expected)
+    return finish(draft, assembly, report)
+
+
+def prepare(
+    problem: Problem, strategy: Strategy, device: Device, prove: Validator = check
+) -> Draft:
+    """Everything before ptxas: the strategy's kernel, proven and written."""
+    maker = family(strategy.family)
+    _refuse_illegal(maker.refusals(problem, strategy, device), strategy, problem, device)
+    kernel = maker.build(problem, strategy, device)
+    checks = prove(kernel, maker.trips(problem, strategy, device), device)
+    launch = maker.launch(problem, strategy, device)
+    check_launch(kernel, launch)
+    text = write(kernel, device)
+    return Draft(problem, strategy, device, launch, text, techniques(kernel), tuple(checks))
+
+
+def finish(draft: Draft, assembly: Assembly, report: SassReport) -> CompiledKernel:
+    """Everything after ptxas: no spills, no C75xx notes, and the techniques that were claimed."""
+    complaints = [*ptxas.check(assembly), *report.complaints()]
+    if complaints:
+        raise AssemblyError(f"strategy {draft.strategy.key}: {'; '.join(complaints)}")
+    return CompiledKernel(
+        draft.problem,
+        draft.strategy,
+        draft.device,
+        draft.launch,
+        draft.ptx,
+        assembly.cubin,
+        assembly.usage,
+        report,
+        draft.checks,
+    )
+
+
+def techniques(kernel: UOp) -> tuple[str, ...]:
+    """What the machine code of a kernel must show, from the atom rows that it uses."""
+    found: set[str] = set()
+    for _, node in walk(kernel):
+        if node.op is Op.ATOM:
+            claimed = atom(node.arg.atom).sass
+            found.update(claimed(node) if callable(claimed) else claimed)
+    return tuple(sorted(found))
+
+
+def _refuse_illegal(
+    refusals: Sequence[str], strategy: Strategy, problem: Problem, device: Device
+) -> None:
+    if refusals:
+        axes = " ".join(f"{k}={v}" for k, v in problem.axes)
+        raise IllegalStrategy(
+            f"strategy {strategy.key} for {problem.definition} ({axes}) on {device.name}: "
+            + "; ".join(refusals)
+        )
+
+
+def compile_many(
+    jobs: Iterable[Job],
+    device: Device,
+    *,
+    workers: int,
+    progress: Callable[[int], None] = lambda n: None,
+) -> list[CompiledKernel | Exception]:
+    """Compile jobs on `workers` processes, in the order of the jobs; a refusal takes its place.
+
+    `progress(n)` is called as n more jobs are done.
+    """
+    tasks = [(problem, strategy, device) for problem, strategy in jobs]
+    size = max(1, min(_CHUNK, -(-len(tasks) // max(workers, 1))))
+    chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
+    results: list[CompiledKernel | Exception] = []
+    if workers <= 1 or len(chunks) == 1:
+        outcomes: Iterable[list[CompiledKernel | Exception]] = map(compile_chunk, chunks)
+        return _gather(outcomes, results, progress)
+    with Processes(workers) as pool:
+        return _gather(pool.map(compile_chunk, chunks), results, progress)
+
+
+_CHUNK = 8  # the most kernels to one disassembler run
+
+
+def _gather(
+    outcomes: Iterable[list[CompiledKernel | Exception]],
+    results: list[CompiledKernel | Exception],
+    progress: Callable[[int], None],
+) -> list[CompiledKernel | Exception]:
+    for outcome in outcomes:
+        results += outcome
+        progress(len(outcome))
+    return results
+
+
+def compile_chunk(
+    tasks: list[tuple[Problem, Strategy, Device]],
+) -> list[CompiledKernel | Exception]:
+    """Compile a few jobs in this process, sharing one disassembly; a refusal takes its place."""
+    outcomes: list[CompiledKernel | Exception | tuple[Draft, Assembly]] = []
+    for task in tasks:
+        try:
+            draft = prepare(*task, cache.check)
+            outcomes.append((draft, cache.assemble(draft.ptx, draft.device.arch)))
+        except (CompileError, ptxas.PtxasError) as refusal:
+            outcomes.append(refusal)
+    whole = [o for o in outcomes if isinstance(o, tuple)]
+    reports = iter(sass.check_many([(a.cubin, d.device.arch, d.expected) for d, a in whole], 1))
+    out: list[CompiledKernel | Exception] = []
+    for outcome in outcomes:
+        if isinstance(outcome, tuple):
+            try:
+                out.append(finish(*outcome, next(reports)))
+            except CompileError as refusal:
+                out.append(refusal)
+        else:
+            out.append(outcome)
+    return out

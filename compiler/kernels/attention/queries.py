@@ -1,0 +1,64 @@
+"""Queries packed over sequences, as kernels find them: tiles of queries, none across sequences.
+
+Tile i of sequence b is at place begin(b) // tile + b + i: see `Search`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.ir import UOp, Value, held, value
+from ptxflow.compiler.kernels.attention.sequences import Search, load_index
+
+
+@dataclass(frozen=True)
+class QueryTiles:
+    """Tiles of `tile` queries of one sequence; `prefix` keeps registers of two searches apart.
+
+    Tensor: qo_indptr [sequences + 1].
+    """
+
+    tile: int
+    prefix: str = ""
+
+    @property
+    def search(self) -> Search:
+        return Search("qo_indptr", self.tile, prefix=self.prefix + "q_")
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (*self.search.storage, *self._bounds)
+
+    @property
+    def _bounds(self) -> tuple[UOp, UOp]:
+        """The registers with where a sequence's queries begin and end."""
+        return self.search.register("begin"), self.search.register("end")
+
+    def places(self, sequences: str) -> str:
+        """The most tiles there can be, as an expression of the launch."""
+        return f"total_q // {self.tile} + {sequences}"
+
+    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+        """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
+        return self.search.find(place, count)
+
+    def lengths(self, sequence: UOp) -> list[UOp]:
+        """Statements that load where a sequence's queries begin and end."""
+        return [
+            load_index(register, "qo_indptr", sequence + i)
+            for i, register in enumerate(self._bounds)
+        ]
+
+    @property
+    def begin(self) -> UOp:
+        """The row of its first query."""
+        return held(self._bounds[0])
+
+    @property
+    def count(self) -> UOp:
+        """How many queries it has."""
+        return held(self._bounds[1]) - self.begin
+
+    def first(self, place: Value, sequence: UOp) -> UOp:
+        """The first query of the tile at a place, of its sequence's."""
+        return (value(place) - self.search.place(self.begin, sequence)) * self.tile

@@ -1,0 +1,167 @@
+"""Scores on sm_100a: one thread issues tcgen05.mma, and a lane adds up the row of a token."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    Role,
+    UOp,
+    elect,
+    global_tensor,
+    loop,
+    param,
+    part,
+    rectangle,
+    role,
+    slot,
+    tmem,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
+from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
+from ptxflow.compiler.kernels.dsa_indexer.score import Score
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.layout import MMA_K_BYTES, instruction_descriptor
+from ptxflow.compiler.lower import finish, single
+
+QUAD = 4  # weights of a load
+WARP_ROWS = 32
+
+
+class Kernel(Score):
+    """A strategy applied to a problem, for tcgen05."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.blocks = self.tile // TMEM_ROWS
+        self.each = self.blocks // int(s.consumers)  # of a warpgroup
+        self.releases = self.warps + 1
+        self.columns = COLUMNS if self.heads % COLUMNS == 0 else COLUMNS // 2
+        self.products = tmem("products", self.blocks * self.heads, int(s.buffers))
+        self.done = Ring.of("done", int(s.buffers), 1, self.warps)
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        some, step = var("some"), var("multiply")
+        found = self.find()
+        consume = loop(some, self.any, self.consume())
+        produce = loop(some, self.any, self.produce())
+        issue = elect(
+            WARP.eq(self.warps + 1),
+            loop(some, self.any, at.mbar_wait(slot(self.q_full), 0),
+                 loop(step, self.tiles, self.multiply(step))),
+        )  # fmt: skip
+        bars = (self.done.full, self.done.empty, self.products)
+        return finish(
+            self.whole(self.warps + 2, bars),
+            *found,
+            role(Role("consumer", 0, self.warps), consume),
+            role(Role("control", self.warps, 2), when(WARP.eq(self.warps), produce), issue),
+        )
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def multiply(self, step: UOp) -> list[Body]:
+        """A tile's tokens by all heads, when its products' place has been read."""
+        stage, keys, heads = self.ring.stage(step), self.key_tile, self.head_tile
+        buffer = self.done.stage(step)
+        out: list[Body] = [
+            self.done.wait_empty(step),
+            self.ring.wait_full(step),
+            at.tcgen05_fence_after(),
+        ]
+        for block in range(self.blocks):
+            for column in range(0, self.dim, MMA_K_BYTES):
+                out.append(
+                    at.tcgen05_mma(
+                        slot(self.products, buffer, block * self.heads, self.heads),
+                        slot(self.keys, stage, block * TMEM_ROWS * self.dim, TMEM_ROWS * self.dim),
+                        slot(self.queries),
+                        int(column > 0),
+                        cta_group=1,
+                        kind="f8f6f4",
+                        idesc=instruction_descriptor(TMEM_ROWS, self.heads, "e4m3"),
+                        a_step=column,
+                        b_step=column,
+                        a_desc=keys.descriptor_blackwell(),
+                        b_desc=heads.descriptor_blackwell(),
+                    )
+                )
+        return [
+            *out,
+            at.tcgen05_commit(slot(self.ring.empty, stage)),
+            at.tcgen05_commit(slot(self.done.full, buffer)),
+        ]
+
+    # -- adding up ----------------------------------------------------------------------------
+
+    def consume(self) -> list[Body]:
+        step = var("step")
+        return [self.load_weights(), loop(step, self.tiles, self.weigh(step))]
+
+    def load_weights(self) -> list[UOp]:
+        """Of all heads, in every lane."""
+        where = rectangle(global_tensor("weights"), 0, 0, 1, 1)
+        own = self.row * (self.heads // QUAD)
+        return [
+            at.ld_global(part(self.weights, QUAD * i, QUAD), param("weights"), own + i, 1, where,
+                         element=4 * QUAD)
+            for i in range(self.heads // QUAD)
+        ]  # fmt: skip
+
+    @property
+    def weights(self) -> UOp:
+        return self.r("held_weights", self.heads)
+
+    def row_of(self, block: int) -> UOp:
+        """The first of the warp's rows of a block, in the tile."""
+        mine = (WARP >> 2) * self.each + block
+        return mine * TMEM_ROWS + (WARP & 3) * WARP_ROWS
+
+    def weigh(self, step: UOp) -> list[Body]:
+        """A lane has a token's row of tensor memory."""
+        stage, buffer = self.ring.stage(step), self.done.stage(step)
+        out: list[Body] = [self.ring.wait_full(step)]
+        for block in range(self.each):
+            place = slot(self.scales, stage, self.row_of(block) * SCALE, WARP_ROWS * SCALE)
+            out.append(at.ld_shared(self.r(f"scale_of_{block}_", 1), place, LANE * SCALE))
+        out += [
+            at.fence_proxy_async(),  # TMA writes what lanes have read
+            at.warp_sync(),
+            single(at.mbar_arrive(slot(self.ring.empty, stage))),
+            self.done.wait_full(step),
+            at.tcgen05_fence_after(),
+        ]
+        for block in range(self.each):
+            out.append(self.add_up(block, buffer))
+        out += [
+            at.tcgen05_fence_before(),
+            at.warp_sync(),
+            single(at.mbar_arrive(slot(self.done.empty, buffer))),
+        ]
+        for block in range(self.each):
+            first = self.token(step) + self.row_of(block)
+            out.append(self.put(self.r(f"score_{block}_", 1), first + LANE, first, WARP_ROWS))
+        return out
+
+    def add_up(self, block: int, buffer: UOp) -> list[UOp]:
+        """Over all heads, some columns at a time."""
+        out, quarter = list[UOp](), (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
+        values, score = self.r("values", self.columns), self.r(f"score_{block}_", 1)
+        first = ((WARP >> 2) * self.each + block) * self.heads
+        for column in range(0, self.heads, self.columns):
+            source = slot(self.products, buffer, first + column, self.columns)
+            weights = part(self.weights, column, self.columns)
+            scale = self.r(f"scale_of_{block}_", 1)
+            out += [
+                at.tcgen05_ld(values, source, quarter, shape="32x32b"),
+                at.tcgen05_wait_ld(),
+                at.weigh_heads(score, values, weights, scale, int(column > 0)),
+            ]
+        return out

@@ -1,0 +1,263 @@
+"""The first kernel: scores of all tokens of a span, as keys that order like them.
+
+A producer brings tiles of keys with their scales, page by page, through a ring; a tensor core
+multiplies them by the queries of all heads, and consumers add up what heads make of a token.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    UOp,
+    elect,
+    global_tensor,
+    held,
+    loop,
+    mbar,
+    param,
+    rectangle,
+    slot,
+    smem,
+    value,
+    var,
+)
+from ptxflow.compiler.kernels.attention.softmax import Registers
+from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
+from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam, Workspace
+from ptxflow.compiler.layout import SmemTile
+
+ENTRY = "dsa_indexer_score"
+SCORES = "scores"  # the workspace: a key for each token of the page table, uint32
+PARAMS = (
+    ("q_map", "map"),
+    ("k_map", "map"),
+    ("k_index_cache_fp8", "ptr"),
+    ("weights", "ptr"),
+    ("seq_lens", "ptr"),
+    ("block_table", "ptr"),
+    (SCORES, "ptr"),
+    ("width", "u32"),  # pages of a sequence, at the most
+    ("spans", "u32"),  # of a sequence
+)
+CHUNK = 16  # bytes by which scales are found
+
+
+class Score:
+    """A strategy applied to a problem, but for what multiplies."""
+
+    releases: int  # arrivals that free a stage
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        self.heads, self.dim = problem["num_index_heads"], problem["index_head_dim"]
+        self.page, self.tile, self.span = problem["page_size"], int(s.tile), int(s.span)
+        self.stages, self.warps = int(s.stages), 4 * int(s.consumers)
+        self.r = Registers()
+        self.key_tile = SmemTile(self.tile, self.dim, 1, self.dim)
+        self.head_tile = SmemTile(self.heads, self.dim, 1, self.dim)
+        self.queries, self.q_full = smem("queries", self.head_tile.bytes), mbar("q_full", 1, 1)
+        self.keys = smem("keys", self.key_tile.bytes, self.stages)
+        self.scales = smem("scales", self.tile * SCALE, self.stages, align=128)
+
+    @cached_property
+    def ring(self) -> Ring:
+        return Ring.of("ring", self.stages, 1, self.releases)
+
+    def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
+        """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
+        return KernelInfo(
+            name=ENTRY,
+            arch=self.device.arch,
+            warps=warps,
+            cluster=1,
+            params=PARAMS,
+            storage=(
+                self.q_full,
+                self.ring.full,
+                self.ring.empty,
+                *storage,
+                self.queries,
+                self.keys,
+                self.scales,
+                *self.r.storage,
+            ),
+        )
+
+    # -- which tokens -------------------------------------------------------------------------
+
+    def find(self) -> list[UOp]:
+        """Every warp finds out how long the sequence is."""
+        where = rectangle(global_tensor("seq_lens"), 0, 0, 1, 1)
+        prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
+        return [
+            elect(WARP.eq(self.warps), prefetch),
+            at.ld_global(self.r("length", 1), param("seq_lens"), self.row, 1, where, element=4),
+        ]
+
+    @property
+    def row(self) -> UOp:
+        """The sequence."""
+        return CTAID // param("spans")
+
+    @property
+    def first(self) -> UOp:
+        """The first token of the span."""
+        return CTAID % param("spans") * self.span
+
+    @property
+    def length(self) -> UOp:
+        """Of the sequence, in tokens."""
+        return held(self.r("length", 1).src[0])
+
+    @property
+    def tiles(self) -> UOp:
+        """Of the span, as far as there are tokens."""
+        left = self.length - self.length.min(self.first)
+        return (left.min(self.span) + (self.tile - 1)) // self.tile
+
+    @property
+    def any(self) -> UOp:
+        return self.tiles.min(1)
+
+    # -- loading ------------------------------------------------------------------------------
+
+    @property
+    def box_rows(self) -> int:
+        """Tokens that come together: of a page, or of a part of one."""
+        return min(self.page, self.tile)
+
+    @property
+    def boxes(self) -> int:
+        return self.tile // self.box_rows
+
+    def produce(self) -> Body:
+        """What the warp that loads does: queries, pages, then tiles."""
+        entry = self.first // self.page + LANE
+        inside = entry * self.page < self.length
+        where = rectangle(global_tensor("block_table"), 0, 0, 1, 1)
+        table, index = param("block_table"), self.row * param("width") + entry
+        step, bar = var("load"), slot(self.q_full)
+        load_queries = elect(
+            value(1),
+            at.mbar_arrive_expect(bar, bytes=self.head_tile.bytes),
+            at.tma_load(
+                slot(self.queries), param("q_map"), 0, self.row * self.heads, bar,
+                box=(self.dim, self.heads), element=1,
+            ),
+        )  # fmt: skip
+        return [
+            at.ld_global(self.r("pages", 1), table, index, inside, where, element=4),
+            load_queries,
+            loop(step, self.tiles, self.look_up(step), elect(value(1), self.fill(step))),
+        ]
+
+    def look_up(self, step: UOp) -> list[UOp]:
+        """The pages of a tile, which a lane holds each; page 0 stands for those past the end."""
+        return [
+            at.shuffle_from(
+                self.r(f"page_{i}_", 1),
+                self.r("pages", 1),
+                (step * self.tile + i * self.box_rows) // self.page,
+            )
+            for i in range(self.boxes)
+        ]
+
+    def fill(self, step: UOp) -> list[UOp]:
+        """A stage, when it is free."""
+        stage, rows, size = self.ring.stage(step), self.box_rows, page_bytes(self.problem)
+        bar, cache = slot(self.ring.full, stage), "k_index_cache_fp8"
+        total = self.key_tile.bytes + self.tile * SCALE
+        out = [self.ring.wait_empty(step), at.mbar_arrive_expect(bar, bytes=total)]
+        inside = (self.first + step * self.tile) % self.page  # of the page, where it is cut
+        for i in range(self.boxes):
+            page = held(self.r(f"page_{i}_", 1).src[0])
+            scale = page * (size // CHUNK) + self.page * self.dim // CHUNK
+            out += [
+                at.tma_load(
+                    slot(self.keys, stage, i * rows * self.dim, rows * self.dim),
+                    param("k_map"),
+                    0,
+                    page * (size // self.dim) + inside,
+                    bar,
+                    box=(self.dim, rows),
+                    element=1,
+                    apart=True,
+                ),
+                at.bulk_load(
+                    slot(self.scales, stage, i * rows * SCALE, rows * SCALE),
+                    param(cache),
+                    scale + inside // (CHUNK // SCALE),
+                    rectangle(global_tensor(cache), 0, 0, 1, 1),
+                    bar,
+                    element=CHUNK,
+                    bytes=rows * SCALE,
+                ),
+            ]
+        return out
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def put(
+        self, score: UOp, token: UOp, first: UOp, count: int, mine: UOp | None = None
+    ) -> list[UOp]:
+        """The key of a lane's token, where it is `mine` to store: up to a multiple of four tokens,
+        0 past the sequence's end. A warp stores those of `count` tokens from `first` on."""
+        key = self.r("key", 1)
+        stride = param("width") * self.page
+        there = token < ((self.length + 3) & 0xFFFFFFFC)
+        inside = there if mine is None else there & mine
+        where = rectangle(global_tensor(SCORES), self.row, first, 1, count)
+        return [
+            at.sort_key(key, score, token < self.length),
+            at.st_global(param(SCORES), self.row * stride + token, inside, where, key,
+                         element=4),
+        ]  # fmt: skip
+
+    def token(self, step: UOp) -> UOp:
+        """The first token of a step's tile."""
+        return self.first + step * self.tile
+
+    # -- launching ----------------------------------------------------------------------------
+
+    def launch(self, threads: int, smem_bytes: int) -> Launch:
+        """Grid, parameters and tensor maps as expressions over the axes."""
+        spans = f"-(-max_num_pages * {self.page} // {self.span})"
+        rows = page_bytes(self.problem) // self.dim
+        maps = (
+            ("q_index_fp8", f"batch_size * {self.heads}", self.heads),
+            ("k_index_cache_fp8", f"num_pages * {rows}", self.box_rows),
+        )
+        return Launch(
+            entry=ENTRY,
+            grid=(f"batch_size * {spans}", "1", "1"),
+            block=threads,
+            cluster=(1, 1, 1),
+            smem_bytes=smem_bytes,
+            params=(
+                *(
+                    TensorMapParam(
+                        tensor, "uint8", (str(self.dim), count), (str(self.dim),),
+                        (self.dim, box), self.dim,
+                    )
+                    for tensor, count, box in maps
+                ),
+                *(PointerParam(name) for name, kind in PARAMS if kind == "ptr"),
+                ScalarParam("width", "max_num_pages"),
+                ScalarParam("spans", spans),
+            ),
+            workspace=(Workspace(SCORES, f"batch_size * max_num_pages * {self.page * SCALE}"),),
+        )  # fmt: skip
+
+
+assert LANES == 32  # pages of a span are held by the lanes of a warp

@@ -1,0 +1,97 @@
+"""Sparse latent attention: every query token sees the rows of a cache that its list names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
+from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChunks
+from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
+from ptxflow.compiler.kernels.dsa_sparse.load import COSTS, features, load
+from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
+from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
+from ptxflow.compiler.kernels.mla.launching import launch_of, shared, with_sums
+from ptxflow.compiler.kernels.mla.shape import BLOCK
+from ptxflow.compiler.kernels.mla.span import COUNT
+from ptxflow.compiler.launch import Launch
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel, and the one that adds chunks up where there are chunks."""
+    k = AttendToLists(p, s, device)
+    return program(k.build(), CombineChunks(p, s, device).build()) if k.split else k.build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """The first CTA of a list and its last, of as many tiles as they have, or, where these are
+    more, past the ring's second turn; and the second kernel."""
+    k = AttendToLists(p, s, device)
+    lists, most = Lists.of(k), (2 * k.stages + 1) * k.tile
+    numbers = sorted({0, lists.cut - 1})
+    out = [_part(k, lists, n, min(lists.topk, n * lists.span + most)) for n in numbers]
+    if not k.split:
+        return out
+    c = CombineChunks(p, s, device)
+    written = (("output", c.own_heads, SUM_WARPS * 16), ("lse", 1, c.own_heads))
+    values = ((COUNT, 1), ("ctaid", 0))
+    return [*out, Trip(f"{lists.cut} chunks", values, written, c.entry)]
+
+
+def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
+    """A CTA of the first token, whose list has so many entries."""
+    written: tuple[tuple[str, int, int], ...] = ()
+    if not k.split:
+        written = (("output", k.own_heads, k.latent), ("lse", 1, k.own_heads))
+    elif number == 0:
+        written = (("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 16 * k.across))
+    name = f"part {number} of {lists.cut} of {topk} entries"
+    return Trip(name, (("ctaid", number * k.head_ctas), (TOPK, topk)), written, k.problem.family)
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grids and parameters, as expressions over the variable axes."""
+    k = AttendToLists(p, s, device)
+    first = launch_of(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
+    if not k.split:
+        return first
+    return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Tokens with lists of small heads that the strategy takes: past a ring's second turn, or of
+    two chunks and a part, whose last tile is as full as that of the problem."""
+    k = AttendToLists(p, s, device)
+    longest = 2 * k.chunk if k.split else 2 * k.stages * k.tile
+    axes = dict(p.axes) | {
+        "num_tokens": 3 if longest < 384 else 2,
+        "topk": longest + (p["topk"] % k.tile or k.tile),
+        "page_size": 1 if p["page_size"] == 1 else 16,
+        "head_dim_ckv": 16 * max(k.warps, 4),
+        "head_dim_kpe": 64,
+        "num_pages": 40,
+    }
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+DSA_SPARSE = register(
+    Family(
+        name=SPARSE,
+        op_types=("dsa_paged",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "sparse_indices" in inputs,
+    )
+)

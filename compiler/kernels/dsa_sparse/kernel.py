@@ -1,0 +1,65 @@
+"""The kernels of sparse latent attention: those of latent attention, over the rows of lists.
+
+Rows that no entry names are zeros in shared memory, whatever the cache holds, and their scores are
+minus infinity. The warps that multiply look entries up themselves, while rows are on their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import LANE, Body, UOp, global_tensor, held, param, rectangle
+from ptxflow.compiler.kernels.attention.sequences import WORD
+from ptxflow.compiler.kernels.dsa_sparse.lists import LIST, Lists
+from ptxflow.compiler.kernels.mla.attend import Attend, Part
+from ptxflow.compiler.kernels.mla.combine import Combine, Parts
+from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
+from ptxflow.compiler.kernels.mla.span import Rows, Span
+
+
+class AttendToLists(Attend):
+    """The first kernel."""
+
+    def rows_of(self, prefix: str) -> Rows:
+        return Lists.of(self)
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        left = ("sums", "stats") if self.split else ()
+        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", LIST)
+        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
+        return (*pointers, ("sm_scale", "u32"))
+
+    def parts_of_tokens(self) -> list[Part]:
+        """L2 brings more than is asked for at a time of latents, which are long."""
+        latents, ropes = super().parts_of_tokens()
+        return [replace(latents, prefetch=int(self.s.prefetch)), ropes]
+
+    def _look(self, t: UOp, span: Span) -> Body:
+        """The entries of a lane's two tokens."""
+        out = list[UOp]()
+        for half in range(2):
+            number = self.row * MMA_TOKENS + 8 * half + (LANE >> 2)
+            table, index = self.work.entry(span, self.work.token(span, t, number))
+            place = rectangle(global_tensor(table), 0, 0, 1, 1)
+            out.append(at.ld_global(self._entry(half), param(table), index, 1, place, element=WORD))
+        return out
+
+    def _entry(self, half: int) -> UOp:
+        return self.r(f"entry{half}", 1)
+
+    def _counts(self, seen: UOp, half: int) -> UOp:
+        lists = Lists.of(self)
+        named = lists.there(held(self._entry(half).src[0]))
+        return named if lists.even else seen & named
+
+    def _leave(self, span: Span) -> list[Body]:
+        return self._hand_on() if self.split else self._put(span)
+
+
+class CombineChunks(Combine):
+    """The second kernel."""
+
+    def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
+        return Lists.of(self), (), ()

@@ -1,0 +1,109 @@
+"""One decoding step of the gated delta rule (Gated DeltaNet), on both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
+from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, TENSORS, Kernel
+from ptxflow.compiler.kernels.gdn_decode.load import COSTS, features, load
+from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
+from ptxflow.compiler.kernels.gdn_decode.problem import problem
+from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: no tile, one, many; one step of a head, several; a ring that is not
+    filled, filled, and past its second turn. Each with a state, the longest without one, too."""
+    k = Kernel(p, s, device)
+    counts = sorted(_counts(k), key=lambda c: c[0] * c[1])
+    classes = [(*count, 1) for count in counts] + [(*counts[-1], 0)]
+    return [_trip(k, *each) for each in classes]
+
+
+def _counts(k: Kernel) -> set[tuple[int, int]]:
+    """(tiles, steps of each) of the classes."""
+    turns = 2 * k.stages + 1
+    several = {1, k.stages, turns if k.refills else k.stages, 3 if not k.bulk else 1}
+    if not k.loops:
+        return {(1, n) for n in several} if k.passes > 1 else {(1, 1)}
+    if k.passes == 1:
+        return {(n, 1) for n in several} | {(0, 1)}
+    return {(0, 1), (1, 1), (2, k.stages), (turns, 1), (3, turns // 2 + 1)}
+
+
+def _trip(k: Kernel, tiles: int, steps: int, given: int) -> Trip:
+    blocks = tiles * steps
+    values = {"batch_size": tiles, "tiles_per_row": 1, "passes": steps, "ctas": 1, "ctaid": 0}
+    if not tiles:  # they belong to the CTA before
+        values |= {"batch_size": 1, "ctas": 2, "ctaid": 1}
+    outputs = (
+        ("new_state", blocks * k.step // k.flight, k.flight * k.size),
+        ("output", blocks, k.step),
+    )
+    name = f"{tiles} tiles of {steps} steps{'' if given else ', no state'}"
+    return Trip(name, tuple({**values, PRESENT: given}.items()), outputs if tiles else ())
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over batch_size."""
+    k = Kernel(p, s, device)
+    tiles = f"batch_size * {k.tiles_per_row}"
+    grid = f"min({tiles}, {device.sms * s.ctas_per_sm})" if k.loops else tiles
+    return Launch(
+        entry=ENTRY,
+        grid=(grid, "1", "1"),
+        block=32 * k.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=k.smem_bytes,
+        params=(
+            *(PointerParam(name) for name in TENSORS),
+            InputParam("scale", "float32"),
+            PresentParam("state"),
+            ScalarParam("batch_size", "batch_size"),
+        ),
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Two batch rows of few heads; where a CTA loops, all in one, through its ring and on."""
+    k = Kernel(p, s, device)
+    uses = k.share * s.head_ctas * k.passes  # of a batch row, in one CTA
+    batch = max(2, -(-(k.stages + 2) // uses)) if k.loops else 2
+    axes = {
+        "batch_size": batch,
+        "num_q_heads": 1,
+        "num_v_heads": k.share,
+        "head_size": k.size,
+    }
+    return Trial(replace(p, axes=tuple(axes.items())), 1 if k.loops else None)
+
+
+GDN_DECODE = register(
+    Family(
+        name="gdn_decode",
+        op_types=("gdn",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        revise=revise,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "cu_seqlens" not in inputs,
+    )
+)

@@ -1,0 +1,153 @@
+"""Where things are in a gdn_decode kernel: a warp's rows, their places in tensors, registers.
+
+A step of a CTA is `warps` times `warp_rows` rows of a head; steps are counted along the heads of
+all batch rows. Rows of a lane follow each other.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    WARP,
+    UOp,
+    const,
+    frag,
+    global_tensor,
+    mbar,
+    param,
+    rectangle,
+    slot,
+    smem,
+    special,
+)
+from ptxflow.compiler.kernels.gdn_decode.decisions import (
+    WARP as WARP_SIZE,
+)
+from ptxflow.compiler.kernels.gdn_decode.decisions import (
+    buffer_bytes,
+    bulk,
+    elements,
+    loops,
+    passes,
+    smem_bytes,
+    step_rows,
+    tiles_per_row,
+    warp_rows,
+)
+from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
+from ptxflow.compiler.kernels.tensors import PTX_TYPE
+
+PRESENT = "state_present"
+
+
+class Places:
+    """A gdn_decode strategy applied to a problem: sizes, registers and addresses."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        f = s.fields()
+        self.size = problem["head_size"]
+        self.value_heads = problem["num_v_heads"]
+        self.share = self.value_heads // problem["num_q_heads"]  # value heads of a key head
+        self.lanes, self.width = int(s.row_threads), int(s.vector)
+        self.flight, self.stages = int(s.rows_in_flight), int(s.stages)
+        self.groups = WARP_SIZE // self.lanes  # of lanes, in a warp
+        self.warps = int(s.warps)
+        self.warp_rows, self.step = int(warp_rows(f)), int(step_rows(f))
+        self.elements = int(elements(f, problem))
+        self.vectors = self.elements // self.width
+        self.loops, self.bulk = bool(loops(f)), bool(bulk(f))
+        self.passes, self.tiles_per_row = int(passes(f, problem)), int(tiles_per_row(f, problem))
+        self.once = not self.loops and self.passes == 1
+        self.refills = self.loops or self.passes > self.stages
+        self.bytes, self.smem_bytes = int(buffer_bytes(f, problem)), int(smem_bytes(f, problem))
+        self.values: dict[str, UOp] = {}  # by what they are: see _value
+        self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
+        self.full = mbar("full", self.stages * self.warps, 1)
+
+    def _value(self, name: str, index: int, count: int, width: int) -> UOp:
+        """The registers of one of `count` values of that name.
+
+        Each has its own, so that the validator misses whatever is not computed; ptxas lays them
+        over each other.
+        """
+        held = self.values.setdefault(name, frag(name, count * width, "b32"))
+        return slot(held, 0, index * width, width)
+
+    def _one(self, name: str) -> UOp:
+        return self._value(name, 0, 1, 1)
+
+    def _rows(self, name: str) -> UOp:
+        """A register for each row of the lane."""
+        return self._value(name, 0, 1, self.flight)
+
+    def _row(self, name: str, r: int) -> UOp:
+        """The lane's elements of one of its rows."""
+        return self._value(name, r, self.flight, self.elements)
+
+    def _token(self, name: str) -> UOp:
+        """The lane's elements of q or k."""
+        return self._value(name, 0, 1, self.elements)
+
+    @property
+    def count(self) -> UOp:
+        """Steps of this CTA."""
+        if not self.loops:
+            return self._passes
+        ctas = special("ctas")
+        tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
+        return (tiles + ctas - 1 - CTAID) // ctas * self._passes
+
+    @property
+    def _passes(self) -> UOp:
+        return const(self.passes, "passes" if self.passes > 1 else "")
+
+    # -- places -------------------------------------------------------------------------------
+
+    def _block(self, use: UOp) -> tuple[UOp, UOp]:
+        """Which step of all, counted along heads and their rows, and the head of all batches."""
+        if self.loops:
+            tile, step = CTAID + use // self._passes * special("ctas"), use % self._passes
+        else:
+            tile, step = CTAID, use
+        return tile * self._passes + step, tile // int(self.s.head_ctas)
+
+    def _first_row(self, use: UOp) -> UOp:
+        """The warp's first row, of all states."""
+        block, _ = self._block(use)
+        return block * self.step + WARP * self.warp_rows
+
+    def _lane_row(self, use: UOp) -> UOp:
+        """The lane's first row, of all states."""
+        return self._first_row(use) + LANE // self.lanes * self.flight
+
+    def _place(self, name: str, use: UOp, column: int, columns: int) -> UOp:
+        """A part of the warp's rows: the rows of a lane count as one long row."""
+        block, _ = self._block(use)
+        row = block * (self.step // self.flight) + WARP * self.groups
+        return rectangle(global_tensor(name), row, column, self.groups, columns)
+
+    def _token_place(self, name: str, use: UOp) -> UOp:
+        """The warp's rows in v or the output, a step of the CTA being a row."""
+        block, _ = self._block(use)
+        column = WARP * self.warp_rows
+        return rectangle(global_tensor(name), block, column, 1, self.warp_rows)
+
+    def _access(self, name: str, use: UOp, r: int, j: int) -> tuple[UOp, UOp, UOp, int]:
+        """Base, index in vectors, the warp's rectangle, and bytes from a lane's first vector."""
+        index = self._lane_row(use) * (self.size // self.width) + LANE % self.lanes
+        column = r * self.size + j * self.lanes * self.width
+        place = self._place(name, use, column, self.lanes * self.width)
+        return param(name), index, place, column * STATE_BYTES
+
+    @property
+    def _given(self) -> UOp:
+        """Whether there is a state; else it counts as zeros."""
+        return param(PRESENT).ne(0)
+
+    @property
+    def _dtype(self) -> str:
+        return PTX_TYPE[self.problem.dtype]

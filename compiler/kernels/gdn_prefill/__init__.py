@@ -1,0 +1,90 @@
+"""Prefill of packed sequences by the gated delta rule (Gated DeltaNet), on both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
+from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, TENSORS, Kernel
+from ptxflow.compiler.kernels.gdn_prefill.load import COSTS, features, load
+from ptxflow.compiler.kernels.gdn_prefill.problem import problem
+from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
+from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """No token, one, a token more than a chunk, as many chunks as stages, past the ring's second
+    turn; one token without a state, too."""
+    k = Kernel(p, s, device)
+    lengths = sorted({0, 1, k.chunk + 1, k.stages * k.chunk, 2 * k.stages * k.chunk + 1})
+    return [_trip(k, *each) for each in [*((length, 1) for length in lengths), (1, 0)]]
+
+
+def _trip(k: Kernel, length: int, given: int) -> Trip:
+    values = {"num_seqs": 1, "begin": 0, "end": length, "ctaid": 0, PRESENT: given}
+    outputs = [("new_state", k.rows, k.size), ("output", length, k.rows)]
+    name = f"{length} tokens{'' if given else ', no state'}"
+    return Trip(name, tuple(values.items()), tuple(outputs[: 2 if length else 1]))
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over num_seqs."""
+    k = Kernel(p, s, device)
+    return Launch(
+        entry=ENTRY,
+        grid=(f"num_seqs * {k.value_heads * k.slices}", "1", "1"),
+        block=32 * k.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=k.smem_bytes,
+        params=(
+            *(PointerParam(name) for name in TENSORS),
+            InputParam("scale", "float32"),
+            PresentParam("state"),
+            ScalarParam("num_seqs", "num_seqs"),
+        ),
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Three sequences: some tokens, none, and a token past the ring's turn. Short chunks have two
+    value heads: the emulator takes seconds for a chunk."""
+    k = Kernel(p, s, device)
+    axes = {
+        **dict(p.axes),
+        "num_seqs": 3,
+        "len_cu_seqlens": 4,
+        "total_seq_len": k.stages * k.chunk + 4,
+        "num_q_heads": 1,
+        "num_k_heads": 1,
+        "num_v_heads": 2 if k.chunk == UNIT else 1,
+    }
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+GDN_PREFILL = register(
+    Family(
+        name="gdn_prefill",
+        op_types=("gdn",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "cu_seqlens" in inputs,
+    )
+)

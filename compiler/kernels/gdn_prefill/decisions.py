@@ -1,0 +1,167 @@
+"""The decisions of a gated-delta-net prefill kernel, in construction order, and their rules.
+
+A CTA goes through a sequence for some rows of one value head's state, `chunk` tokens at a time.
+Each of its main warps holds `16 * row_tiles` rows of the state in registers; `helpers` more warps
+copy the next chunks and work out what tokens of a chunk do to each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Decision, Fields, Problem, Resources, rule
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
+
+WARP = 32
+UNIT = 16  # tokens, rows and keys of an MMA
+PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
+HALF, PAIRS = "half", "pairs"
+BLOCK_PITCH = UNIT * ELEMENT + PAD  # bytes between rows of a 16 x 16 block of 16-bit elements
+BLOCK_BYTES = UNIT * BLOCK_PITCH
+NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
+NEAR_BYTES = UNIT * NEAR_PITCH
+GATES = 6  # arrays of a chunk: see kernel.Gate
+HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
+#: more registers for states as two terms, by head size; and the chunk from which on
+TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
+BUFFERS = 2  # of what helpers hand to main warps
+GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
+
+DECISIONS = (
+    Decision("chunk", (16, 32, 64), "tokens that are worked on at a time"),
+    Decision("rows", (16, 32, 64, 128), "rows of a head's state in a CTA"),
+    Decision("row_tiles", (1, 2), "16 rows each, of a main warp"),
+    Decision("helpers", (1, 2, 3, 4, 6), "warps that copy chunks and relate their tokens"),
+    Decision("stages", (2, 3, 4), "chunks in shared memory: used, related, on their way"),
+    Decision(
+        "operands",
+        (HALF, PAIRS),
+        "states and updates as operands of MMAs: rounded to float16, or as two terms of 16 bits",
+    ),
+    Decision("solve", ("once", PAIRS), "the same within a chunk: one term, or two and three MMAs"),
+    Decision("solve_block", (16, 32), "tokens whose equations are solved in float32"),
+    Decision("order", ("heads", "sequences"), "what neighbouring CTAs differ in"),
+)
+
+
+def main_warps(f: Fields) -> Any:
+    """Warps that hold the state."""
+    return f.rows // (UNIT * f.row_tiles)
+
+
+def warps(f: Fields) -> Any:
+    return main_warps(f) + f.helpers
+
+
+def key_pitch(problem: Problem) -> int:
+    """Bytes from a token's query or key in shared memory to the next."""
+    return problem["head_size"] * ELEMENT + PAD
+
+
+def value_pitch(f: Fields) -> Any:
+    return f.rows * ELEMENT + PAD
+
+
+def gate_bytes(f: Fields) -> Any:
+    """Of one of the arrays of a chunk: a lane each, at least."""
+    return 4 * np.maximum(f.chunk, WARP)
+
+
+def blocks(f: Fields) -> Any:
+    """16 x 16 blocks on and below the diagonal of a chunk's square."""
+    count = f.chunk // UNIT
+    return count * (count + 1) // 2
+
+
+def solves(f: Fields) -> Any:
+    """Blocks of tokens of a chunk that are solved one after another."""
+    return f.chunk // f.solve_block
+
+
+def far(f: Fields) -> Any:
+    """Whether tokens of a chunk are related outside the blocks that are solved in float32."""
+    return f.chunk > f.solve_block
+
+
+def parts(f: Fields, name: str) -> Any:
+    """Terms of an operand."""
+    return np.where(getattr(f, name) == PAIRS, 2, 1)
+
+
+def square(f: Fields) -> Any:
+    """16 x 16 blocks of a block of tokens that is solved at a time."""
+    return (f.solve_block // UNIT) ** 2
+
+
+def smem_bytes(f: Fields, problem: Problem) -> Any:
+    """Of the layout in `kernel.Shape`."""
+    ring = f.stages * f.chunk * (2 * key_pitch(problem) + value_pitch(f))
+    handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
+    handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
+    handed = handed + solves(f) * square(f) * BLOCK_BYTES * parts(f, "solve")
+    near = solves(f) * square(f) * NEAR_BYTES
+    return ring + BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
+
+
+def registers(f: Fields, problem: Problem) -> Any:
+    """Registers that a thread cannot do without, fitted to where ptxas begins to spill."""
+    held = f.row_tiles * (problem["head_size"] / 2 + 1.15 * f.chunk)
+    more = 8 * ((f.operands == HALF) & (f.solve == PAIRS))
+    more = more + 4 * ((f.operands == PAIRS) & (f.row_tiles == 2))
+    once = (f.solve != PAIRS) & (f.solve_block == 2 * UNIT)
+    more = more + 15 * ((f.operands == PAIRS) & (f.row_tiles == 1) & once)
+    terms, chunk = TERMS[problem["head_size"]]
+    more = more + terms * ((f.operands == PAIRS) & (f.row_tiles == 1) & (f.chunk >= chunk))
+    return np.asarray(held + f.chunk / 8 + 50 + more).astype(int)
+
+
+def register_limit(f: Fields, device: Device) -> Any:
+    quarter = -(-warps(f) // 4)  # of the SM's registers, which so many warps share
+    share = device.registers_per_sm // 4 // (WARP * quarter) // 8 * 8
+    return np.minimum(share, device.registers_per_thread)
+
+
+def resources(f: Fields, problem: Problem, device: Device) -> Resources:
+    """What strategies take of an SM; ptxas takes registers that it could do without."""
+    held = np.minimum(HOARD * registers(f, problem), register_limit(f, device)).astype(int)
+    held = -(-held // 8) * 8
+    smem, threads = smem_bytes(f, problem), WARP * warps(f)
+    resident = device.resident_blocks(smem, held, threads)
+    return Resources(smem, held, threads, 0 * f.rows, resident)
+
+
+RULES = (
+    rule(
+        "the rows of a CTA divide those of a state",
+        "rows",
+        lambda f, p, d: p["head_size"] % f.rows == 0,
+    ),
+    rule(
+        "the rows of a warp divide those of a CTA",
+        "rows row_tiles",
+        lambda f, p, d: f.rows % (UNIT * f.row_tiles) == 0,
+    ),
+    rule(
+        "what is solved at a time divides a chunk",
+        "chunk solve_block",
+        lambda f, p, d: f.chunk % f.solve_block == 0,
+    ),
+    rule(
+        "most helpers have blocks of tokens to relate",
+        "chunk helpers",
+        lambda f, p, d: f.helpers <= 2 * blocks(f),
+    ),
+    rule(
+        "chunks exceed the shared memory of a CTA",
+        "chunk rows stages operands solve solve_block",
+        lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
+    ),
+    rule(
+        "states and sums exceed the registers of a thread",
+        "chunk rows row_tiles helpers operands solve solve_block",
+        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+    ),
+)

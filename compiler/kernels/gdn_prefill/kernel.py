@@ -1,0 +1,94 @@
+"""The kernel: main warps carry a state from chunk to chunk, helpers are one chunk ahead of them.
+
+All meet once a chunk: then what helpers hand over is there, and what main warps read is free.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import (
+    WARP,
+    KernelInfo,
+    UOp,
+    const,
+    flatten,
+    global_tensor,
+    loop,
+    param,
+    rectangle,
+    slot,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gdn_prefill.mains import Mains
+from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
+from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
+from ptxflow.compiler.lower import finish
+
+ENTRY = "gdn_prefill"
+TENSORS = (
+    "q",
+    "k",
+    "v",
+    "state",
+    "A_log",
+    "a",
+    "dt_bias",
+    "b",
+    "cu_seqlens",
+    "output",
+    "new_state",
+)
+
+
+class Kernel(Mains):
+    """A gdn_prefill strategy applied to a problem."""
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        pointers = ((name, "ptr") for name in TENSORS)
+        return (*pointers, ("scale", "u32"), (PRESENT, "u32"), ("num_seqs", "u32"))
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        n, main = var("chunk"), self.mains > WARP
+        turns = self.chunks + self.chunks.min(1)
+        body = [
+            *self._bounds(),
+            when(main, self.load_state()),
+            when((self.mains <= WARP) & (const(0) < self.chunks), self.before()),
+            loop(
+                n,
+                turns,
+                at.cta_sync(),
+                when(main & (const(0) < n), self.advance(n - 1)),
+                when((self.mains <= WARP) & (n < self.chunks), self.ask_ahead(n), self.relate(n)),
+                rolled=True,
+            ),
+            when(main, self.store_state()),
+        ]
+        statements = list(flatten(body))
+        info = KernelInfo(
+            name=ENTRY,
+            arch=self.device.arch,
+            warps=self.warps,
+            cluster=1,
+            params=self.params,
+            storage=self.storage,
+        )
+        return finish(info, *statements)
+
+    def _bounds(self) -> list[UOp]:
+        """Where the sequence begins and ends: the low words of two bounds."""
+        place = rectangle(global_tensor("cu_seqlens"), 0, 0, 1, 1)
+        return [
+            at.ld_global(
+                slot(register),
+                param("cu_seqlens"),
+                self.place[0] + i,
+                1,
+                place,
+                element=BOUND_BYTES,
+            )
+            for i, register in enumerate(self.bounds)
+        ]

@@ -1,0 +1,137 @@
+"""What a gdn_prefill strategy asks of the machine, for the analytic model; what a policy sees.
+
+A sequence is one chain of chunks: a chunk takes the longer of what a main warp and a helper need
+for it, and the tensor cores' time of all. Sequences are taken to be of equal length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.kernels.gdn_prefill.decisions import (
+    DECISIONS,
+    HALF,
+    UNIT,
+    WARP,
+    blocks,
+    key_pitch,
+    main_warps,
+    parts,
+    resources,
+    solves,
+    value_pitch,
+)
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given."""
+
+    mma: float = 1.7  # of an SM's tensor cores, for a warp's m16n8k16
+    issue: float = 7.0  # of a warp alone, from one to the next
+    matrix: float = 6.0  # and for an ldmatrix
+    solve: float = 260.0  # of a main warp, for a block of tokens: a chain of products
+    store: float = 12.0  # for 8 tokens of a tile: packed, turned, stored
+    turn: float = 350.0  # of a chunk: the barrier, gates, and what surrounds its loops
+    copy: float = 14.0  # of a helper, for 16 bytes of each lane
+    convert: float = 40.0  # for as much that becomes float16
+    relate: float = 220.0  # for a 16 x 16 block, beside its products
+    column: float = 28.0  # for a column that is eliminated
+    gates: float = 450.0  # for a chunk's gates
+    start: float = 3000.0  # of a CTA, before its first chunk
+    dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
+
+
+CHUNKS = choices(DECISIONS, "chunk")
+CUTS = (1, 2, 4, 8)  # CTAs that share a head
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy: a tile is a CTA's sequence, a step a chunk of it."""
+    c, zero = costs_of("gdn_prefill", COSTS, device), 0 * f.rows
+    size, sequences = problem["head_size"], problem["num_seqs"]
+    count = sequences * problem["num_v_heads"] * (size // f.rows)
+    steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
+    taken = resources(f, problem, device)
+    own, shared = _main_products(f, size), blocks(f) * (size // UNIT) * 4
+    products = main_warps(f) * f.row_tiles * own + shared
+    state_bytes = 8 * f.rows * size
+    row_bytes = ELEMENT * (2 * size + 2 * f.rows)
+    return Load(
+        blocks=count,
+        resident=np.maximum(taken.occupancy, 1),
+        tiles=1 + zero,
+        steps=steps + 1,
+        stages=np.maximum(f.stages - 1, 1),
+        mma_cycles=c.mma * products,
+        smem_bytes=512 * (main_warps(f) * _matrices(f, size) + 0.75 * shared)
+        + f.chunk * (2 * key_pitch(problem) + value_pitch(f)),
+        l2_bytes=f.chunk * row_bytes,
+        issue_cycles=np.maximum(_main(f, size, c), _helper(f, problem, c)),
+        epilogue_cycles=zero + state_bytes / 32,
+        overlap=zero,
+        dram_bytes=problem.bytes * c.dram + zero,
+        setup_cycles=c.start + state_bytes / 32,
+    )
+
+
+def _main_products(f: Fields, size: int) -> Any:
+    """MMAs of a tile of 16 rows for a chunk."""
+    units, steps = f.chunk // UNIT, size // UNIT
+    state = 6 * units * steps * parts(f, "operands")
+    cross = 2 * parts(f, "operands") - 1 + 2 * parts(f, "solve") - 1  # but the last with the last
+    return state + units * (units + 1) * cross
+
+
+def _matrices(f: Fields, size: int) -> Any:
+    """ldmatrix instructions of a main warp for a chunk."""
+    units, steps = f.chunk // UNIT, size // UNIT
+    related = blocks(f) * (parts(f, "operands") + parts(f, "solve"))
+    return 3 * units * steps + related + units * f.row_tiles
+
+
+def _main(f: Fields, size: int, c: Costs) -> Any:
+    """Cycles of a main warp alone for a chunk."""
+    work = f.row_tiles * _main_products(f, size) * c.issue + _matrices(f, size) * c.matrix
+    stores = f.row_tiles * (f.chunk // 8) * c.store
+    return work + stores + solves(f) * parts(f, "solve") * c.solve + c.turn
+
+
+def _helper(f: Fields, problem: Problem, c: Costs) -> Any:
+    """Cycles of a helper alone for a chunk."""
+    size = problem["head_size"]
+    mine = np.ceil(blocks(f) / f.helpers)
+    keys = f.chunk * 2 * size * ELEMENT / 16 / WARP / f.helpers
+    values = f.chunk * f.rows * ELEMENT / 16 / WARP / f.helpers
+    convert = np.where((f.operands == HALF) & (problem.dtype != "float16"), c.convert, 0)
+    columns = np.ceil(f.chunk / WARP / f.helpers) * f.solve_block
+    related = mine * (c.relate + size // UNIT * (4 * c.issue + 3 * c.matrix))
+    copies = (keys + values) * c.copy + keys * convert
+    return c.gates + copies + related + columns * c.column + c.turn
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """What a policy sees beside the axes: lengths, heads; of each chunk how full it is, and how
+    many tokens a CTA goes through beside those of others; of each cut of a head how it spreads."""
+    heads, size = problem["num_v_heads"], problem["head_size"]
+    pairs, length = problem["num_seqs"] * heads, problem["total_seq_len"] / problem["num_seqs"]
+    out = {
+        "log2_length": (math.log2(max(length, 1)) - 8) / 4,
+        "log2_pairs": (math.log2(pairs) - 6) / 3,
+        "log2_head_size": (math.log2(size) - 7) / 2,
+        "value_heads_each": math.log2(heads / problem["num_q_heads"]) / 3,
+    }
+    out |= {f"filled_{chunk}": filled(length, chunk) for chunk in CHUNKS}
+    out |= compared("tokens", {str(c): (math.ceil(length / c) + 1) * c for c in CHUNKS})
+    for cuts in CUTS:
+        out |= spread(str(cuts), pairs * cuts, device)
+    return out | compared("rows", {str(n): math.ceil(pairs * n / device.sms) / n for n in CUTS})

@@ -1,0 +1,169 @@
+"""A gdn_prefill strategy applied to a problem: sizes, shared memory and where things are in it.
+
+With G the sum of log2 decays up to a token, a chunk that begins with state S has
+x_t = beta_t (v_t - 2^G_t S k_t - sum over s < t of 2^(G_t - G_s) (k_s k_t) x_s),
+out_t = scale (2^G_t S q_t + sum over s <= t of 2^(G_t - G_s) (k_s q_t) x_s), and ends with
+2^G S + sum of 2^(G - G_t) x_t k_t^T. All exponents are at most 0.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, held, param, slot, smem
+from ptxflow.compiler.kernels.attention.softmax import Registers
+from ptxflow.compiler.kernels.gdn_prefill.decisions import (
+    BLOCK_BYTES,
+    BUFFERS,
+    GATE_BUFFERS,
+    GATES,
+    HALF,
+    NEAR_BYTES,
+    UNIT,
+    WARP,
+    blocks,
+    far,
+    gate_bytes,
+    key_pitch,
+    main_warps,
+    parts,
+    smem_bytes,
+    solves,
+    square,
+    value_pitch,
+    warps,
+)
+from ptxflow.compiler.kernels.tensors import PTX_TYPE
+
+PRESENT = "state_present"
+QUAD = 4  # registers of an MMA's result, and of A
+
+
+class Gate(IntEnum):
+    """Arrays of a chunk, a number for each token."""
+
+    LOG = 0  # G
+    BETA = 1
+    PULL = 2  # -beta 2^G: what S k counts for in x
+    READ = 3  # scale 2^G: what S q counts for in the output
+    LEAVE = 4  # 2^(G at the end - G): what x counts for in the state
+    TOTAL = 5  # 2^(G at the end), for each lane
+
+
+#: rows of matrices for ldmatrix: of A, lanes 16.. have the next columns; of B from rows of N, the
+#: second and fourth 8 x 8 matrix have the next columns; of B from rows of K, the next rows
+A_ROW, A_COLUMN = LANE & 15, LANE >> 4
+N_ROW, N_COLUMN = (LANE & 7) + ((LANE >> 4) << 3), LANE >> 3 & 1
+K_ROW, K_COLUMN = (LANE & 7) + ((LANE >> 3 & 1) << 3), LANE >> 4
+
+
+def lane_place(row: UOp, column: UOp, pitch: int) -> UOp:
+    """Byte offset of a lane's row of 8 elements of 16 bits."""
+    return row * pitch + (column << 4)
+
+
+class Shape:
+    """What main warps and helpers agree on."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        f = s.fields()
+        self.size, self.value_heads = problem["head_size"], problem["num_v_heads"]
+        self.key_heads = problem["num_q_heads"]
+        self.share = self.value_heads // self.key_heads  # value heads of a key head
+        self.chunk, self.rows = int(s.chunk), int(s.rows)
+        self.helpers, self.stages = int(s.helpers), int(s.stages)
+        self.mains, self.warps = int(main_warps(f)), int(warps(f))
+        self.slices = self.size // self.rows  # CTAs of a head
+        self.units, self.steps = self.chunk // UNIT, self.size // UNIT
+        self.blocks, self.solves = int(blocks(f)), int(solves(f))
+        self.solve_units, self.square = int(s.solve_block) // UNIT, int(square(f))
+        self.far = bool(far(f))
+        self.parts, self.solve_parts = int(parts(f, "operands")), int(parts(f, "solve"))
+        self.dtype = PTX_TYPE[problem.dtype]
+        self.operand = "f16" if s.operands == HALF else self.dtype
+        self.key_pitch, self.value_pitch = key_pitch(problem), int(value_pitch(f))
+        self.gate_bytes, self.smem_bytes = int(gate_bytes(f)), int(smem_bytes(f, problem))
+        self.r = Registers()
+        self._storage()
+
+    def _storage(self) -> None:
+        """Rings of chunks; what helpers hand over, twice; blocks that they solve themselves."""
+        row = self.chunk * self.key_pitch
+        self.q = smem("queries", row, self.stages, align=128)
+        self.k = smem("keys", row, self.stages, align=128)
+        self.v = smem("values", self.chunk * self.value_pitch, self.stages, align=128)
+        self.gates = smem("gates", GATES * self.gate_bytes, GATE_BUFFERS, align=128)
+        block = self.blocks * BLOCK_BYTES
+        self.scores = smem("scores", block * self.parts, BUFFERS, align=128)
+        self.pulls = smem("pulls", block * self.solve_parts, BUFFERS, align=128)
+        solved = self.solves * self.square * BLOCK_BYTES
+        self.solved = smem("solved", solved * self.solve_parts, BUFFERS, align=128)
+        self.near = smem("near", self.solves * self.square * NEAR_BYTES, align=128)
+        self.bounds = [frag("begin", 1, "b32"), frag("end", 1, "b32")]
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        pulls = (self.pulls,) if self.far else ()
+        shared = (self.q, self.k, self.v, self.gates, self.scores, *pulls, self.solved, self.near)
+        return (*shared, *self.bounds, *self.r.storage)
+
+    # -- the CTA's part -----------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[UOp, UOp, UOp]:
+        """Sequence, value head, and first row of its state."""
+        parts = self.slices * self.value_heads
+        if self.s.order == "heads":
+            part, sequence = CTAID % parts, CTAID // parts
+        else:
+            part, sequence = CTAID // param("num_seqs"), CTAID % param("num_seqs")
+        return sequence, part // self.slices, part % self.slices * self.rows
+
+    @property
+    def begin(self) -> UOp:
+        """The first token of the sequence."""
+        return held(self.bounds[0])
+
+    @property
+    def end(self) -> UOp:
+        return held(self.bounds[1])
+
+    @property
+    def chunks(self) -> UOp:
+        return (self.end - self.begin + (self.chunk - 1)) // self.chunk
+
+    def first(self, n: Value) -> UOp:
+        """The first token of a chunk."""
+        return n * self.chunk + self.begin
+
+    # -- shared memory ------------------------------------------------------------------------
+
+    def gate(self, n: UOp, which: Gate) -> UOp:
+        size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes
+        return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes, size)
+
+    def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:
+        """The rows of 16 tokens of a chunk."""
+        size = UNIT * (self.value_pitch if storage is self.v else self.key_pitch)
+        return slot(storage, n % self.stages, unit * size, size)
+
+    def block(self, storage: UOp, n: UOp, index: Value, part: int = 0) -> UOp:
+        """A 16 x 16 block of scores or pulls; `part`: the first or the second term."""
+        first = part * self.blocks * BLOCK_BYTES
+        return slot(storage, n % BUFFERS, index * BLOCK_BYTES + first, BLOCK_BYTES)
+
+    def solved_blocks(self, n: UOp, index: Value, part: int, count: int = 1) -> UOp:
+        """Blocks of the inverse, by columns; those of tokens that are solved at a time together."""
+        first = part * self.solves * self.square * BLOCK_BYTES
+        return slot(self.solved, n % BUFFERS, index * BLOCK_BYTES + first, count * BLOCK_BYTES)
+
+    def near_blocks(self, index: Value, count: int = 1) -> UOp:
+        return slot(self.near, 0, index * NEAR_BYTES, count * NEAR_BYTES)
+
+    @staticmethod
+    def triangle(i: int, j: int) -> int:
+        """The number of block (i, j), j <= i."""
+        return i * (i + 1) // 2 + j

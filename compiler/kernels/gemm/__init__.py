@@ -1,0 +1,92 @@
+"""GEMM: C[M,N] = A[M,K] B[N,K]^T in float16 or bfloat16, on sm_90a and sm_100a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gemm import blackwell, hopper
+from ptxflow.compiler.kernels.gemm.costs import COSTS
+from ptxflow.compiler.kernels.gemm.decisions import (
+    DECISIONS,
+    RULES,
+    resources,
+    smem_bytes,
+    warps,
+)
+from ptxflow.compiler.kernels.gemm.load import features, load
+from ptxflow.compiler.kernels.gemm.problem import problem
+from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.launch import Launch
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel: one builder per tensor-core generation."""
+    make = blackwell.build if device.has_tmem else hopper.build
+    return make(p, s, device)
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: K shorter than the ring, equal, and past its second turn; the tiles of a
+    persistent block likewise against the accumulator buffers and turns, and none at all."""
+    t = Tiling(p, s, device)
+    stages: int = s.num_stages
+    if t.split:  # each CTA's share; the last class is uneven
+        plan = [(k * s.split_k, 1) for k in sorted({1, stages, 2 * stages + 1})]
+        plan.append(((stages + 1) * s.split_k + 1, 1))
+    elif not s.persistent:
+        plan = [(k, 1) for k in sorted({1, stages - 1, stages, 2 * stages + 1})]
+    else:
+        wrap = 2 * s.acc_buffers * t.at_once + 1
+        plan = [(1, 0), (1, wrap), (stages - 1 or 1, 2), (stages, wrap), (2 * stages + 1, 2)]
+    out = []
+    for k, tiles in plan:
+        rows, columns = tiles * t.cluster_rows, t.cluster_columns
+        values = {"k_trips": k, "tiles_n": 1, "M": rows}
+        outputs = (("C", rows, columns),) if tiles else ()
+        name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
+        out.append(Trip(name, tuple(values.items()), outputs))
+    return out
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over M."""
+    f = s.fields()
+    return Tiling(p, s, device).launch(
+        ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device))
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Tails along M, N and K, the ring past its first turn, two columns of tiles (so that their
+    order matters), and one persistent cluster for six tiles."""
+    t = Tiling(p, s, device)
+    m = t.cluster_rows * (2 if s.persistent else 1) + 5
+    n = 2 * t.cluster_columns - 8
+    k = (s.num_stages + 2) * s.split_k * s.tile_k - 8
+    small = replace(
+        p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k
+    )
+    return Trial(small, t.cluster_size if s.persistent else None)
+
+
+GEMM = register(
+    Family(
+        name="gemm",
+        op_types=("gemm",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+    )
+)

@@ -1,0 +1,321 @@
+"""GEMM on sm_100a: a TMA ring feeding tcgen05.mma, accumulators in tensor memory.
+
+Warps 0..4c-1 are c epilogue warpgroups. A specialised kernel adds one warpgroup: its first warp
+loads, its second issues MMAs. Without it one thread of warp 0 does both, before the epilogue. In a
+CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    Role,
+    UOp,
+    const,
+    elect,
+    frag,
+    loop,
+    role,
+    slot,
+    tmem,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
+from ptxflow.compiler.kernels.gemm.output import Store, region, span
+from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
+from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.layout import instruction_descriptor
+from ptxflow.compiler.lower import finish
+
+MMA_K = 16
+
+
+def build(problem: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel of a strategy."""
+    return _Kernel(Tiling(problem, s, device)).build()
+
+
+class _Kernel:
+    def __init__(self, t: Tiling):
+        self.t, self.s = t, t.s
+        s = t.s
+        self.warps = 4 * s.consumers
+        self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
+        self.blocks_m = s.tile_m // self.rows
+        self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
+        # columns read from TMEM at a time; M 64 spreads them over two groups of 16 lanes
+        self.columns = 32 if self._share()[1] % 32 == 0 else 16
+        held = self.columns if self.rows == 128 else self.columns // 2
+        self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
+        self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
+        self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
+        self.store = Store(t)
+        per_thread = s.tile_m * s.tile_n // (32 * self.warps)
+        self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
+
+    def build(self) -> UOp:
+        s, t = self.s, self.t
+        bars = [self.ring.full, self.ring.empty, self.done.full]
+        if s.persistent:
+            bars.append(self.done.empty)
+        info = KernelInfo(
+            name=ENTRY,
+            arch=t.device.arch,
+            warps=self.warps + 4 * s.warp_specialized,
+            cluster=t.cluster_size,
+            params=t.params,
+            storage=t.storage(*bars, self.acc, self.out, self.tmem, *self.reduction.storage),
+            cta_group=s.cta_group,
+        )
+        tiles = t.each_tile("e", self.epilogue)
+        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
+        # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
+        ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
+        regs = int(consumer_regs(s.fields()))
+        if not s.warp_specialized:
+            alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
+            return finish(
+                info,
+                role(Role("epilogue", 0, self.warps), alone, epilogue),
+                *self.reduction.after(self.reduce),
+                **ends,
+            )
+        load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
+        issuer = WARP.eq(self.warps + 1)
+        issue = elect(issuer & CTA_RANK.eq(0) if t.pair else issuer, t.each_tile("m", self.issue))
+        return finish(
+            info,
+            role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
+            role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
+            *self.reduction.after(self.reduce),
+            **ends,
+        )
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """A pair's bytes all count on the even CTA's barrier."""
+        bar = slot(self.ring.full, self.ring.stage(use))
+        expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
+        if self.t.pair:
+            expect = when(CTA_RANK.eq(0), expect)
+        return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
+
+    def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        m0, n0 = self.t.origin(tile)
+        k = var("k_load")
+        use = sequence * self.t.k_trips + k
+        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+
+    def load_and_issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        """Not specialised: fill the ring, then refill the stage of step k-1 after issuing k."""
+        m0, n0 = self.t.origin(tile)
+        fill, k = var("k_fill"), var("k")
+        use = k + (self.s.num_stages - 1)
+        refill = when(
+            (const(0) < k) & (use < self.t.k_trips),
+            self.ring.wait_empty(use),
+            self.load(use, use, m0, n0),
+        )
+        step = self.step(k, k, const(0))
+        finished = self.commit(slot(self.done.full, 0), pair_only=True)
+        if self.t.pair:
+            step, finished = [when(CTA_RANK.eq(0), step)], when(CTA_RANK.eq(0), finished)
+        first = self.t.k_trips.min(self.s.num_stages)
+        return [
+            loop(fill, first, self.load(fill, fill, m0, n0)),
+            loop(k, self.t.k_trips, step, refill),
+            finished,
+        ]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        k = var("k")
+        buffer = self.done.stage(sequence)
+        steps = loop(k, self.t.k_trips, self.step(sequence * self.t.k_trips + k, k, buffer))
+        # the fence after the first full stage also orders the MMA after the epilogue's reads
+        wait = [self.done.wait_empty(sequence)] if self.s.persistent else []
+        return [*wait, steps, self.commit(slot(self.done.full, buffer), pair_only=True)]
+
+    def step(self, use: UOp, k: UOp, buffer: UOp) -> list[UOp]:
+        stage = self.ring.stage(use)
+        return [
+            self.ring.wait_full(use),
+            at.tcgen05_fence_after(),
+            *self.mma(stage, k, buffer),
+            self.commit(slot(self.ring.empty, stage)),
+        ]
+
+    def commit(self, bar: UOp, pair_only: bool = False) -> UOp:
+        """Arrive when the MMAs so far are complete: in both CTAs that wait for them."""
+        both = self.t.pair or (self.t.multicast and not pair_only)
+        return at.tcgen05_commit(
+            bar, cta_group=self.s.cta_group, mask=(1 << self.t.sharers) - 1 if both else 0
+        )
+
+    def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
+        a, b, s = self.t.a, self.t.b, self.s
+        idesc = instruction_descriptor(self.rows * s.cta_group, s.tile_n, self.t.dtype)
+        out = []
+        for step in range(0, s.tile_k, MMA_K):
+            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
+            for i in range(self.blocks_m):
+                a_at = block * a.block_bytes + a.row_offset(i * self.rows)
+                out.append(
+                    at.tcgen05_mma(
+                        slot(self.tmem, buffer, i * s.tile_n, s.tile_n),
+                        slot(self.t.a_smem, stage, a_at, self.rows * a.swizzle),
+                        slot(self.t.b_smem, stage, block * b.block_bytes, b.rows * b.swizzle),
+                        k.ne(0) if step == 0 else const(1),
+                        cta_group=s.cta_group,
+                        idesc=idesc,
+                        a_step=inner,
+                        b_step=inner,
+                        a_desc=a.descriptor_blackwell(),
+                        b_desc=b.descriptor_blackwell(),
+                    )
+                )
+        return out
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
+        """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
+        m0, n0 = self.t.origin(tile)
+        buffer = self.done.stage(sequence)
+        blocks, columns, block0, column0 = self._share()
+        free = [at.tcgen05_fence_before(), *self._release(buffer)]
+        out: list[Body] = [self.done.wait_full(sequence), at.tcgen05_fence_after()]
+        if not self.t.staged:
+            for i in range(blocks):
+                for c in range(0, columns, self.columns):
+                    index = (i * columns + c) // self.columns
+                    out.append(self._write(buffer, block0 + i, column0 + c, m0, n0, index))
+            return [*out, *free]
+
+        def fill(column: int, place: UOp) -> Body:
+            wide = self.t.c.swizzle // ELEMENT
+            body: list[Body] = [
+                self._stage(buffer, block0, i, column0, column + c, place)
+                for i in range(blocks)
+                for c in range(0, wide, self.columns)
+            ]
+            last = column + wide == columns  # hands on all that was read of TMEM
+            return [*body, *(free if last else [])]
+
+        row0, from_column = m0 + block0 * self.rows, n0 + column0
+        return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
+
+    def _release(self, buffer: UOp) -> list[UOp]:
+        if not self.s.persistent:
+            return []
+        bar = slot(self.done.empty, buffer)
+        return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
+
+    def _share(self) -> tuple[int, int, UOp, UOp]:
+        """Row blocks and columns of this warp's warpgroup: how many, and the first of each."""
+        group = WARP >> 2
+        if self.s.consumers == 1:
+            return self.blocks_m, self.s.tile_n, const(0), const(0)
+        if self.blocks_m == 2:
+            return 1, self.s.tile_n, group, const(0)
+        return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
+
+    @property
+    def _warp_rows(self) -> int:
+        """Rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)."""
+        return self.rows // 4
+
+    @property
+    def _lane_row(self) -> UOp:
+        return LANE & (self._warp_rows - 1)
+
+    def _lane_column(self) -> UOp:
+        """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
+        return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
+
+    def _read(self, buffer: UOp, block: UOp, column: UOp) -> list[UOp]:
+        """A chunk of columns from TMEM to registers."""
+        source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
+        quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
+        wide = {"shape": "32x32b"}
+        # M 64 leaves every second group of 16 lanes empty: their threads take the other columns
+        form = wide if self.rows == 128 else {"shape": "16x32bx2", "split": self.columns // 2}
+        return [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
+
+    def _stage(
+        self, buffer: UOp, block0: UOp, block: int, column0: UOp, column: int, place: UOp
+    ) -> list[UOp]:
+        """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
+        out = self._read(buffer, block0 + block, column0 + column)
+        out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
+        row = (WARP & 3) * self._warp_rows + block * self.rows
+        target = self.store.place(place, self._warp_rows, row, column)
+        for first in range(0, self.out.arg.size, QUAD):
+            chunk = self.store.chunk(self._lane_row, self._lane_column() + column + 2 * first)
+            inside = column % (self.t.c.swizzle // ELEMENT) + 2 * first
+            again = () if self.rows == 128 else span(inside + self.columns // 2, 8)
+            across = (*span(inside, 8), *again)
+            out.append(
+                at.st_shared_v4(target, chunk, slot(self.out, 0, first, QUAD), across=across)
+            )
+        return out
+
+    def _write(
+        self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
+    ) -> list[UOp]:
+        """A chunk to C, or to the CTA that sums it; `index` counts a thread's chunks."""
+        out = self._read(buffer, block, column)
+        held = self.acc.arg.size
+        if self.t.split:
+            return [*out, *self.reduction.publish(self.acc, index * held, held)]
+        row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        for first in range(0, held, 8):
+            out += self._eight(row, n0 + column, first, slot(self.acc, 0, first, 8))
+        return out
+
+    def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
+        """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
+        if self.t.swapped:  # a lane is a column of C: one element of each of eight rows
+            return [
+                self.store.narrow(
+                    n + (first + i),
+                    m + LANE,
+                    slot(values.src[0], 0, values.src[2] + i, 1),
+                    region(n + (first + i), m, 1, 32),
+                )
+                for i in range(8)
+            ]
+        registers = slot(self.out, 0, 0, QUAD)
+        at_column = n + first
+        if self.rows == 128:
+            writes = region(m, at_column, 32, 8)
+        else:
+            writes = region(m, at_column, 16, 8, 2, self.columns // 2)
+        lane = m + self._lane_row, at_column + self._lane_column()
+        return [
+            at.pack(registers, values, dtype=self.t.dtype),
+            self.store.direct(*lane, registers, writes),
+        ]
+
+    def reduce(self, piece: UOp, values: UOp) -> Body:
+        """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
+        m0, n0 = self.t.origin(self.t.my_cluster)
+        _, columns, block0, column0 = self._share()
+        per_chunk = self.acc.arg.size // (2 * QUAD)
+        chunk, inside = piece // per_chunk, piece % per_chunk
+        per_block = columns // self.columns
+        block = block0 + chunk // per_block
+        column = n0 + column0 + chunk % per_block * self.columns + inside * (2 * QUAD)
+        row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        return self._eight(row, column, 0, values)

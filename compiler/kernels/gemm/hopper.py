@@ -1,0 +1,261 @@
+"""GEMM on sm_90a: a TMA ring feeding wgmma warpgroups.
+
+Warps 0..4c-1 are c consumer warpgroups, each with its share of the tile's rows; a specialised
+kernel adds one producer warpgroup, of which one thread loads. Taking turns (pingpong), each
+computes whole tiles, and one stores while the other multiplies. Without it, one thread of warp 0
+refills a stage as soon as every warp has released it.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    frag,
+    loop,
+    mbar,
+    role,
+    slot,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
+from ptxflow.compiler.kernels.gemm.output import Store, region, release_one, span
+from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
+from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.lower import finish, single
+
+MMA_M, MMA_K = 64, 16
+
+
+def build(problem: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel of a strategy."""
+    return _Kernel(Tiling(problem, s, device)).build()
+
+
+class _Kernel:
+    def __init__(self, t: Tiling):
+        self.t, self.s = t, t.s
+        self.warps = 4 * t.s.consumers
+        self.turns = t.at_once  # warpgroups that take tiles in turn
+        self.rows = t.s.tile_m * self.turns // t.s.consumers  # of one warpgroup
+        self.blocks_m = self.rows // MMA_M
+        self.per_mma = t.s.tile_n // 2
+        self.acc = frag("acc", self.blocks_m * self.per_mma, "f32")
+        self.out = frag("out", 4, "b32")
+        self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
+        self.turn = mbar("turn", self.turns, self.warps // self.turns)
+        self.store = Store(t)
+        self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
+
+    def build(self) -> UOp:
+        s, t = self.s, self.t
+        info = KernelInfo(
+            name=ENTRY,
+            arch=t.device.arch,
+            warps=self.warps + 4 * s.warp_specialized,
+            cluster=t.cluster_size,
+            params=t.params,
+            storage=t.storage(
+                self.ring.full,
+                self.ring.empty,
+                *([self.turn] if self.turns > 1 else []),
+                self.acc,
+                self.out,
+                *self.reduction.storage,
+            ),
+        )
+        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
+        if s.warp_specialized:
+            producer = Role("producer", self.warps, 4, regs=s.producer_regs)
+            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
+            roles.append(role(producer, elect(WARP.eq(self.warps), body)))
+        return finish(info, *roles, *self.reduction.after(self.reduce), meet=False)
+
+    def _consumer_regs(self) -> int:
+        return int(consumer_regs(self.s.fields()))
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        bar = slot(self.ring.full, self.ring.stage(use))
+        expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
+        return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
+
+    def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
+        m0, n0 = self.t.origin(tile)
+        k = var("k_load")
+        use = sequence * self.t.k_trips + k
+        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+
+    def fill(self, m0: UOp, n0: UOp) -> list[UOp]:
+        """Not specialised: every stage once, before the first MMA."""
+        if self.s.warp_specialized:
+            return []
+        k = var("k_fill")
+        first = self.t.k_trips.min(self.s.num_stages)
+        return [elect(WARP.eq(0), loop(k, first, self.load(k, k, m0, n0)))]
+
+    def refill(self, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""
+        if self.s.warp_specialized:
+            return []
+        use = k + (self.s.num_stages - 1)
+        due = WARP.eq(0) & (use < self.t.k_trips)
+        return [elect(due, self.ring.wait_empty(use), self.load(use, use, m0, n0))]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def consume(self) -> Body:
+        first = WARP >> 2 if self.turns > 1 else const(0)
+        tiles = self.t.each_tile("c", self.multiply, first, self.turns)
+        own = [] if self.s.warp_specialized else self.t.drain(self.ring)
+        loaded = [elect(WARP.eq(0), own)] if own else []
+        return [*self.reduction.begin(), tiles, *loaded, *self.store.drain()]
+
+    def multiply(self, tile: UOp, sequence: UOp) -> Body:
+        m0, n0 = self.t.origin(tile)
+        k = var("k")
+        use = sequence * self.t.k_trips + k
+        last = sequence * self.t.k_trips + (self.t.k_trips - 1)
+        step: list[Body] = [
+            self.ring.wait_full(use),
+            at.wgmma_fence(),
+            self.mma(self.ring.stage(use), k),
+            at.wgmma_commit(),
+            at.wgmma_wait(pending=1),
+            when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
+        ]
+        tail = [self.release(last)] if self.s.persistent or self.t.multicast else []
+        own = sequence if self.turns == 1 else sequence // self.turns
+        return [
+            self.fill(m0, n0),
+            self.take_turn(own),
+            loop(k, self.t.k_trips, step),
+            self.pass_turn(),
+            at.wgmma_wait(pending=0),
+            *tail,
+            self.epilogue(m0, n0, own),
+        ]
+
+    def take_turn(self, own: UOp) -> list[UOp]:
+        """Where warpgroups alternate: the other one has seen all stages of the tile before.
+
+        Two turns behind, the parity of a stage's barrier would tell the wrong phase. The first
+        warpgroup begins: a fresh barrier lets its first wait pass.
+        """
+        if self.turns == 1:
+            return []
+        group = WARP >> 2
+        return [at.mbar_wait(slot(self.turn, group), (own ^ group ^ 1) & 1)]
+
+    def pass_turn(self) -> list[UOp]:
+        if self.turns == 1:
+            return []
+        return [single(at.mbar_arrive(slot(self.turn, (WARP >> 2) ^ 1)))]
+
+    def release(self, use: UOp) -> UOp:
+        return release_one(self.ring.empty, self.ring.stage(use), self.t.sharers)
+
+    def first_row(self, block: int) -> Value:
+        """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
+        mine = (WARP >> 2) * self.rows if self.s.consumers > self.turns else const(0)
+        return mine + block * MMA_M
+
+    def mma(self, stage: UOp, k: UOp) -> list[UOp]:
+        a, b, out = self.t.a, self.t.b, []
+        for step in range(0, self.s.tile_k, MMA_K):
+            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
+            for i in range(self.blocks_m):
+                row = self.first_row(i) * a.swizzle
+                a_at, b_at = row + block * a.block_bytes, block * b.block_bytes
+                out.append(
+                    at.wgmma(
+                        self.accumulators(i, 0, self.per_mma),
+                        slot(self.t.a_smem, stage, a_at, MMA_M * a.swizzle),
+                        slot(self.t.b_smem, stage, b_at, b.rows * b.swizzle),
+                        k.ne(0) if step == 0 else const(1),
+                        n=self.s.tile_n,
+                        dtype=self.t.dtype,
+                        a_step=inner,
+                        b_step=inner,
+                        a_desc=a.descriptor_hopper(),
+                        b_desc=b.descriptor_hopper(),
+                    )
+                )
+        return out
+
+    def accumulators(self, block: int, first: int, count: int) -> UOp:
+        return slot(self.acc, 0, block * self.per_mma + first, count)
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def epilogue(self, m0: UOp, n0: UOp, sequence: UOp) -> Body:
+        """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
+        if self.t.split:
+            return self.reduction.publish(self.acc, 0, self.acc.arg.size)
+        if self.t.staged:
+            row0 = m0 + self.first_row(0)
+            return self.store.stage(sequence, row0, n0, self.s.tile_n, self._stage)
+        return [self._store_block(i, m0, n0) for i in range(self.blocks_m)]
+
+    def _warp_row(self, block: int) -> UOp:
+        """First of the 16 rows that this warp holds of a 64-row block."""
+        return (WARP & 3) * 16 + self.first_row(block)
+
+    def _stage(self, column: int, buffer: UOp) -> Body:
+        """A block of columns of this warpgroup's rows into its staging buffer."""
+        lane_row, half = LANE & 15, (LANE >> 4) << 3
+        out = []
+        for i in range(self.blocks_m):
+            place = self.store.place(buffer, 16, (WARP & 3) * 16 + i * MMA_M, column)
+            for inside in range(0, self.t.c.swizzle // ELEMENT, 16):
+                values = self.accumulators(i, (column + inside) // 2, 8)  # 16 columns
+                chunk = self.store.chunk(lane_row, half + inside)
+                out += [
+                    at.pack(slot(self.out), values, dtype=self.t.dtype),
+                    at.stmatrix_x4(place, chunk, slot(self.out), across=span(inside, 16)),
+                ]
+        return out
+
+    def _store_block(self, block: int, m0: UOp, n0: UOp) -> list[UOp]:
+        out = []
+        for first in range(0, self.per_mma, QUAD):  # 8 columns, rows r and r + 8
+            corner = m0 + self._warp_row(block), n0 + 2 * first
+            out += self._store_quad(*corner, self.accumulators(block, first, QUAD))
+        return out
+
+    def _store_quad(self, m: UOp, n: UOp, values: UOp) -> list[UOp]:
+        """Four accumulators a thread, 16 x 8 of a warp at (m, n) of the tile's sides, to C."""
+        out = [at.pack(slot(self.out, 0, 0, 2), values, dtype=self.t.dtype)]
+        for half in range(2):
+            packed = slot(self.out, 0, half, 1)
+            row, column = m + 8 * half, n
+            if self.t.swapped:
+                moved = slot(self.out, 0, 2 + half, 1)
+                out.append(at.movmatrix(moved, packed))
+                packed = moved
+                row, column = column, row
+            lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
+            out.append(self.store.direct(*lane, packed, region(row, column, 8, 8)))
+        return out
+
+    def reduce(self, piece: UOp, values: UOp) -> Body:
+        """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
+        m0, n0 = self.t.origin(self.t.my_cluster)
+        per_block = self.per_mma // QUAD
+        block, inside = piece // per_block, piece % per_block
+        return self._store_quad(
+            m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD), values
+        )

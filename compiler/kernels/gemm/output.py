@@ -1,0 +1,146 @@
+"""The epilogue of a GEMM: accumulators in registers to C, directly or staged for a TMA store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, value, when
+from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
+from ptxflow.compiler.kernels.gemm.tiling import C, Tiling
+from ptxflow.compiler.lower import single
+
+STORE_BARRIER = 1  # named barrier of the first warpgroup that stages C; others follow
+CHUNK = 16  # bytes: the unit that the swizzle permutes
+WARPGROUP = 128  # threads
+
+
+@dataclass(frozen=True)
+class Store:
+    """Writes C from the epilogue's warpgroups, the first of the block.
+
+    Each stages its part of the tile for itself, in one step or block of columns by block of columns
+    through two buffers, and hands it to the TMA from one thread.
+    """
+
+    t: Tiling
+
+    # -- staged -------------------------------------------------------------------------------
+
+    def stage(
+        self,
+        sequence: UOp,
+        row0: Value,
+        column0: Value,
+        columns: int,
+        fill: Callable[[int, UOp], Body],
+    ) -> list[Body]:
+        """Write `columns` columns of C from (row0, column0), where this warpgroup's part begins.
+
+        `fill(column, buffer)` brings the columns of a block, from `column` of the part on, into the
+        buffer: all of the part's rows. `sequence` counts the tiles of this block.
+        """
+        c, buffers = self.t.c, self.t.c_buffers
+        wide = c.swizzle // ELEMENT
+        steps = columns // c.cols
+        out: list[Body] = []
+        for step in range(steps):
+            turn = sequence * steps + step
+            buffer = (WARP >> 2) * buffers + (turn & (buffers - 1))
+            first = step * c.cols
+            if self.t.s.persistent or step >= buffers:  # the TMA must have read what was there
+                free = elect((WARP & 3).eq(0), at.bulk_wait_read(pending=buffers - 1))
+                out += [free, *self._sync()]
+            out += [fill(first + column, buffer) for column in range(0, c.cols, wide)]
+            out += [at.fence_proxy_async(), *self._sync()]
+            out.append(self._hand_over(buffer, row0, value(column0) + first))
+        return out
+
+    def _hand_over(self, buffer: UOp, row0: Value, column0: UOp) -> UOp:
+        columns, rows = self.t.c.box
+        stores = []
+        for box in self.t.c.boxes():
+            row, column = value(row0) + box.row, column0 + box.col
+            stores.append(
+                at.tma_store(
+                    slot(self.t.c_smem, buffer, box.offset, rows * self.t.c.swizzle),
+                    param("C_map"),
+                    column,
+                    row,
+                    region(row, column, rows, columns),
+                    box=(columns, rows),
+                    element=ELEMENT,
+                )
+            )
+        return elect((WARP & 3).eq(0), *stores, at.bulk_commit())
+
+    def place(self, buffer: UOp, rows: int, row: Value, column: int) -> UOp:
+        """The slot of `rows` rows in the block of the part's column `column`."""
+        c = self.t.c
+        offset = value(row) * c.swizzle + c.k_block_offset(column % c.cols)
+        return slot(self.t.c_smem, buffer, offset, rows * c.swizzle)
+
+    def chunk(self, lane_row: UOp, column: Value) -> UOp:
+        """Byte offset of a lane's 16 bytes at `column` of a row, within a slot of 8-row groups.
+
+        The chunk index XOR the index of the 128-byte line, of which a block's rows share one.
+        """
+        width = self.t.c.swizzle
+        chunks = width // CHUNK
+        chunk = (value(column) * ELEMENT // CHUNK) & (chunks - 1)
+        line = lane_row // (128 // width) & (chunks - 1)
+        return lane_row * width + ((chunk ^ line) << 4)
+
+    def drain(self) -> list[UOp]:
+        """Before the block ends: the TMA must have read what was staged."""
+        return [elect((WARP & 3).eq(0), at.bulk_wait_read(pending=0))] if self.t.staged else []
+
+    def _sync(self) -> list[UOp]:
+        """The warpgroup meets."""
+        groups = range(self.t.s.consumers)
+        meet = [at.named_sync(id=STORE_BARRIER + g, threads=WARPGROUP) for g in groups]
+        if len(meet) == 1:
+            return meet
+        return [when((WARP >> 2).eq(g), each) for g, each in enumerate(meet)]
+
+    # -- direct -------------------------------------------------------------------------------
+
+    def direct(self, row: UOp, column: UOp, registers: UOp, warp_writes: UOp) -> UOp:
+        """One lane's packed registers to global memory at (row, column), if inside C."""
+        where = self._where(row, column)
+        return at.st_global(param("C"), *where, warp_writes, registers, element=ELEMENT)
+
+    def narrow(self, row: UOp, column: UOp, register: UOp, warp_writes: UOp) -> UOp:
+        """One lane's float32 register, rounded, to one element of C, if inside."""
+        where = self._where(row, column)
+        dtype = self.t.dtype
+        return at.st_global_narrow(param("C"), *where, warp_writes, register, dtype=dtype)
+
+    def _where(self, row: UOp, column: UOp) -> tuple[UOp, UOp]:
+        """The index of an element of C, and whether it is inside."""
+        width = self.t.problem["N"]
+        inside = row < param("M")
+        if width % self.t.cluster_columns:
+            inside = inside & (column < width)
+        return row * width + column, inside
+
+
+def region(
+    row: Value, column: Value, rows: int, columns: int, count: int = 1, stride: int = 0
+) -> UOp:
+    """What a warp writes of C, for the validator: `count` rectangles, `stride` columns apart."""
+    return UOp(Op.SLOT, (C, value(row), value(column)), (rows, columns, count, stride))
+
+
+def span(column: int, columns: int) -> tuple[tuple[int, int], ...]:
+    """What a warp writes of every row of a staged block, for the validator: bytes."""
+    return ((column * ELEMENT, (column + columns) * ELEMENT),)
+
+
+def release_one(bars: UOp, stage: UOp, ranks: int) -> UOp:
+    """One lane of each warp arrives at the barrier, in every CTA that fed it."""
+    bar = slot(bars, stage)
+    if ranks == 1:
+        return single(at.mbar_arrive(bar))
+    return single(*(at.mbar_arrive_peer(bar, rank) for rank in range(ranks)))

@@ -1,0 +1,361 @@
+"""Where a GEMM block works and what it loads: tile order, operand boxes, storage, tensor maps.
+
+`m` and `n` are the sides of the MMA: rows and columns of C, or the reverse where the operands are
+swapped. The M side holds tensor `left`, the N side tensor `right`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTA_RANK,
+    CTAID,
+    Body,
+    UOp,
+    Value,
+    const,
+    global_tensor,
+    loop,
+    param,
+    slot,
+    smem,
+    special,
+    value,
+    var,
+)
+from ptxflow.compiler.kernels.gemm.decisions import (
+    CLUSTERS,
+    DIRECT,
+    ELEMENT,
+    PINGPONG,
+    TMA,
+    partial_bytes,
+    reducers,
+    store_block,
+    store_columns,
+    swizzle,
+)
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.layout import SmemTile
+
+ENTRY = "gemm"
+C = global_tensor("C")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The geometry of one GEMM kernel: a strategy applied to a problem."""
+
+    problem: Problem
+    s: Strategy
+    device: Device
+
+    # -- the cluster and the grid -------------------------------------------------------------
+
+    @cached_property
+    def cluster(self) -> tuple[int, int]:
+        """CTAs along M and N."""
+        return CLUSTERS[self.s.cluster]
+
+    @property
+    def sharers(self) -> int:
+        """CTAs of a cluster that work on neighbouring tiles."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def cluster_size(self) -> int:
+        return self.sharers * int(self.s.split_k)
+
+    @property
+    def split(self) -> bool:
+        return bool(self.s.split_k > 1)
+
+    @property
+    def pair(self) -> bool:
+        return bool(self.s.cta_group == 2)
+
+    @property
+    def multicast(self) -> bool:
+        return self.sharers > 1 and not self.pair
+
+    @property
+    def at_once(self) -> int:
+        """Tiles that the block's warpgroups work on at a time."""
+        return self.s.consumers if self.s.schedule == PINGPONG else 1
+
+    @property
+    def swapped(self) -> bool:
+        return bool(self.s.swap)
+
+    @property
+    def left(self) -> str:
+        """The tensor on the M side of the MMA."""
+        return "B" if self.swapped else "A"
+
+    @property
+    def right(self) -> str:
+        return "A" if self.swapped else "B"
+
+    @property
+    def cluster_rows(self) -> int:
+        """Rows of C in the tiles of a cluster."""
+        rows, columns = self._cluster_tile
+        return columns if self.swapped else rows
+
+    @property
+    def cluster_columns(self) -> int:
+        rows, columns = self._cluster_tile
+        return rows if self.swapped else columns
+
+    @property
+    def _cluster_tile(self) -> tuple[int, int]:
+        return self.s.tile_m * self.cluster[0], self.s.tile_n * self.cluster[1]
+
+    @property
+    def dtype(self) -> str:
+        return PTX_TYPE[self.problem.dtype]
+
+    @property
+    def k_trips(self) -> UOp:
+        """K steps of this CTA, for one tile."""
+        return self._k_edge(1) - self.k_first if self.split else self._all_k
+
+    @property
+    def k_first(self) -> UOp:
+        """The first K step of this CTA."""
+        return self._k_edge(0) if self.split else const(0)
+
+    @property
+    def _all_k(self) -> UOp:
+        return const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
+
+    def _k_edge(self, after: int) -> UOp:
+        """Where the share of this CTA (or of the one after it) begins: even to one step."""
+        ctas: int = self.s.split_k
+        return self._all_k * (CTA_RANK + after) // ctas
+
+    @cached_property
+    def tiles_n(self) -> UOp:
+        """Tiles of a cluster along the columns of C."""
+        return const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
+
+    @cached_property
+    def tiles_m(self) -> UOp:
+        """Tiles of a cluster along the rows of C, from the run-time M."""
+        return (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
+
+    @property
+    def my_cluster(self) -> UOp:
+        return CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
+
+    def each_tile(
+        self, name: str, body: Callable[[UOp, UOp], Body], first: Value = 0, step: int = 1
+    ) -> Body:
+        """`body(tile, sequence number)` for every tile of this block, or every `step`-th."""
+        if not self.s.persistent:
+            return body(self.my_cluster, const(0))
+        j = var(f"tile_{name}")
+        each = body(self.my_cluster + j * self.clusters, j)
+        return [loop(j, self.my_tiles, each, start=first, step=step)]
+
+    @property
+    def clusters(self) -> UOp:
+        """In the grid."""
+        ctas = special("ctas")
+        return ctas // self.cluster_size
+
+    @property
+    def my_tiles(self) -> UOp:
+        """How many tiles this block computes."""
+        if not self.s.persistent:
+            return const(1)
+        tiles = self.tiles_m * self.tiles_n
+        return (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
+
+    def drain(self, ring: Ring) -> list[UOp]:
+        """Before a thread that loads ends: peers release stages of this CTA until then."""
+        return [ring.drain(self.my_tiles * self.k_trips)] if self.multicast else []
+
+    def origin(self, tile: UOp) -> tuple[UOp, UOp]:
+        """Where a tile of this CTA begins along the M side and the N side of the MMA."""
+        across, down = (
+            (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
+        )
+        if self.s.raster_group == 1:
+            row, column = tile // across, tile % across
+        else:
+            group = self.s.raster_group
+            per_group = across * group
+            first = tile // per_group * group
+            rows = (down - first).min(group)
+            inside = tile % per_group
+            row, column = first + inside % rows, inside // rows
+        rank_m = CTA_RANK if self.cluster[0] > 1 else const(0)
+        rank_n = CTA_RANK if self.cluster[1] > 1 else const(0)
+        m = (row * self.cluster[0] + rank_m) * self.s.tile_m
+        n = (column * self.cluster[1] + rank_n) * self.s.tile_n
+        return m, n
+
+    # -- shared memory ------------------------------------------------------------------------
+
+    @property
+    def swizzle(self) -> int:
+        """Bytes of the operands' swizzle atom."""
+        return int(swizzle(self.s.fields()))
+
+    @cached_property
+    def a(self) -> SmemTile:
+        """A stage of the left operand."""
+        return SmemTile(self.s.tile_m, self.s.tile_k, ELEMENT, self.swizzle)
+
+    @cached_property
+    def b(self) -> SmemTile:
+        """A stage of the right operand, of which a CTA of a pair holds half."""
+        rows = self.s.tile_n // self.s.cta_group
+        return SmemTile(rows, self.s.tile_k, ELEMENT, self.swizzle)
+
+    @cached_property
+    def c(self) -> SmemTile:
+        """What one warpgroup stages at a time: its part of the tile, or a block of its columns."""
+        f = self.s.fields()
+        columns = int(store_columns(f, self.device))
+        wide = int(store_block(columns))
+        rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
+        held = columns if self.s.epilogue == TMA else wide
+        return SmemTile(rows, held, ELEMENT, wide * ELEMENT)
+
+    @property
+    def c_buffers(self) -> int:
+        """Staging buffers of a warpgroup."""
+        return 1 if self.s.epilogue == TMA else 2
+
+    @cached_property
+    def a_smem(self) -> UOp:
+        return smem("a", self.a.bytes, self.s.num_stages)
+
+    @cached_property
+    def b_smem(self) -> UOp:
+        return smem("b", self.b.bytes, self.s.num_stages)
+
+    @cached_property
+    def c_smem(self) -> UOp:
+        return smem("c", self.c.bytes, self.s.consumers * self.c_buffers)
+
+    @property
+    def staged(self) -> bool:
+        return bool(self.s.epilogue != DIRECT)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that land on one full barrier in a turn: both CTAs' halves for a pair."""
+        ctas: int = self.s.cta_group
+        return (self.a.bytes + self.b.bytes) * ctas
+
+    @property
+    def reducers(self) -> int:
+        """CTAs of a K split that sum its parts."""
+        return int(reducers(self.s.fields(), self.device))
+
+    @cached_property
+    def partial(self) -> UOp:
+        """float32 parts of this CTA's share of the tile, one from each CTA of a K split."""
+        return smem("partial", int(partial_bytes(self.s.fields(), self.device)))
+
+    def storage(self, *more: UOp) -> tuple[UOp, ...]:
+        staging = (self.c_smem,) if self.staged else ()
+        partial = (self.partial,) if self.split else ()
+        return (*more, self.a_smem, self.b_smem, *staging, *partial)
+
+    # -- loads --------------------------------------------------------------------------------
+
+    def shared_rows(self, operand: str) -> int:
+        """How many CTAs of the cluster load a share of the operand's rows, and multicast it."""
+        along = 1 if operand == self.left else 0  # CTAs along n share the left operand
+        return self.cluster[along] if self.multicast else 1
+
+    def box(self, operand: str) -> tuple[int, int]:
+        """Columns and rows of the operand's TMA box."""
+        tile = self.a if operand == self.left else self.b
+        return self.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
+
+    def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+        """The TMA loads of one stage of both operands."""
+        right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
+        return [
+            *self._load(self.left, self.a, self.a_smem, ring, use, k, m0),
+            *self._load(self.right, self.b, self.b_smem, ring, use, k, right0),
+        ]
+
+    def _load(
+        self, name: str, tile: SmemTile, storage: UOp, ring: Ring, use: UOp, k: UOp, row: Value
+    ) -> list[UOp]:
+        shares = self.shared_rows(name)
+        box = self.box(name)
+        stage = ring.stage(use)
+        bar = slot(ring.full, stage)
+        extent = box[1] * tile.swizzle
+        mine = CTA_RANK * box[1] if shares > 1 else const(0)
+        out = []
+        for column in range(0, tile.cols, box[0]):
+            offset = tile.k_block_offset(column) + mine * tile.swizzle
+            operands = (
+                slot(storage, stage, offset, extent),
+                param(f"{name}_map"),
+                (self.k_first + k) * self.s.tile_k + column,
+                value(row) + mine,
+                bar,
+            )
+            attrs = {"box": box, "element": ELEMENT}
+            if shares > 1:
+                out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
+            elif self.pair:
+                out.append(at.tma_load_pair(*operands, **attrs))
+            else:
+                out.append(at.tma_load(*operands, **attrs))
+        return out
+
+    # -- launch -------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        output = ("C_map", "map") if self.staged else ("C", "ptr")
+        return (("A_map", "map"), ("B_map", "map"), output, ("M", "u32"))
+
+    def launch(self, entry: str, smem_bytes: int, threads: int) -> Launch:
+        """Grid, parameters and tensor maps as expressions over M."""
+        n, k, dtype = self.problem["N"], self.problem["K"], self.problem.dtype
+        size = self.cluster_size
+        tiles_n = self.tiles_n.arg[0]
+        tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
+        clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
+        row_bytes = (str(k * ELEMENT),)
+        a = TensorMapParam("A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.swizzle)
+        b = TensorMapParam("B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.swizzle)
+        c = (
+            TensorMapParam(
+                "C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, self.c.swizzle
+            )
+            if self.staged
+            else PointerParam("C")
+        )
+        grid = clusters if size == 1 else f"({clusters}) * {size}"
+        return Launch(
+            entry=entry,
+            grid=(grid, "1", "1"),
+            block=threads,
+            cluster=(size, 1, 1),
+            smem_bytes=smem_bytes,
+            params=(a, b, c, ScalarParam("M", "M")),
+        )

@@ -1,0 +1,169 @@
+"""Grouped-query attention of one query token a sequence over paged keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
+from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
+from ptxflow.compiler.kernels.gqa_decode.combine import Combine
+from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
+from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
+from ptxflow.compiler.kernels.gqa_decode.load import COSTS, features, load
+from ptxflow.compiler.kernels.gqa_decode.problem import problem
+from ptxflow.compiler.kernels.gqa_decode.shape import STATS
+from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
+from ptxflow.compiler.launch import (
+    InputParam,
+    Launch,
+    Param,
+    PointerParam,
+    ScalarParam,
+    Workspace,
+)
+from ptxflow.compiler.lower import layout
+
+MOST_EMULATED = 512  # tokens, where a ring does not need more
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
+    """The first kernel."""
+    if s.mma == SYNC:
+        return Chunks(p, s, device)
+    return Blackwell(p, s, device) if device.has_tmem else Hopper(p, s, device)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernels: chunks, then what they come to."""
+    return program(kernel(p, s, device).build(), Combine(p, s, device).build())
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Of chunks: rings that are not filled, filled, taken more than twice, with tails; alone, and
+    the second of a sequence, with nothing or a tail. Of sums: none, as many as a warp and as all
+    load at a time, one more, twice as many and one; one chunk, which leaves nothing to do."""
+    k, c = kernel(p, s, device), Combine(p, s, device)
+    stride = k.chunk // k.tiles
+    filled = k.stages * stride
+    lengths = (1, filled - stride, filled, filled + 1, 2 * filled + k.tile + 1)
+    out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
+    out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
+    pairs = max(1, c.blocks_per_cta // c.blocks)
+    rows = (pairs - 1) // k.columns * k.group + min(k.group, ((pairs - 1) % k.columns + 1) * 8)
+    span = min(c.blocks_per_cta, c.blocks) * 16
+    turn = c.loads * (c.warps // c.blocks_per_cta)
+    for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
+        written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
+        held = (("batch_size", 1), *_length(k.page_size, chunks * k.chunk, "c_"))
+        out.append(Trip(f"{chunks} chunks", held, written, COMBINE))
+    return out
+
+
+def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
+    """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
+    there are no others."""
+    values = {"batch_size": 1, "before": 1, "ctas": k.parts}
+    values |= {register.arg.name: 0 for register in k.sequences.search.starts}
+    values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
+    values |= dict.fromkeys(k.every_told_row, 0)
+    units = k.heads * k.side  # rows of the workspace
+    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    written: tuple[tuple[str, int, int], ...] = ()
+    if tokens and start:
+        written = (("sums", units, k.row_floats), ("stats", units, STATS))
+    elif tokens:
+        written = (("output", rows, k.size), ("lse", rows, 1))
+    length = _length(k.page_size, start + tokens, "")
+    name = f"{tokens} tokens behind {start}" if start else f"{tokens} tokens"
+    return Trip(name, (*values.items(), *length), written, ENTRY)
+
+
+def _length(page_size: int, tokens: int, prefix: str) -> tuple[tuple[str, int], ...]:
+    """What registers hold of a sequence of so many tokens."""
+    pages = -(-tokens // page_size)
+    out = ((f"{prefix}begin", 0), (f"{prefix}end", pages))
+    if page_size == 1:
+        return out
+    return (*out, (f"{prefix}last", tokens - (pages - 1) * page_size if pages else 0))
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grids and parameters, as expressions over batch_size and num_kv_indices."""
+    k, c = kernel(p, s, device), Combine(p, s, device)
+    first = k.build()
+    places = k.sequences.places()
+    rows = f"{places} * {k.key_heads * k.columns}"
+    combine = Launch(
+        entry=COMBINE,
+        grid=(f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})", "1", "1"),
+        block=32 * c.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=c.smem_bytes,
+        params=tuple(map(_param, c.params)),
+        dependent=bool(s.dependent),
+    )
+    return Launch(
+        entry=ENTRY,
+        grid=(f"{places} * {k.parts}", "1", "1"),
+        block=32 * first.arg.warps,
+        cluster=(1, 1, 1),
+        smem_bytes=layout(first.arg).smem_bytes,
+        params=tuple(k.maps.get(name) or _param((name, kind)) for name, kind in k.params),
+        then=(combine,),
+        workspace=(
+            Workspace("sums", f"{rows} * {4 * k.row_floats}"),
+            Workspace("stats", f"{rows} * {4 * STATS}"),
+        ),
+    )
+
+
+def _param(param: tuple[str, str]) -> Param:
+    name, kind = param
+    if name == "sm_scale":
+        return InputParam(name, "float32")
+    return PointerParam(name) if kind == "ptr" else ScalarParam(name, name)
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Three sequences, of which one is empty and others are uneven, with all key heads' CTAs; long
+    enough for three chunks, or if those are long, for each stage of a ring three times."""
+    k = kernel(p, s, device)
+    turns = (3 * k.stages + 1) * k.chunk // k.tiles
+    tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
+    pages = max(4, -(-tokens // k.page_size))
+    axes = {
+        **dict(p.axes),
+        "batch_size": 3,
+        "num_kv_heads": k.heads,
+        "num_qo_heads": k.heads * k.group,
+        "len_indptr": 4,
+        "num_kv_indices": pages,
+        "num_pages": pages + 2,
+    }
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+GQA_DECODE = register(
+    Family(
+        name="gqa_decode",
+        op_types=("gqa_paged",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "qo_indptr" not in inputs,
+    )
+)

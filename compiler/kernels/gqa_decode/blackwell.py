@@ -1,0 +1,184 @@
+"""The first kernel on sm_100a: one thread multiplies by tcgen05, and a warpgroup weighs.
+
+Tokens are the rows of S^T = K Q^T, dims those of O^T = V^T P, query heads the columns of both. With
+64 rows a warp reaches 16 of them, and loads them as the fragments that wgmma leaves. A tile's
+products with values begin anew, and are added to the sums in registers a tile later; the next
+tile's scores are computed under a tile's softmax.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    WARP,
+    Body,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    loop,
+    mbar,
+    role,
+    slot,
+    tmem,
+    value,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
+    GROUP_WARPS,
+    LINE,
+    MMA_K,
+    ROWS,
+)
+from ptxflow.compiler.kernels.gqa_decode.weights import Weights
+from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
+from ptxflow.compiler.lower import finish, single
+
+BUFFERS = 2  # of scores
+
+
+class Blackwell(Weights):
+    """The kernel."""
+
+    frees = 1  # a commit
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.score_columns = tmem("scores", 2 * self.scores.arg, BUFFERS)
+        self.added_columns = tmem("added", 2 * self.sums.arg)
+        self.asked = mbar("asked", 1, GROUP_WARPS)  # queries are there
+        self.scored = mbar("scored", BUFFERS, 1)  # a tile's scores are there
+        self.weighed = mbar("weighed", 1, GROUP_WARPS)  # its weights are, and sums are read
+        self.summed = mbar("summed", 1, 1)  # its products with values are there
+
+    def build(self) -> UOp:
+        t = var("step")
+        weigh: list[Body] = [
+            self.begin(),
+            self.ask_queries(),
+            self._arrive(self.asked),
+            loop(t, self.count, self._step(t)),
+            self._add(self.count - 1),
+            at.tcgen05_fence_before(),
+            self.leave(),
+        ]
+        issuer = GROUP_WARPS + self.stages
+        issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
+        roles = [
+            role(Role("weigh", 0, GROUP_WARPS), loop(var("some"), self.any, weigh)),
+            role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
+            role(Role("issue", issuer, 1), issue),
+        ]
+        bars = (self.asked, self.scored, self.weighed, self.summed)
+        memory = (self.score_columns, self.added_columns)
+        storage = (*self.tile_storage, *bars, self.told, self.weights, *memory)
+        # in the end warps meet when each has loaded the last sums, so that tensor memory may go
+        return finish(self.info(issuer + 1, storage), *self.find_span(), *roles, drained=True)
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def _issue(self) -> list[Body]:
+        """One thread's: the scores of the next tile, then the products with a tile's values."""
+        t = var("issued")
+        following = when(t + 1 < self.count, self._multiply_keys(t + 1))
+        return [
+            at.mbar_wait(slot(self.asked), 0),
+            self._multiply_keys(const(0)),
+            loop(t, self.count, following, self._multiply_values(t)),
+        ]
+
+    def _multiply_keys(self, t: UOp) -> list[UOp]:
+        """Their place has been read when the tile before the last one was weighed."""
+        ring, buffer, q = self.rings[KEYS], self.buffers[KEYS], self.query_of
+        out = [ring.wait_full(t), at.tcgen05_fence_after()]
+        for h in range(self.heads):
+            for i in range(self.deep):
+                for column in range(0, self.size, MMA_K):
+                    block, inner = divmod(column * ELEMENT, LINE)
+                    first = self.block_of(h, block) + i * ROWS * LINE
+                    into = (h * self.deep + i) * self.wide
+                    out.append(
+                        at.tcgen05_mma(
+                            slot(self.score_columns, t & 1, into, self.wide),
+                            slot(buffer, ring.stage(t), first, ROWS * LINE),
+                            slot(self.queries, h, block * q.block_bytes, q.block_bytes),
+                            int(column > 0),
+                            cta_group=1,
+                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype),
+                            a_step=inner,
+                            b_step=inner,
+                            a_desc=self.tile_of.descriptor_blackwell(),
+                            b_desc=q.descriptor_blackwell(),
+                        )
+                    )
+        free = [at.tcgen05_commit(slot(ring.empty, ring.stage(t)))] if self.apart else []
+        return [*out, *free, at.tcgen05_commit(slot(self.scored, t & 1))]
+
+    def _multiply_values(self, t: UOp) -> list[UOp]:
+        ring, buffer = self.rings[VALUES], self.buffers[VALUES]
+        out = [ring.wait_full(t)] if self.apart else []
+        out += [at.mbar_wait(slot(self.weighed), t & 1), at.tcgen05_fence_after()]
+        for h in range(self.heads):
+            for d in range(self.dims):
+                for k in range(self.tile // MMA_K):
+                    first = self.block_of(h, d) + k * MMA_K * LINE
+                    into = (h * self.dims + d) * self.wide
+                    out.append(
+                        at.tcgen05_mma(
+                            slot(self.added_columns, 0, into, self.wide),
+                            slot(buffer, ring.stage(t), first, MMA_K * LINE),
+                            self.weights_of(h, k),
+                            int(k > 0),
+                            cta_group=1,
+                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype, True, True),
+                            a_desc=descriptor_blackwell(0, 0, 8 * LINE, LINE),
+                            b_desc=descriptor_blackwell(0, *self.weight_layout, 0),
+                        )
+                    )
+        free = at.tcgen05_commit(slot(ring.empty, ring.stage(t)))
+        return [*out, free, at.tcgen05_commit(slot(self.summed))]
+
+    # -- weighing -----------------------------------------------------------------------------
+
+    def _step(self, t: UOp) -> list[Body]:
+        """Scores to weights; before they take the place of the last ones, what those came to."""
+        cleared = self.clear(t)
+        last = self.tokens < self.first(t) + self.tile
+        return [
+            at.mbar_wait(slot(self.scored, t & 1), (t >> 1) & 1),
+            self._take(self.scores, self.score_columns, t & 1),
+            self.refer(t),
+            self.weigh(),
+            when(const(0) < t, self._add(t - 1)),
+            self.rescale_sums(),
+            self.put_weights(),
+            when(last, self.rings[VALUES].wait_full(t), cleared) if cleared else None,
+            at.fence_proxy_async(),
+            at.tcgen05_fence_before(),
+            self._arrive(self.weighed),
+        ]
+
+    def _take(self, into: UOp, columns: UOp, stage: Value) -> list[UOp]:
+        """A warp's 16 of every 64 rows, to registers."""
+        source = slot(columns, stage)
+        load = at.tcgen05_ld(into, source, WARP << 21, shape="16x256b")
+        return [at.tcgen05_fence_after(), load, at.tcgen05_wait_ld()]
+
+    def _add(self, t: UOp) -> list[UOp]:
+        """What a tile's weights and values come to, to the sums."""
+        added = self.r("products", self.sums.arg)
+        return [
+            at.mbar_wait(slot(self.summed), value(t) & 1),
+            *self._take(added, self.added_columns, 0),
+            at.add_f32(self.sums, added),
+        ]
+
+    def _arrive(self, bar: UOp) -> list[UOp]:
+        """A warp's arrival, of all its lanes."""
+        return [at.warp_sync(), single(at.mbar_arrive(slot(bar)))]

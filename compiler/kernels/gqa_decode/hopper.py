@@ -1,0 +1,110 @@
+"""The first kernel on sm_90a: a warpgroup multiplies by wgmma, from what its producers bring.
+
+Tokens are the rows of S^T = K Q^T, dims those of O^T = V^T P, query heads the columns of both; sums
+stay in registers.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
+from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
+    GROUP_WARPS,
+    LINE,
+    MMA_K,
+    ROWS,
+)
+from ptxflow.compiler.kernels.gqa_decode.weights import MEET, THREADS, Weights
+from ptxflow.compiler.layout import descriptor_hopper
+from ptxflow.compiler.lower import finish, single
+
+
+class Hopper(Weights):
+    """The kernel."""
+
+    def build(self) -> UOp:
+        t, some = var("step"), var("some")
+        steps = loop(t, self.count, self._step(t))
+        meet = at.named_sync(id=MEET, threads=THREADS)
+        multiply: list[Body] = [self.begin(), self.ask_queries(), meet, steps, self.leave()]
+        roles = [
+            role(Role("multiply", 0, GROUP_WARPS), loop(some, self.any, multiply)),
+            role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
+        ]
+        storage = (*self.tile_storage, self.told, self.weights)
+        info = self.info(GROUP_WARPS + self.stages, storage)
+        return finish(info, *self.find_span(), *roles)
+
+    def _step(self, t: UOp) -> list[Body]:
+        ring = self.rings[VALUES]
+        values = ring.wait_full(t) if self.apart else None
+        cleared = self.clear(t)
+        return [
+            self._multiply_keys(t),
+            self._release(KEYS, t) if self.apart else None,
+            self.refer(t),
+            self.weigh(),
+            self.put_weights(),
+            [values, when(self.tokens < self.first(t) + self.tile, cleared)] if cleared else None,
+            at.fence_proxy_async(),
+            at.named_sync(id=MEET, threads=THREADS),
+            self.rescale_sums(),
+            None if cleared else values,
+            self._multiply_values(t),
+            self._release(VALUES, t),
+        ]
+
+    def _release(self, name: str, t: UOp) -> UOp:
+        ring = self.rings[name]
+        return single(at.mbar_arrive(slot(ring.empty, ring.stage(t))))
+
+    def _multiply_keys(self, t: UOp) -> list[UOp]:
+        """Scores of a tile."""
+        ring, buffer, q = self.rings[KEYS], self.buffers[KEYS], self.query_of
+        out = [ring.wait_full(t), at.wgmma_fence()]
+        for h in range(self.heads):
+            for i in range(self.deep):
+                for column in range(0, self.size, MMA_K):
+                    block, inner = divmod(column * ELEMENT, LINE)
+                    first = self.block_of(h, block) + i * ROWS * LINE
+                    out.append(
+                        at.wgmma(
+                            self.of_mma(self.scores, h, i),
+                            slot(buffer, ring.stage(t), first, ROWS * LINE),
+                            slot(self.queries, h, block * q.block_bytes, q.block_bytes),
+                            int(column > 0),
+                            n=self.wide,
+                            dtype=self.dtype,
+                            a_step=inner,
+                            b_step=inner,
+                            a_desc=self.tile_of.descriptor_hopper(),
+                            b_desc=q.descriptor_hopper(),
+                        )
+                    )
+        return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
+
+    def _multiply_values(self, t: UOp) -> list[UOp]:
+        """Adds the tile's values times weights."""
+        ring, buffer = self.rings[VALUES], self.buffers[VALUES]
+        out = [at.wgmma_fence()]
+        for h in range(self.heads):
+            for d in range(self.dims):
+                for k in range(self.tile // MMA_K):
+                    first = self.block_of(h, d) + k * MMA_K * LINE
+                    out.append(
+                        at.wgmma(
+                            self.of_mma(self.sums, h, d),
+                            slot(buffer, ring.stage(t), first, MMA_K * LINE),
+                            self.weights_of(h, k),
+                            1,
+                            n=self.wide,
+                            dtype=self.dtype,
+                            transposed_a=True,
+                            transposed=True,
+                            a_desc=descriptor_hopper(0, 0, 8 * LINE, LINE),
+                            b_desc=descriptor_hopper(0, *self.weight_layout, 0),
+                        )
+                    )
+        return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]

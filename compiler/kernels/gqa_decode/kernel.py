@@ -1,0 +1,301 @@
+"""The first kernel: a chunk of a sequence, as sums of weighted values, maxima and sums of weights.
+
+Tokens are the rows of an MMA, query heads its columns: S^T = K Q^T, O^T = V^T P^T. A warp gathers
+its rows into a ring of its own, and shares nothing with others until its last tile. The only chunk
+of a sequence goes to the output, others to the workspace.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    UOp,
+    Value,
+    const,
+    global_tensor,
+    loop,
+    param,
+    part,
+    rectangle,
+    slot,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, Running, constants
+from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
+from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
+from ptxflow.compiler.kernels.gqa_decode.ring import Ring
+from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
+from ptxflow.compiler.kernels.gqa_decode.span import Span
+from ptxflow.compiler.lower import finish
+
+STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
+
+
+class Chunks(Span):
+    """The first kernel, where every warp multiplies for itself."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.warps: int = s.warps
+        self.running = [Running(self.r, f"u{i}") for i in range(len(self.units))]
+        self.ring = Ring(self, self.sequences, self.head)
+
+    def build(self) -> UOp:
+        start = self.start
+        body = [*self.find_span(), when(start < self.tokens, self._chunk(start))]
+        return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def _chunk(self, start: UOp) -> list[Body]:
+        """Rows of the first tiles are asked for before anything else, the pages of all at once."""
+        stride = self.warps * self.tile
+        first = start + WARP * self.tile
+        tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.tiles)
+        firsts = [first + t * stride for t in range(self.stages)]
+        ahead = first + self.stages * stride
+        t, ring = var("tile"), self.ring
+        return [
+            [ring.pages(f"{i}", f) for i, f in enumerate(firsts)],
+            ring.pages("ahead", ahead, unread=True) if self._goes_on else None,
+            when(const(0) < tiles, ring.ask(0, "0", first)),
+            [ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)],
+            when(const(0) < tiles, self._queries(), constants(self.r)),
+            [running.begin() for running in self.running],
+            at.mov(self._sums(), 0),
+            loop(t, tiles, self._step(t, tiles, first + t * stride), rolled=True),
+            self._leave(),
+        ]
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a stage of the ring takes more than one tile."""
+        return self.tiles > self.stages
+
+    def _step(self, t: UOp, tiles: UOp, first: UOp) -> list[Body]:
+        """A tile; then the one that takes its place in the ring is asked for."""
+        stage, stride = t % self.stages, self.warps * self.tile
+        again = first + self.stages * stride
+        return [
+            self.ring.next_pages(again + stride) if self._goes_on else None,
+            self.ring.wait(False),
+            self._multiply_keys(stage),
+            when(self.tokens < first + self.tile, self._hide(first)),
+            [
+                running.step(self._exact(u), self._scores(u), [self._sums(u)])
+                for u, running in enumerate(self.running)
+            ],
+            self._weights(),
+            self.ring.wait(True) if self.ring.apart else None,
+            self._multiply_values(stage),
+            at.warp_sync(),  # all lanes have read what the next rows overwrite
+            self.ring.ask_if(t + self.stages, tiles, stage, "next", again)
+            if self._goes_on
+            else self.ring.skip(),
+        ]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def _queries(self) -> list[UOp]:
+        """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
+        out = self.scale()
+        for u, (h, c) in enumerate(self.units):
+            mine = (LANE >> 2) + (self.column + c) * COLUMNS  # of the query heads of a key head
+            row = self.query_row(h) + mine
+            inside = const(1) if self.group % COLUMNS == 0 else mine < self.group
+            for k in range(2 * self.blocks):
+                out.append(
+                    at.ld_global(
+                        part(self._query(u), k, 1),
+                        param("q"),
+                        row * self.size + ((LANE & 3) << 1),
+                        inside,
+                        rectangle(global_tensor("q"), 0, 0, 1, 1),
+                        element=ELEMENT,
+                        offset=k * 8 * ELEMENT,
+                    )
+                )
+        return out
+
+    def _query(self, u: int) -> UOp:
+        return self.r(f"query{u}", 2 * self.blocks)
+
+    def _scores(self, u: int) -> UOp:
+        return self.r(f"scores{u}", self.tile // MMA_TOKENS * QUAD)
+
+    def _exact(self, u: int) -> UOp:
+        """Weights of a tile, in 32 bits."""
+        return self.r(f"exact{u}", self.tile // MMA_TOKENS * QUAD)
+
+    def _sums(self, u: int | None = None) -> UOp:
+        every = self.r("sums", len(self.units) * self.blocks * QUAD)
+        if u is None:
+            return every
+        return part(every, u * self.blocks * QUAD, self.blocks * QUAD)
+
+    def _fragment(self, i: int, h: int, block: int) -> int:
+        """Where 16 tokens by 16 dims of a key head begin in a tile, in bytes."""
+        return i * MMA_TOKENS * self.ring.pitch + (h * self.size + block * MMA_DIMS) * ELEMENT
+
+    def _multiply_keys(self, stage: UOp) -> list[UOp]:
+        """Scores in base 2 of a tile, S^T = K Q^T."""
+        buffer, out = self.ring.buffer(self.ring.keys, stage), list[UOp]()
+        lane_row = (LANE & 15) * self.ring.pitch + ((LANE >> 4) << 4)
+        for u in range(len(self.units)):
+            out.append(at.mov(self._scores(u), 0))
+        for i in range(self.tile // MMA_TOKENS):
+            for h in range(self.heads):
+                for k in range(self.blocks):
+                    a = self.r(f"key{h}_{k % 4}", QUAD)
+                    place = self._fragment(i, h, k)
+                    out.append(at.ldmatrix_x4(a, buffer, lane_row + place))
+                    for c in range(self.side):
+                        u = h * self.side + c
+                        result = part(self._scores(u), i * QUAD, QUAD)
+                        b = part(self._query(u), 2 * k, 2)
+                        out.append(at.mma_16816(result, a, b, dtype=self.dtype))
+        return [
+            *out,
+            *(at.rescale(self._scores(u), self.r("scale", 1)) for u in range(len(self.units))),
+        ]
+
+    def _hide(self, first: UOp) -> list[UOp]:
+        """Scores past the end of the sequence count for nothing."""
+        out = list[UOp]()
+        for i in range(self.tile // MMA_TOKENS):
+            for half in range(2):
+                inside = first + (LANE >> 2) + (i * MMA_TOKENS + half * 8) < self.tokens
+                out += [
+                    at.hide(part(self._scores(u), i * QUAD + 2 * half, 2), inside)
+                    for u in range(len(self.units))
+                ]
+        return out
+
+    def _weight(self, u: int) -> UOp:
+        return self.r(f"weight{u}", self.tile // 8)
+
+    def _weights(self) -> list[UOp]:
+        """Weights in 16 bits as fragments of P^T: two heads of a token become two tokens of one."""
+        out = list[UOp]()
+        for u in range(len(self.units)):
+            for j in range(self.tile // 8):
+                rounded = self.r(f"rounded{u}", self.tile // 8)
+                pair = part(self._exact(u), 2 * j, 2)
+                out.append(at.pack(part(rounded, j, 1), pair, dtype=self.dtype))
+                out.append(at.movmatrix(part(self._weight(u), j, 1), part(rounded, j, 1)))
+        return out
+
+    def _multiply_values(self, stage: UOp) -> list[UOp]:
+        """Adds the tile's V^T P^T."""
+        buffer, out = self.ring.buffer(self.ring.values, stage), list[UOp]()
+        # of the four matrices the second has the next 8 dims, the third and fourth the next tokens
+        lane_row = ((LANE & 7) + ((LANE >> 4) << 3)) * self.ring.pitch + ((LANE >> 3 & 1) << 4)
+        for i in range(self.tile // MMA_TOKENS):
+            for h in range(self.heads):
+                for d in range(self.blocks):
+                    a = self.r(f"value{h}_{d % 4}", QUAD)
+                    place = self._fragment(i, h, d)
+                    out.append(at.ldmatrix_x4(a, buffer, lane_row + place, transposed=True))
+                    for c in range(self.side):
+                        u = h * self.side + c
+                        result = part(self._sums(u), d * QUAD, QUAD)
+                        b = part(self._weight(u), 2 * i, 2)
+                        out.append(at.mma_16816(result, a, b, dtype=self.dtype))
+        return out
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def _leave(self) -> list[Body]:
+        """The warps' sums, added up where there are several, to the output or the workspace."""
+        out: list[Body] = []
+        for u, running in enumerate(self.running):
+            statements, total = running.total()
+            stats = self._stats(u)
+            out += [statements, at.copy(part(stats, 0, 2), running.top)]
+            out.append(at.copy(part(stats, 2, 2), total))
+        if self.warps > 1:
+            out += [self._hand(), at.cta_sync()]
+        for u in range(len(self.units)):
+            if self.warps > 1:
+                out += [self._factors(u), *(self._add_block(u, i) for i in self.mine)]
+            out += self.put(u)
+        return out
+
+    def whole(self, u: int, i: int) -> UOp:
+        """The sums of all warps, of a warp's i-th block of a unit."""
+        return self.r(f"whole{i}", QUAD) if self.warps > 1 else part(self._sums(u), QUAD * i, QUAD)
+
+    def _stats(self, u: int) -> UOp:
+        """Two maxima, two sums of weights."""
+        return self.r(f"stats{u}", QUAD)
+
+    def all_stats(self, u: int) -> tuple[UOp, UOp]:
+        """Maxima and sums of weights of all warps."""
+        both = self.r(f"merged{u}", QUAD) if self.warps > 1 else self._stats(u)
+        return part(both, 0, 2), part(both, 2, 2)
+
+    # -- adding up the warps ------------------------------------------------------------------
+
+    def _handed_sums(self, warp: Value, u: int, d: Value) -> tuple[UOp, UOp]:
+        """Where a warp hands on a block of a unit: in its own ring, which has been read."""
+        h, c = self.units[u]
+        begin = warp * self.ring.bytes + (d + h * self.blocks) * WARP_BYTES
+        return slot((self.ring.keys, self.ring.values)[c], 0, begin, WARP_BYTES), LANE << 4
+
+    def _handed_stats(self, warp: Value, u: int) -> tuple[UOp, UOp]:
+        h, c = self.units[u]
+        begin = warp * self.ring.bytes + (self.heads * self.blocks * WARP_BYTES + h * STATS_BYTES)
+        return slot((self.ring.keys, self.ring.values)[c], 0, begin, STATS_BYTES), (LANE & 3) << 4
+
+    def _hand(self) -> list[Body]:
+        out: list[Body] = []
+        for u in range(len(self.units)):
+            out.append(at.st_shared_v4(*self._handed_stats(WARP, u), self._stats(u)))
+            for d in range(self.blocks):
+                piece = part(self._sums(u), QUAD * d, QUAD)
+                out.append(at.st_shared_v4(*self._handed_sums(WARP, u, d), piece))
+        return out
+
+    def _factors(self, u: int) -> list[UOp]:
+        """The maxima of all warps, and what each warp's sums count for: 2^(its maximum - that)."""
+        r, (top, _) = self.r, self.all_stats(u)
+        out = [at.mov(top, MINUS_INFINITY)]
+        for w in range(self.warps):
+            theirs, higher = r(f"theirs{w}", QUAD), r(f"higher{w}", 2)
+            out.append(at.ld_shared_v4(theirs, *self._handed_stats(w, u), unread="dst"))
+            out += [at.max_f32(higher, top, part(theirs, 0, 2)), at.copy(top, higher)]
+        for w in range(self.warps):
+            theirs, below = r(f"theirs{w}", QUAD), r(f"below{w}", 2)
+            out.append(at.sub_f32(below, part(theirs, 0, 2), top))
+            out.append(at.exp2_f32(r(f"factor{w}", 2), below))
+        return out
+
+    def add_weights(self, u: int) -> list[UOp]:
+        """The sums of weights of all warps, where there are several."""
+        if self.warps == 1:
+            return []
+        r, (_, total) = self.r, self.all_stats(u)
+        out = [at.mov(total, 0)]
+        for w in range(self.warps):
+            weighted, theirs = r(f"weighted{w}", 2), r(f"theirs{w}", QUAD)
+            out.append(at.mul_f32(weighted, part(theirs, 2, 2), r(f"factor{w}", 2)))
+            out.append(at.add_f32(total, weighted))
+        return out
+
+    def _add_block(self, u: int, i: int) -> list[UOp]:
+        r, whole = self.r, self.whole(u, i)
+        out = [at.mov(whole, 0)]
+        for w in range(self.warps):
+            piece = r(f"piece{w}", QUAD)
+            out += [
+                at.ld_shared_v4(piece, *self._handed_sums(w, u, self.block(i))),
+                at.rescale(piece, r(f"factor{w}", 2)),
+                at.add_f32(whole, piece),
+            ]
+        return out

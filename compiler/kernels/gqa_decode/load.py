@@ -1,0 +1,184 @@
+"""What a gqa_decode strategy asks of the machine, for the analytic model; what a policy sees.
+
+Sequences are taken to be of equal length; where pages cannot be shared out evenly, some SM works
+longer, the less CTAs there are to follow each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    DECISIONS,
+    MMA_DIMS,
+    MMA_TOKENS,
+    chunk,
+    columns_of_warp,
+    resources,
+    rings,
+)
+from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
+    APART,
+    COPY,
+    GROUP_WARPS,
+    MMA_K,
+    ROWS,
+    SYNC,
+    WARP,
+    boxes,
+)
+from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given: fitted to 256 kernels at 16 workloads on an H200."""
+
+    mma: float = 4.0  # of an SM's quarter, for a warp's m16n8k16 with its ldmatrix
+    score: float = 3.0  # for what a register of scores takes on its way to a weight
+    step: float = 280.0  # of a warp alone, for a tile: chains of shuffles, barriers, addresses
+    start: float = 1500.0  # of a CTA, until it asks for its first rows: three loads in a row
+    row: float = 3.5  # of an SM, to copy a row of a token
+    leave: float = 470.0  # of a CTA, after its last tile
+    warp: float = 60.0  # and for each warp whose sums are added up
+    apart: float = 30.0  # saved on the way where values may come later than keys
+    sum_start: float = 4000.0  # of the second kernel
+    sum_step: float = 150.0  # of a warp alone, for the chunks that it loads at a time
+    sum_chunk: float = 8.0  # of an SM, for a warp's part of a chunk
+    sum_leave: float = 300.0  # to divide and store
+    meet: float = 150.0  # where warps share a block's chunks
+    early: float = 0.42  # of its start, where it is launched early
+    uneven: float = 0.1  # how much longer the busiest SM works, if all CTAs run at once
+    dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
+    # of a warpgroup's kernels: estimated before any ran; refitted to 584 they rank no better
+    group_mma: float = 16.0  # of 64 rows and 16 of K: the time to read them, for 8 columns or 16
+    turn: float = 700.0  # from keys to values: two chains of MMAs, a softmax, two meetings
+    under: float = 0.35  # of that, done under another tile's by tcgen05
+    boxed: float = 0.3  # of a row that comes in a box
+    gathered: float = 2.0  # of one that TMA gathers
+
+
+TILES = (64, 128)  # of a warpgroup
+CHUNKS = tuple(1 << n for n in range(4, 15))
+HEADS = choices(DECISIONS, "heads")
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy: a tile is a CTA's chunk, a step a tile of each of its warps."""
+    c, zero = costs_of("gqa_decode", COSTS, device), 0 * f.warps
+    batch, size = problem["batch_size"], problem["head_dim"]
+    length = problem["num_kv_indices"] * problem["page_size"] / batch
+    per_sequence = np.ceil(length / chunk(f))
+    side = columns_of_warp(f, problem)
+    blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
+    tokens, units = rings(f) * f.tile, f.heads * side  # of a step
+    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / tokens)
+    resident = resources(f, problem, device).occupancy
+    uneven = problem["num_kv_indices"] % batch > 0
+    row_bytes = f.heads * size * ELEMENT
+    handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
+    alone = f.mma == SYNC
+    apart = np.where(f.arrival == APART, c.apart, 0)
+    return Load(
+        blocks=blocks,
+        resident=resident,
+        tiles=1 + zero,
+        steps=steps,
+        stages=f.stages,
+        mma_cycles=np.where(
+            alone, _of_warps(f, problem, c, resident), _of_warpgroup(f, problem, device, c)
+        ),
+        smem_bytes=4 * tokens * row_bytes,
+        l2_bytes=2 * tokens * row_bytes,
+        issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
+        epilogue_cycles=c.leave + c.warp * f.warps,
+        overlap=zero,
+        dram_bytes=problem.bytes * c.dram + 0.5 * handed,
+        setup_cycles=c.start + zero,
+        special=tokens * units * COLUMNS,
+        imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
+        following=_second(f, problem, device, c, per_sequence),
+    )
+
+
+def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
+    """Cycles of a step in which warps multiply, weigh and copy, four quarters of an SM together."""
+    units = f.heads * columns_of_warp(f, problem)
+    mmas = 2 * units * (problem["head_dim"] // MMA_DIMS) * (f.tile // MMA_TOKENS)
+    scores = units * 4 * (f.tile // MMA_TOKENS)
+    quarters = np.minimum(f.warps * resident, 4) / resident
+    return (mmas * c.mma + scores * c.score) * f.warps / quarters + 2 * f.warps * f.tile * c.row
+
+
+def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    """Of a step of a warpgroup, whose MMAs read tokens from shared memory, and of who copies."""
+    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (ROWS * MMA_K)
+    wide = f.heads * COLUMNS * columns(problem)
+    row = np.where(f.gather == COPY, c.row, np.where(boxes(problem, f.tile), c.boxed, c.gathered))
+    weighed = f.tile * wide / (WARP * GROUP_WARPS) * c.score * 4
+    return mmas * c.group_mma + weighed + 2 * f.tile * row
+
+
+def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Load:
+    """Of the second kernel, which has little to do where sequences are of one chunk."""
+    zero, size = 0 * f.warps, problem["head_dim"]
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
+    together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
+    blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
+    resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
+    several = chunks > 1
+    loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
+    read = f.sum_warps // together * loaded * WARP * 32
+    steps = np.where(several, np.ceil(chunks / loaded), 1)
+    return Load(
+        blocks=blocks,
+        resident=resident,
+        tiles=1 + zero,
+        steps=steps,
+        stages=1 + zero,
+        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
+        smem_bytes=zero,
+        l2_bytes=read,
+        issue_cycles=c.sum_step + zero,
+        epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)
+        + np.where(f.sum_split == 1, c.meet, 0),
+        overlap=zero,
+        dram_bytes=blocks * read * steps,
+        setup_cycles=c.sum_start * np.where(f.dependent == 1, c.early, 1.0),
+        latency=np.where(several, 1.0, 0.1),
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, whether sequences can be alike and tiles are whole pages, how full chunks are, and for
+    each of them and key heads of a CTA how CTAs spread, and what the busiest SM reads beside other
+    choices."""
+    batch, pages, page = (problem[a] for a in ("batch_size", "num_kv_indices", "page_size"))
+    length = pages * page / batch
+    out = {
+        "log2_batch_size": (math.log2(batch) - 3) / 3,
+        "log2_length": (math.log2(length) - 10) / 4,
+        "log2_page_size": math.log2(page) / 3,
+        "log2_key_heads": (math.log2(problem["num_kv_heads"]) - 2) / 2,
+        "log2_head_dim": math.log2(problem["head_dim"]) - 7,
+        "group": group(problem) / 8 - 1,
+        "alike": float(pages % batch == 0),
+    }
+    out |= {f"boxes_{tile}": float(boxes(problem, tile)) for tile in TILES}
+    read = {}
+    for tokens in CHUNKS:
+        out[f"filled_{tokens}"] = filled(length, tokens)
+        each = math.ceil(length / tokens)
+        for heads in HEADS:
+            name, ctas = f"{tokens}x{heads}", batch * each * problem["num_kv_heads"] / heads
+            read[name] = math.ceil(ctas / device.sms) * heads * length / each
+            out |= spread(name, ctas, device)
+    return out | compared("read", read)

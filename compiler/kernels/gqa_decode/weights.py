@@ -1,0 +1,285 @@
+"""What a warpgroup does between its MMAs: scores of a tile become weights, in shared memory.
+
+Fragments are an MMA's: registers go by key head, then by 64 tokens (scores) or dims (sums), then by
+column of eight query heads, four each: two rows, of which each has two heads. Warps have rows of
+their own, so they tell each other their maxima, and in the end their sums of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    UOp,
+    Value,
+    global_tensor,
+    param,
+    part,
+    rectangle,
+    slot,
+    smem,
+    when,
+)
+from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, across, constants
+from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
+from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
+    GROUP_WARPS,
+    LINE,
+    MMA_K,
+    ROWS,
+)
+
+MEET = 1  # named barrier of the warpgroup
+THREADS = 32 * GROUP_WARPS
+CORE = 8 * 16  # bytes of eight tokens by eight heads, in 16 bits: a core matrix, MN-major
+TOTALS = 2  # where sums of weights are told; maxima of even and odd tiles before it
+WORD = 4
+
+
+class Weights(Tiles):
+    """The warpgroup's registers, and what lies between scores and sums."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.deep, self.dims = self.tile // ROWS, self.size // ROWS  # MMAs of a key head
+        self.part = self.wide // 2  # registers of an MMA's result
+        self.pairs = 2 * len(self.units)  # registers with a value for each head of a lane
+        r, each = self.r, self.heads * self.part
+        self.scores, self.sums = r("scores", each * self.deep), r("sums", each * self.dims)
+        self.packed = r("packed", each * self.deep // 2)
+        self.top, self.total = r("top", self.pairs), r("total", self.pairs)
+        self.weights = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
+        self.told = smem("told", self._told_by * GROUP_WARPS, 3, align=16)
+
+    # -- registers ----------------------------------------------------------------------------
+
+    def of_head(self, whole: UOp, h: int) -> UOp:
+        """A key head's part of scores or sums."""
+        each = whole.arg // self.heads
+        return part(whole, h * each, each)
+
+    def of_mma(self, whole: UOp, h: int, i: int) -> UOp:
+        """Those of the i-th 64 tokens or dims."""
+        return part(self.of_head(whole, h), i * self.part, self.part)
+
+    def of_unit(self, whole: UOp, u: int) -> Iterator[UOp]:
+        """Those of a unit, four at a time."""
+        h, c = self.units[u]
+        for i in range(whole.arg // (self.heads * self.part)):
+            yield part(self.of_mma(whole, h, i), c * QUAD, QUAD)
+
+    def pair(self, values: UOp, u: int) -> UOp:
+        """Of a unit's two heads."""
+        return part(values, 2 * u, 2)
+
+    # -- queries ------------------------------------------------------------------------------
+
+    def ask_queries(self) -> list[Body]:
+        """Rows of the group's query heads, and zeros behind them, a part by each warp."""
+        out, turns = list[Body](), self.heads * self.wide // LINES * (self.size // WIDE)
+        for first in range(0, turns, GROUP_WARPS):
+            turn, some = first + WARP, self._query_lines(first + WARP)
+            out.append(some if first + GROUP_WARPS <= turns else when(turn < turns, some))
+        return [
+            *out,
+            at.copies_commit(),
+            at.copies_wait(pending=0),
+            at.fence_proxy_async(),  # for MMAs, when the warps have met
+        ]
+
+    def _query_lines(self, turn: UOp) -> UOp:
+        """Four rows of a column block, the turn-th of all key heads'."""
+        lines = self.wide // LINES
+        group, block = turn % lines, turn // lines % (self.size // WIDE)
+        h = turn // (lines * (self.size // WIDE))
+        row, chunk = group * LINES + (LANE >> 3), LANE & 7
+        pieces = self.size * ELEMENT // CHUNK
+        first = self.sequence * self.query_heads + (self.head + h) * self.group
+        return at.copy_or_zero(
+            slot(self.queries, h, (block * self.wide + group * LINES) * LINE, LINES * LINE),
+            (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4),
+            param("q"),
+            (first + row) * pieces + (block * (LINE // CHUNK) + chunk),
+            row < self.group,
+            rectangle(global_tensor("q"), 0, 0, 1, 1),
+        )
+
+    def begin(self) -> list[UOp]:
+        return [
+            *self.scale(),
+            *constants(self.r),
+            at.mov(self.top, MINUS_INFINITY),
+            at.mov(self.total, 0),
+            at.mov(self.sums, 0),
+        ]
+
+    # -- what warps tell each other -----------------------------------------------------------
+
+    @property
+    def _at_once(self) -> int:
+        """Registers that a lane stores or loads together."""
+        return min(self.pairs, QUAD)
+
+    @property
+    def _told_by(self) -> int:
+        """Bytes that a warp tells: four lanes have what all rows have in common."""
+        return 4 * WORD * self.pairs
+
+    def _places(self, where: Value, warp: Value, values: UOp) -> Iterator[tuple[UOp, UOp, UOp]]:
+        """Slots, a lane's byte there, and its registers."""
+        size = 4 * WORD * self._at_once
+        for i in range(self.pairs // self._at_once):
+            place = slot(self.told, where, warp * self._told_by + i * size, size)
+            some = part(values, i * self._at_once, self._at_once)
+            yield place, (LANE & 3) * (WORD * self._at_once), some
+
+    def exchange(
+        self, name: str, where: Value, own: UOp, combine: Callable[..., UOp]
+    ) -> tuple[list[Body], UOp]:
+        """What all warps have together of what each has; and where it is."""
+        out: list[Body] = [
+            at.st_shared_lanes(place, offset, LANE < 4, some)
+            for place, offset, some in self._places(where, WARP, own)
+        ]
+        out.append(at.named_sync(id=MEET, threads=THREADS))
+        theirs = [self.r(f"{name}_of_{w}_", self.pairs) for w in range(GROUP_WARPS)]
+        for w in range(GROUP_WARPS):
+            out += [
+                at.ld_shared_lanes(some, place, offset)
+                for place, offset, some in self._places(where, w, theirs[w])
+            ]
+        two = [self.r(f"{name}_pair_{i}_", self.pairs) for i in range(2)]
+        joint = self.r(f"{name}_joint", self.pairs)
+        out += [combine(two[i], theirs[2 * i], theirs[2 * i + 1]) for i in range(2)]
+        return [*out, combine(joint, *two)], joint
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def fold(self, name: str, atom: Callable[..., UOp], pairwise: Callable[..., UOp]) -> list[UOp]:
+        """Scores to a value for each head of the lane, in the registers of that name."""
+        out, folded = list[UOp](), self.r("folded", self.part)
+        for h in range(self.heads):
+            out.append(atom(folded, self.of_head(self.scores, h)))
+            for u, (head, c) in enumerate(self.units):
+                if head == h:
+                    low, high = part(folded, c * QUAD, 2), part(folded, c * QUAD + 2, 2)
+                    out.append(pairwise(self.pair(self.r(name, self.pairs), u), low, high))
+        return out
+
+    def refer(self, t: UOp) -> list[Body]:
+        """Scores of a tile to base 2, their maximum with those before, and the register `factor`
+        for what was summed with an older one."""
+        r, n = self.r, self.pairs
+        own, new, change, factor = (r(x, n) for x in ("own_top", "new_top", "change", "factor"))
+        reduce, highest = across(r, "high", own, at.max_f32)
+        exchange, joint = self.exchange("top", t & 1, highest, at.max_f32)
+        return [
+            at.rescale(self.scores, r("scale", 1)),
+            when(self.tokens < self.first(t) + self.tile, self._hide(t)),
+            self.fold("own_top", at.fold_max, at.max_f32),
+            reduce,
+            exchange,
+            at.max_f32(new, joint, self.top),
+            at.sub_f32(change, self.top, new),
+            at.exp2_f32(factor, change),
+            at.copy(self.top, new),
+            at.scale_f32(r("lower", n), new, r("minus_one", 1)),
+        ]
+
+    def _hide(self, t: UOp) -> list[UOp]:
+        """Scores past the end of the sequence count for nothing."""
+        out = list[UOp]()
+        for i in range(self.deep):
+            row = self.first(t) + (WARP * 16 + (LANE >> 2) + i * ROWS)
+            for half in range(2):
+                inside = row + 8 * half < self.tokens
+                for h in range(self.heads):
+                    scores = self.of_mma(self.scores, h, i)
+                    for c in range(0, self.part, QUAD):
+                        out.append(at.hide(part(scores, c + 2 * half, 2), inside))
+        return out
+
+    def weigh(self) -> list[UOp]:
+        """Scores to weights, and their sums."""
+        r, out = self.r, list[UOp]()
+        for u in range(len(self.units)):
+            lower = self.pair(r("lower", self.pairs), u)
+            for scores in self.of_unit(self.scores, u):
+                out.append(at.shift_exp2(scores, scores, r("one", 1), lower))
+        return [
+            *out,
+            at.pack(self.packed, self.scores, dtype=self.dtype),
+            *self.fold("added", at.fold_sum, at.sum_f32),
+            at.rescale(self.total, r("factor", self.pairs)),
+            at.add_f32(self.total, r("added", self.pairs)),
+        ]
+
+    def rescale_sums(self) -> list[UOp]:
+        factor = self.r("factor", self.pairs)
+        return [
+            at.rescale(some, self.pair(factor, u))
+            for u in range(len(self.units))
+            for some in self.of_unit(self.sums, u)
+        ]
+
+    # -- weights in shared memory -------------------------------------------------------------
+
+    @property
+    def step_bytes(self) -> int:
+        """Of the weights of 16 tokens: core matrices of eight of them, column after column."""
+        return MMA_K * self.wide * ELEMENT
+
+    @property
+    def weight_layout(self) -> tuple[int, int]:
+        """Leading and stride offsets of a descriptor: the next eight tokens, and heads."""
+        return CORE, 2 * CORE
+
+    def weights_of(self, h: int, k: int) -> UOp:
+        """Those of 16 tokens, the k-th of a tile."""
+        return slot(self.weights, h, k * self.step_bytes, self.step_bytes)
+
+    def put_weights(self) -> list[UOp]:
+        """A warp's 16 tokens of each 64; a lane's two heads of one lie where its number says."""
+        out = list[UOp]()
+        for h in range(self.heads):
+            for i in range(self.deep):
+                packed = part(self.of_head(self.packed, h), i * self.part // 2, self.part // 2)
+                for n in range(packed.arg):  # by column, then half
+                    begin = (WARP + i * GROUP_WARPS) * self.step_bytes + n * CORE
+                    place = slot(self.weights, h, begin, CORE)
+                    out.append(at.st_shared_lanes(place, LANE << 2, 1, part(packed, n, 1)))
+        return out
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def leave(self) -> list[Body]:
+        """All warps' sums of weights, and the warpgroup's sums, to where they belong."""
+        reduce, own = across(self.r, "total", self.total, at.sum_f32)
+        exchange, joint = self.exchange("total", TOTALS, own, at.sum_f32)
+        out: list[Body] = [*reduce, *exchange]
+        for u in range(len(self.units)):
+            stats = self.r(f"stats{u}", QUAD)
+            out += [
+                at.copy(part(stats, 0, 2), self.pair(self.top, u), unread="dst"),  # by one warp
+                at.copy(part(stats, 2, 2), self.pair(joint, u), unread="dst"),
+                self.put(u),
+            ]
+        return out
+
+    def whole(self, u: int, i: int) -> UOp:
+        return list(self.of_unit(self.sums, u))[i]
+
+    def all_stats(self, u: int) -> tuple[UOp, UOp]:
+        stats = self.r(f"stats{u}", QUAD)
+        return part(stats, 0, 2), part(stats, 2, 2)
+
+    def add_weights(self, u: int) -> list[UOp]:
+        return []

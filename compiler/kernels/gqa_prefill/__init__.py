@@ -1,0 +1,141 @@
+"""Causal grouped-query attention of packed queries, over packed keys or over pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
+from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    ALWAYS,
+    DECISIONS,
+    HEADS,
+    LAZY,
+    RULES,
+    resources,
+    smem_bytes,
+)
+from ptxflow.compiler.kernels.gqa_prefill.load import COSTS, features, load
+from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
+from ptxflow.compiler.launch import Launch
+
+__all__ = ["ENTRY", "GQA_PREFILL"]
+
+
+Kernel = blackwell.Kernel | hopper.Kernel
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
+    return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: no tile of queries; one that sees no key; one step; fewer than the rings
+    have stages, as many, and past their second turn. Steps with a tail of keys, which not all
+    queries see, and without."""
+    k = kernel(p, s, device)
+    k.build()  # says which registers hold pages
+    stages: int = s.stages
+    risings = (0, 1) if s.rescale == LAZY else (0,)  # whether maxima rise enough to rescale
+    out = [_trip(k, 0, 0), _trip(k, 0, 0, queries=k.tokens)]
+    for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
+        # a tail long enough for two steps to need a mask, however few tokens a tile has
+        tail = max(k.tile_kv // 2 + 1, k.tile_kv - k.tokens + 2)
+        out += [_trip(k, steps, t, rises) for t in (0, tail) for rises in risings]
+    return out
+
+
+def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None = None) -> Trip:
+    """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; of none over
+    0 steps, unless it is said how many."""
+    queries = (k.tokens if steps else 0) if queries is None else queries
+    keys = steps * k.tile_kv - tail if steps or queries else 1
+    block = queries // k.tokens  # the first number comes last
+    values = {
+        "total_q": queries,
+        "sequences": 1,
+        "start": 0,
+        "after": 1,
+        "q_first": 0,
+        "q_end": queries,
+        "kv_first": 0,
+        "kv_end": keys,
+        "ctaid": block * k.units if k.s.order == HEADS else block,
+    }
+    if k.page:
+        values["kv_end"] = -(-keys // k.page)
+        values["last"] = keys - (values["kv_end"] - 1) * k.page
+        values |= {name: 0 for name in k.kept if "page_" in name}
+    values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
+    values |= {name: rises for name in k.kept if name.endswith("rises")}
+    outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if queries else ()
+    blind = " that see no key" if queries and not steps else ""
+    name = f"{steps} steps of a tile of queries{blind}" + (", a tail" if tail else "")
+    name += ", rising maxima" if rises else ""
+    return Trip(name, tuple(values.items()), outputs)
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over the variable axes."""
+    return kernel(p, s, device).launch(int(smem_bytes(s.fields(), p, device)))
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Three sequences of few heads, with tails, steps with and without a mask, rings past their
+    first turn; one has no keys."""
+    k = kernel(p, s, device)
+    axes = dict(p.axes)
+    tokens = (s.stages + 2) * k.tile_kv + k.tile_kv // 2 + 3
+    queries = min(2 * k.tokens + 5, tokens - 1)
+    group = k.heads // k.kv_heads
+    kv_heads = 2 if k.share == group and k.kv_heads > 1 else 1
+    axes |= {
+        "num_qo_heads": kv_heads * k.share * (2 if group > k.share else 1),
+        "num_kv_heads": kv_heads,
+        "len_indptr": 4,
+        "total_q": queries,
+    }
+    if k.page:
+        pages = -(-tokens // k.page) + 2
+        axes |= {"num_kv_indices": pages, "num_pages": pages + 3}
+        if "batch_size" in axes:
+            axes["batch_size"] = 3
+    else:
+        axes["total_kv"] = tokens
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
+    """Choices of before there was a `rescale`: outputs then followed every maximum."""
+    return {"rescale": ALWAYS, **choices}
+
+
+GQA_PREFILL = register(
+    Family(
+        name="gqa_prefill",
+        op_types=("gqa_paged", "gqa_ragged"),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        revise=revise,
+        accepts=accepts,
+    )
+)

@@ -1,0 +1,409 @@
+"""Prefill on sm_100a: a TMA producer, one thread that issues tcgen05.mma, and warpgroups of which
+each lane holds a row of 128.
+
+Scores of a tile of rows are Q K^T in tensor memory. Its warpgroup reads them and writes weights,
+rounded to 16 bits, back to tensor memory, where they are the A operand of P V (PTX ISA 9.7.16.10).
+Outputs stay there to the end; their own warpgroup rescales them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    loop,
+    mbar,
+    param,
+    part,
+    role,
+    slot,
+    smem,
+    tmem,
+    value,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gqa_prefill.block import Block
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    LAZY,
+    MMA_K,
+    TMEM_ROWS,
+    producer_registers,
+    register_limit,
+    weight_columns,
+)
+from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
+from ptxflow.compiler.kernels.gqa_prefill.output import CHUNK as CHUNK_BYTES
+from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_prefill.rows import RowSoftmax
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
+from ptxflow.compiler.lower import single
+
+COLUMNS = 32  # of tensor memory that a lane moves at a time
+QUAD = 4  # registers of a chunk
+GATHERED = 4  # rows that come together, from anywhere
+
+
+class Kernel(Block):
+    """A strategy applied to a problem, for tcgen05."""
+
+    warp_rows = 32
+
+    def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        super().__init__(problem, strategy, device)
+        tiles = self.consumers
+        self.softmax = RowSoftmax(self.keep, self.tile_kv, strategy.rescale == LAZY)
+        self.scores, self.outputs = tmem("s", self.tile_kv, tiles), tmem("o", self.dim, tiles)
+        beside = int(weight_columns(strategy.fields()))
+        self.weights = tmem("p", beside, tiles) if beside else self.scores
+        self.scored = mbar("scored", tiles, 1)  # a step's scores are there
+        self.taken = mbar("taken", tiles, 4)  # and read: the next ones may come
+        self.weighed = mbar("weighed", tiles, 4)  # its weights are there, outputs rescaled
+        self.summed = mbar("summed", tiles, 1)  # its weights are read, its values in the outputs
+        self.held = self.keep("held", self.tile_kv, "f32")
+        self.packed = self.keep("packed", self.tile_kv // 2)
+        self.some = self.keep("part", COLUMNS, "f32")
+
+    @cached_property
+    def rings(self) -> dict[str, tuple[Ring, UOp]]:
+        """By "k" and "v": the ring and its buffers. A commit releases a stage."""
+        stages = int(self.s.stages)
+        return {
+            name: (Ring.of(name, stages, 1, 1), smem(f"{name}_tiles", self.tile.bytes, stages))
+            for name in ("k", "v")
+        }
+
+    # -- which tile ---------------------------------------------------------------------------
+
+    def find(self) -> list[Body]:
+        """Every warp keeps what is found, divisions made."""
+        here = {"queries": super().queries, "tile_from": super().first_token, "unit": super().unit}
+        found = super().find()
+        return [*found, *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in here.items())]
+
+    @property
+    def queries(self) -> UOp:
+        return self.told("queries_here")
+
+    @property
+    def first_token(self) -> UOp:
+        return self.told("tile_from_here")
+
+    @property
+    def unit(self) -> UOp:
+        return self.told("unit_here")
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        fields, warps = self.s.fields(), 4 * self.consumers
+        found, sees = self.find(), self.sees
+        softmax = Role("softmax", 0, warps, regs=int(register_limit(fields, self.device)))
+        control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
+        load = loop(var("some"), sees, self.produce_keys(warps, self.load_queries()))
+        issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, self.issue()))
+        blind = loop(var("blind"), self.blind, self.store_nothing())
+        # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
+        roles = [
+            role(control, found, load, issue),
+            role(softmax, found, loop(var("some"), sees, self.weigh()), blind),
+        ]
+        bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
+        memory = [self.scores, self.outputs, *([self.weights] if self.s.overlap else [])]
+        return self.whole([], roles, warps + 4, [*bars, *memory])
+
+    # -- gathering ----------------------------------------------------------------------------
+
+    def produce_keys(self, first: int, before: Body) -> Body:
+        """What the control warps do, from warp `first` on; one runs `before` first of all. The next
+        one multiplies, and the one behind it gathers values where the first gathers keys."""
+        if not self.gathered:
+            return super().produce_keys(first, before)
+        step = var("load")
+        keys, values = (loop(step, self.tiles, self.gather(name, step)) for name in self.rings)
+        return [when(WARP.eq(first), before, keys), when(WARP.eq(first + 2), values)]
+
+    def gather(self, name: str, step: UOp) -> list[Body]:
+        """A stage of a ring, when it is free, four rows at a time. Each lane looks up four, and one
+        lane asks for what they tell it."""
+        out: list[Body] = []
+        first = self.tile_at(step) * self.tile_kv + LANE * GATHERED
+        for i in range(GATHERED):
+            token = first + i
+            past = 1 - (self.keys - token.min(self.keys)).min(1)  # rows that are negative are zeros
+            row = self.told(f"page_{i}_") * self.page + token % self.page + (past << 31)
+            out += [
+                self._page(f"page_{i}_", token // self.page),
+                at.mov(self.keep(f"page_row_{i}_", 1), row),
+            ]
+        ring, _ = self.rings[name]
+        bar, group = slot(ring.full, ring.stage(step)), var(f"{name}_group")
+        four = self.gather_four(name, step, group)
+        return [
+            *out,
+            ring.wait_empty(step),
+            single(at.mbar_arrive_expect(bar, bytes=self.tile.bytes)),
+            loop(group, self.tile_kv // GATHERED, four, rolled=True),
+        ]
+
+    def gather_four(self, name: str, step: UOp, group: UOp) -> list[Body]:
+        ring, buffers = self.rings[name]
+        stage, told = ring.stage(step), [f"{name}_page_row_{i}_" for i in range(GATHERED)]
+        tell: list[Body] = [
+            at.shuffle_from(self.keep(told[i], 1), self.keep(f"page_row_{i}_", 1), group)
+            for i in range(GATHERED)
+        ]
+        return tell + [
+            single(
+                at.tma_gather4(
+                    slot(
+                        buffers,
+                        stage,
+                        self.tile.k_block_offset(column) + group * (GATHERED * ROW),
+                        GATHERED * ROW,
+                    ),
+                    param(f"{name}_map"),
+                    self.kv_head * self.dim + column,
+                    *map(self.told, told),
+                    slot(ring.full, stage),
+                    box=(WIDE, GATHERED),
+                    element=ELEMENT,
+                    apart=True,
+                )
+            )
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def issue(self) -> list[Body]:
+        """One thread's: scores of a step around the outputs of the one before."""
+        step = var("multiply")
+        last = self.tiles - 1
+        rest = [self.multiply_values(tile, last) for tile in range(self.consumers)]
+        steps = loop(step, self.tiles, self.rings["k"][0].wait_full(step), self.steps_of(step))
+        return [at.mbar_wait(slot(self.q_full), 0), steps, rest]
+
+    def steps_of(self, step: UOp) -> list[Body]:
+        """Weights that lie over their scores must have been read before the next scores come: no
+        order of the two products is promised (PTX ISA 9.7.16.6)."""
+        out: list[Body] = []
+        for tile in range(self.consumers):
+            keys, values = self.multiply_keys(tile, step), self.multiply_values(tile, step - 1)
+            if self.s.overlap:
+                out += [keys, when(const(0) < step, values)]
+            else:
+                read = at.mbar_wait(slot(self.summed, tile), (step - 1) & 1)
+                out += [when(const(0) < step, values, read), keys]
+        return out
+
+    def multiply_keys(self, tile: int, step: UOp) -> list[Body]:
+        """Scores of a step: 128 queries by its keys."""
+        ring, buffers = self.rings["k"]
+        stage, q, k = ring.stage(step), self.q_tile, self.tile
+        rows = tile * TMEM_ROWS * ROW
+        out: list[Body] = [
+            self.wait(self.taken, tile, step + 1) if self.s.overlap else at.tcgen05_fence_after()
+        ]
+        for column in range(0, self.dim, MMA_K):
+            block, inner = divmod(q.k_step_offset(column), q.block_bytes)
+            out.append(
+                at.tcgen05_mma(
+                    slot(self.scores, tile),
+                    slot(self.q_smem, 0, block * q.block_bytes + rows, TMEM_ROWS * ROW),
+                    slot(buffers, stage, block * k.block_bytes, k.block_bytes),
+                    int(column > 0),
+                    cta_group=1,
+                    idesc=instruction_descriptor(TMEM_ROWS, self.tile_kv, self.dtype),
+                    a_step=inner,
+                    b_step=inner,
+                    a_desc=q.descriptor_blackwell(),
+                    b_desc=k.descriptor_blackwell(),
+                )
+            )
+        free = tile == self.consumers - 1
+        return [
+            *out,
+            at.tcgen05_commit(slot(ring.empty, stage)) if free else None,
+            at.tcgen05_commit(slot(self.scored, tile)),
+        ]
+
+    def multiply_values(self, tile: int, step: UOp) -> list[Body]:
+        """Outputs get the weights of a step times its values; the first step begins them."""
+        ring, _ = self.rings["v"]
+        stage = ring.stage(step)
+        out: list[Body] = [
+            ring.wait_full(step) if tile == 0 else None,
+            self.wait(self.weighed, tile, step),
+        ]
+        for row in range(0, self.tile_kv, MMA_K):
+            out.append(
+                at.tcgen05_mma_held(
+                    slot(self.outputs, tile),
+                    slot(self.weights, tile, row // 2, MMA_K // 2),
+                    self.value_slot(stage, row, MMA_K),
+                    const(1) if row else step.ne(0),
+                    cta_group=1,
+                    idesc=instruction_descriptor(
+                        TMEM_ROWS, self.dim, self.dtype, b_transposed=True
+                    ),
+                    b_desc=self.value_descriptor,
+                )
+            )
+        free = tile == self.consumers - 1
+        return [
+            *out,
+            at.tcgen05_commit(slot(ring.empty, stage)) if free else None,
+            at.tcgen05_commit(slot(self.summed, tile)),
+        ]
+
+    @property
+    def value_descriptor(self) -> int:
+        """Of a tile of values, whose rows run along K: blocks of columns, groups of eight rows."""
+        return descriptor_blackwell(0, self.tile.block_bytes, 8 * ROW, ROW)
+
+    def wait(self, bar: UOp, tile: Value, step: Value) -> list[Body]:
+        """For a step's phase of a barrier; what comes next may touch tensor memory."""
+        return [at.mbar_wait(slot(bar, tile), value(step) & 1), at.tcgen05_fence_after()]
+
+    # -- weighing -----------------------------------------------------------------------------
+
+    @property
+    def mine(self) -> UOp:
+        """The warpgroup's tile of rows."""
+        return WARP >> 2
+
+    @property
+    def quarter(self) -> UOp:
+        """The lanes of tensor memory that a warp reaches, in bits 16 and up."""
+        return (WARP & 3) << 21
+
+    @property
+    def row(self) -> UOp:
+        """The lane's row of the block."""
+        return WARP * self.warp_rows + LANE
+
+    def weigh(self) -> list[Body]:
+        masked, plain = var("masked_step"), var("step")
+        return [
+            self.softmax.begin(),
+            self.weigh_step(const(0), "first"),
+            loop(masked, self.masked, self.weigh_step(masked, "masked"), start=1),
+            loop(plain, self.tiles, self.weigh_step(plain, "plain"), start=self.masked),
+            self.wait(self.summed, self.mine, self.tiles - 1),
+            self.store(),
+        ]
+
+    def weigh_step(self, step: UOp, kind: str) -> list[Body]:
+        softmax, first, hidden = self.softmax, kind == "first", kind != "plain"
+        room = self.room(self.row, step)
+        hide, scores = softmax.hide(self.held, room) if hidden else ([], self.held)
+        return [
+            self.take(step),
+            hide,
+            softmax.refer(kind, scores, hidden),
+            softmax.weigh(scores, self.packed, self.dtype),
+            self.wait(self.summed, self.mine, step - 1) if self.s.overlap and not first else None,
+            None if first else softmax.rescale(kind, self.rescale_outputs()),
+            softmax.add(kind),
+            self.clear(None) if first else None,
+            self.hand_over(),
+        ]
+
+    def take(self, step: UOp) -> list[Body]:
+        """The lane's row of scores to registers."""
+        out: list[Body] = [self.wait(self.scored, self.mine, step)]
+        for first in range(0, self.tile_kv, COLUMNS):
+            source = slot(self.scores, self.mine, first, COLUMNS)
+            into = part(self.held, first, COLUMNS)
+            out.append(at.tcgen05_ld(into, source, self.quarter, shape="32x32b"))
+        out.append(at.tcgen05_wait_ld())
+        return [*out, self.tell(self.taken)] if self.s.overlap else out
+
+    def hand_over(self) -> list[Body]:
+        """The lane's row of weights, two to a column."""
+        width = COLUMNS // 2
+        return [
+            *(
+                at.tcgen05_st(
+                    slot(self.weights, self.mine, first, width),
+                    part(self.packed, first, width),
+                    self.quarter,
+                )
+                for first in range(0, self.tile_kv // 2, width)
+            ),
+            at.tcgen05_wait_st(),
+            self.tell(self.weighed),
+        ]
+
+    def rescale_outputs(self) -> list[Body]:
+        """Complete with the weights that are handed over behind it."""
+        out: list[Body] = []
+        scaled = self.keep("scaled", COLUMNS)
+        for first in range(0, self.dim, COLUMNS):
+            there = slot(self.outputs, self.mine, first, COLUMNS)
+            out += [
+                at.tcgen05_ld(self.some, there, self.quarter, shape="32x32b"),
+                at.tcgen05_wait_ld(),
+                at.scale_f32(scaled, self.some, self.keep("factor", 1)),
+                at.tcgen05_st(there, scaled, self.quarter),
+            ]
+        return out
+
+    def tell(self, bar: UOp) -> list[Body]:
+        """A warp's arrival: what it did to tensor memory is done."""
+        arrive = single(at.mbar_arrive(slot(bar, self.mine)))
+        return [at.tcgen05_fence_before(), at.warp_sync(), arrive]
+
+    # -- storing ------------------------------------------------------------------------------
+
+    def store(self) -> list[Body]:
+        """Each warp puts its rows in place of its queries, which have been read, and from there to
+        global memory."""
+        end, factor, lse = self.softmax.end()
+        place = self.rectangle("lse", WARP * self.warp_rows, self.warp_rows, 0, 1)
+        inside, index = self.row_inside(self.row), self.index(self.row)
+        return [
+            end,
+            at.st_global(param("lse"), index, inside, place, lse, element=4),
+            [self.stage(column, factor) for column in range(0, self.dim, COLUMNS)],
+            at.tcgen05_fence_before(),
+            at.warp_sync(),
+            self.store_rows(),
+        ]
+
+    def stage(self, column: int, factor: UOp) -> list[Body]:
+        """Some columns of the lane's row, normalised and rounded."""
+        rounded, scaled = self.keep("rounded", COLUMNS // 2), self.keep("scaled", COLUMNS)
+        out: list[Body] = [
+            at.tcgen05_ld(
+                self.some,
+                slot(self.outputs, self.mine, column, COLUMNS),
+                self.quarter,
+                shape="32x32b",
+            ),
+            at.tcgen05_wait_ld(),
+            at.scale_f32(scaled, self.some, factor),
+            at.pack(rounded, scaled, dtype=self.dtype),
+        ]
+        place = self._place(0, self.warp_rows, column)
+        for first in range(0, COLUMNS // 2, QUAD):
+            inside = column * ELEMENT % ROW + first * 4
+            at_chunk = self._chunk(LANE, const(inside // CHUNK_BYTES))
+            across = ((inside, inside + CHUNK_BYTES),)
+            out.append(at.st_shared_v4(place, at_chunk, part(rounded, first, QUAD), across=across))
+        return out

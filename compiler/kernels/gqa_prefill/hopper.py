@@ -1,0 +1,216 @@
+"""Prefill on sm_90a: a TMA producer, and wgmma warpgroups that keep scores in registers.
+
+A warpgroup holds 64 rows. Scores are Q K^T with both in shared memory; their softmax, rounded to 16
+bits, is the A operand of P V from registers, fragment for fragment (PTX ISA 9.7.15.5.1).
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    Role,
+    UOp,
+    Value,
+    const,
+    elect,
+    loop,
+    mbar,
+    param,
+    part,
+    role,
+    slot,
+    var,
+)
+from ptxflow.compiler.kernels.gqa_prefill.block import Block
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    MMA_K,
+    WARPGROUP_ROWS,
+    producer_registers,
+    register_limit,
+)
+from ptxflow.compiler.kernels.gqa_prefill.output import Output
+from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
+from ptxflow.compiler.lower import single
+
+CLEARED = 1  # named barrier: values past the end are cleared; those of warpgroups follow
+
+
+class Kernel(Block, Output):
+    """A strategy applied to a problem, for wgmma."""
+
+    def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        super().__init__(problem, strategy, device)
+        self.softmax = Softmax(self.keep)
+        self.turn = mbar("turn", self.consumers, 4)
+        self.scores = self.keep("scores", self.tile_kv // 2, "f32")
+        self.weights = self.keep("weights", self.tile_kv // 2, "f32")
+        self.packed = self.keep("packed", self.tile_kv // 4)
+        self.output = self.keep("acc", self.dim // 2, "f32")
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        fields, warps = self.s.fields(), 4 * self.consumers
+        maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
+        found = [elect(WARP.eq(warps), maps), *self.find()]
+        some, sees = var("some"), self.sees
+        blind = loop(var("blind"), self.blind, self.store_nothing())
+        consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
+        producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
+        roles = [
+            role(consumer, loop(some, sees, self.consume()), blind),
+            role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),
+        ]
+        return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def consume(self) -> list[Body]:
+        first = self.first_step()
+        step = var("masked_step")
+        plain = var("step")
+        masked = loop(step, self.masked, self.step(step, "masked"), start=1)
+        rest = loop(plain, self.tiles, self.step(plain, "plain"), start=self.masked)
+        return [
+            self.softmax.begin(),
+            at.mbar_wait(slot(self.q_full), 0),
+            first,
+            masked,
+            rest,
+            self.last_values(),
+            self.store(),
+        ]
+
+    def first_step(self) -> list[Body]:
+        return [
+            self.multiply_keys(0),
+            at.wgmma_wait(pending=0),
+            self.release("k", 0),
+            self.weigh(const(0), "first"),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+            self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)),
+        ]
+
+    def step(self, step: UOp, kind: str) -> list[Body]:
+        return self.overlapped(step, kind) if self.s.overlap else self.plain(step, kind)
+
+    def overlapped(self, step: UOp, kind: str) -> list[Body]:
+        """Scores of this step and outputs of the one before go to the tensor core together."""
+        return [
+            self.take_turn(step),
+            self.multiply_keys(step),
+            self.multiply_values(step - 1),
+            self.pass_turn(),
+            at.wgmma_wait(pending=1),
+            self.release("k", step),
+            self.weigh(step, kind),
+            at.warp_sync_behind(self.softmax.total, param("total_q") >> 31) if self.s.pin else None,
+            at.wgmma_wait(pending=0),
+            self.release("v", step - 1),
+            at.rescale_rows(self.output, self.softmax.factor(kind)),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+        ]
+
+    def plain(self, step: UOp, kind: str) -> list[Body]:
+        """The outputs of the step before, then the scores of this one."""
+        return [
+            self.multiply_values(step - 1),
+            at.wgmma_wait(pending=0),
+            self.release("v", step - 1),
+            self.multiply_keys(step),
+            at.wgmma_wait(pending=0),
+            self.release("k", step),
+            self.weigh(step, kind),
+            at.rescale_rows(self.output, self.softmax.factor(kind)),
+            at.pack(self.packed, self.weights, dtype=self.dtype),
+        ]
+
+    def last_values(self) -> list[Body]:
+        last = self.tiles - 1
+        return [self.multiply_values(last), at.wgmma_wait(pending=0), self.release("v", last)]
+
+    def multiply_keys(self, step: Value) -> list[UOp]:
+        """Scores of a step: 64 queries by its keys."""
+        ring, buffers = self.rings["k"]
+        stage, q, k = ring.stage(step), self.q_tile, self.tile
+        out = [ring.wait_full(step), at.wgmma_fence()]
+        mine = (WARP >> 2) * (WARPGROUP_ROWS * ROW)
+        for column in range(0, self.dim, MMA_K):
+            block, inner = divmod(q.k_step_offset(column), q.block_bytes)
+            out.append(
+                at.wgmma(
+                    self.scores,
+                    slot(self.q_smem, 0, mine + block * q.block_bytes, WARPGROUP_ROWS * ROW),
+                    slot(buffers, stage, block * k.block_bytes, k.block_bytes),
+                    int(column > 0),
+                    n=self.tile_kv,
+                    dtype=self.dtype,
+                    a_step=inner,
+                    b_step=inner,
+                    a_desc=q.descriptor_hopper(),
+                    b_desc=k.descriptor_hopper(),
+                )
+            )
+        return [*out, at.wgmma_commit()]
+
+    def multiply_values(self, step: UOp) -> list[UOp]:
+        """Outputs get the weights of a step times its values; the first step begins them."""
+        ring, _ = self.rings["v"]
+        stage = ring.stage(step)
+        out = [ring.wait_full(step), at.wgmma_fence()]
+        for row in range(0, self.tile_kv, MMA_K):
+            out.append(
+                at.wgmma_registers(
+                    self.output,
+                    part(self.packed, row // 4, 4),
+                    self.value_slot(stage, row, MMA_K),
+                    const(1) if row else step.ne(0),
+                    n=self.dim,
+                    dtype=self.dtype,
+                    transposed=True,
+                    b_desc=self.value_descriptor,
+                )
+            )
+        return [*out, at.wgmma_commit()]
+
+    def weigh(self, step: UOp, kind: str) -> list[UOp]:
+        scores = self.scores
+        if kind == "plain":
+            return self.softmax.weigh(kind, scores, self.weights, False)
+        shown = self.keep("shown", self.tile_kv // 2, "f32")
+        row, column = self.warp_row + (LANE >> 2), (LANE & 3) << 1
+        hide = at.hide_columns(
+            shown, scores, self.room(row, step) - column, self.room(row + 8, step) - column
+        )
+        return [hide, *self.softmax.weigh(kind, shown, self.weights, True)]
+
+    @property
+    def warp_row(self) -> UOp:
+        """The first of the warp's 16 rows in the tile."""
+        return WARP * 16
+
+    def release(self, name: str, step: Value) -> UOp:
+        ring, _ = self.rings[name]
+        return single(at.mbar_arrive(slot(ring.empty, ring.stage(step))))
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def take_turn(self, step: UOp) -> list[UOp]:
+        """Step n of a warpgroup comes behind step n of the one before it in order."""
+        if not self.s.turns:
+            return []
+        group = WARP >> 2  # a fresh barrier lets the first wait of the first group pass
+        return [at.mbar_wait(slot(self.turn, group), (step + group.min(1)) & 1)]
+
+    def pass_turn(self) -> list[UOp]:
+        if not self.s.turns:
+            return []
+        following = ((WARP >> 2) + 1) % self.consumers
+        return [single(at.mbar_arrive(slot(self.turn, following)))]

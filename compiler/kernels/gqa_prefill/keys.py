@@ -1,0 +1,288 @@
+"""How keys and values come into shared memory: tiles of packed rows or of pages, by TMA boxes, or
+row by row by the lanes of a warpgroup, where a tile is not whole pages.
+
+A tile lies as column blocks of 128 bytes, swizzled, each of `tile_kv` rows: K-major keys for
+Q K^T, and the same for values, whose rows run along K of P V. Rows past the end of the sequence
+hold what there is: scores there are masked, and values are cleared (`clear`).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    UOp,
+    Value,
+    const,
+    elect,
+    global_tensor,
+    loop,
+    param,
+    rectangle,
+    slot,
+    smem,
+    value,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
+from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_prefill.work import WARP_LANES, Work
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.launch import PointerParam, TensorMapParam
+from ptxflow.compiler.layout import SmemTile, descriptor_hopper
+from ptxflow.compiler.lower import single
+
+WIDE = ROW // ELEMENT  # elements of a column block
+COPIERS = 4  # warps of a producer that copies rows
+LINES = 4  # rows of a column block that a warp copies together
+TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
+
+
+class Keys(Work):
+    """The rings of keys and values, and what fills them."""
+
+    @cached_property
+    def tile(self) -> SmemTile:
+        return SmemTile(self.tile_kv, self.dim, ELEMENT, ROW)
+
+    @cached_property
+    def rings(self) -> dict[str, tuple[Ring, UOp]]:
+        """By "k" and "v": the ring and its buffers. Every consumer warp releases a stage."""
+        warps, stages = 4 * int(self.s.consumers), int(self.s.stages)
+        fillers = COPIERS if self.gathered else 1
+        return {
+            name: (
+                Ring.of(name, stages, fillers, warps),
+                smem(f"{name}_tiles", self.tile.bytes, stages),
+            )
+            for name in ("k", "v")
+        }
+
+    @property
+    def ring_storage(self) -> list[UOp]:
+        out = []
+        for ring, buffers in self.rings.values():
+            out += [ring.full, ring.empty, buffers]
+        return out
+
+    # -- filling, box by box ------------------------------------------------------------------
+
+    @cached_property
+    def gathered(self) -> bool:
+        """Whether rows come one by one."""
+        return not bool(boxes(self.problem, self.tile_kv))
+
+    @cached_property
+    def copied(self) -> bool:
+        """Whether lanes copy them; tcgen05 comes with a TMA that gathers."""
+        return self.gathered and not self.device.has_tmem
+
+    def produce_keys(self, first: int, before: Body) -> Body:
+        """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
+        step = var("load")
+        if not self.gathered:
+            steps = loop(step, self.tiles, self._look_up(step), elect(value(1), self._fill(step)))
+            return when(WARP.eq(first), before, steps)
+        return [
+            when(WARP.eq(first), before),
+            loop(step, self.tiles, self._copy(step, WARP - first)),
+            self._hand_over("v", self.tiles - 1, 0),
+        ]
+
+    @property
+    def pages(self) -> int:
+        """Pages to a tile of boxes; 0 where rows are packed."""
+        return max(self.tile_kv // self.page, 1) if self.page else 0
+
+    @property
+    def box(self) -> tuple[int, int]:
+        if self.gathered:
+            return WIDE, 1
+        return WIDE, min(self.page, self.tile_kv) if self.page else self.tile_kv
+
+    def _look_up(self, step: UOp) -> list[UOp]:
+        """The pages of a step's tile; page 0 stands for those past the sequence's end."""
+        first = self.tile_at(step) * self.tile_kv // self.page if self.page else value(0)
+        return [self._page(f"page_{i}_", first + i) for i in range(self.pages)]
+
+    def _page(self, name: str, index: UOp) -> UOp:
+        """A page of the sequence, by its place among them."""
+        entry = self.told("kv_first") + index
+        return at.ld_global(
+            self.keep(name, 1),
+            param("kv_indices"),
+            entry,
+            entry < self.told("kv_end"),
+            rectangle(global_tensor("kv_indices"), 0, 0, 1, 1),
+            element=4,
+        )
+
+    def _fill(self, step: UOp) -> list[UOp]:
+        """A stage of both rings, when it is free."""
+        return [statement for name in self.rings for statement in self._fill_one(name, step)]
+
+    def _fill_one(self, name: str, step: UOp) -> list[UOp]:
+        ring, buffers = self.rings[name]
+        stage, (_, tall) = ring.stage(step), self.box
+        bar = slot(ring.full, stage)
+        out = [ring.wait_empty(step), at.mbar_arrive_expect(bar, bytes=self.tile.bytes)]
+        for i in range(max(self.pages, 1)):
+            for column in range(0, self.dim, WIDE):
+                at_byte = self.tile.k_block_offset(column) + i * tall * ROW
+                out.append(
+                    at.tma_load(
+                        slot(buffers, stage, at_byte, tall * ROW),
+                        param(f"{name}_map"),
+                        self.kv_head * self.dim + column,
+                        self._row(step, i),
+                        bar,
+                        box=self.box,
+                        element=ELEMENT,
+                        apart=True,
+                    )
+                )
+        return out
+
+    def _row(self, step: UOp, box: int) -> UOp:
+        """The first row of a box, among all tokens or slots of pages."""
+        first = self.tile_at(step) * self.tile_kv
+        if not self.page:
+            return self.told("kv_first") + first
+        return self.told(f"page_{box}_") * self.page + first % self.page
+
+    # -- filling, row by row ------------------------------------------------------------------
+
+    def _copy(self, step: UOp, warp: UOp) -> list[Body]:
+        """A warp copies its part of the rows of keys, then of values, and hands over the tile that
+        it began before each. Lanes look up a page, and tell the others."""
+        rows = self.tile_kv // COPIERS
+        mine = warp * rows
+        first = self.tile_at(step) * self.tile_kv + mine
+        groups = range(0, rows, WARP_LANES)
+        pages = {i: f"page_{i}_" for i in groups}
+        out: list[Body] = [
+            self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()
+        ]
+        for name, (ring, _) in self.rings.items():
+            out.append(ring.wait_empty(step))
+            for i, page in pages.items():
+                turn = var(f"{name}_turn_{i}")
+                count = min(rows - i, WARP_LANES) // LINES
+                at_once = math.gcd(count, TOGETHER)
+                copies = [
+                    self._copy_lines(name, step, page, (mine + i, first + i), turn * at_once, j)
+                    for j in range(at_once)
+                ]
+                out.append(loop(turn, count // at_once, copies, rolled=True))
+            out.append(at.copies_commit())
+            if name == "k":
+                out.append(when(const(0) < step, self._hand_over("v", step - 1, 1)))
+            else:
+                out.append(self._hand_over("k", step, 1))
+        return out
+
+    def _copy_lines(
+        self, name: str, step: UOp, page: str, firsts: tuple[UOp, UOp], turn: UOp, part: int
+    ) -> list[UOp]:
+        """Four rows: eight lanes to the part of each in a column block. `firsts` are the first row
+        in the tile, and the first token, of those that have their pages in a register."""
+        ring, buffers = self.rings[name]
+        row = (turn + part) * LINES
+        line, chunk = row + (LANE >> 3), LANE & 7
+        own = f"{name}_{page}of_{part}_"
+        tell = at.shuffle_from(self.keep(own, 1), self.keep(page, 1), line)
+        token = firsts[1] + line
+        source = self.told(own) * self.page + token % self.page
+        return [tell] + [
+            at.copy_chunks(
+                slot(
+                    buffers,
+                    ring.stage(step),
+                    (firsts[0] + row) * ROW + self.tile.k_block_offset(column),
+                    LINES * ROW,
+                ),
+                (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
+                param(f"{name}_cache"),
+                source,
+                self.kv_head * self.dim + column + (chunk << 3),
+                token < self.keys,
+                rectangle(global_tensor(f"{name}_cache"), 0, 0, 1, 1),
+                pitch=self.kv_heads * self.dim * ELEMENT,
+                element=ELEMENT,
+            )
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    def _hand_over(self, name: str, step: UOp, pending: int) -> list[UOp]:
+        """A warp's part of a tile is complete for wgmma when all but `pending` groups are."""
+        ring, _ = self.rings[name]
+        arrive = at.mbar_arrive(slot(ring.full, ring.stage(step)))
+        wait = at.copies_wait(pending=pending)
+        return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
+
+    # -- what lies past the end of the sequence -----------------------------------------------
+
+    def clear(self, meet: Body) -> Body:
+        """Before the first step's values are used: zeros in place of what is no key's value, as
+        lanes that copy rows write already.
+
+        A weight of 0 would not do: times what another sequence may hold, an infinity, it is NaN.
+        The first warpgroup clears; then, by `meet`, whoever uses them hears of it.
+        """
+        if self.gathered:
+            return None
+        ring, buffers = self.rings["v"]
+        keep = self.keys - self.tile_at(0) * self.tile_kv
+        rows = self.tile_kv // 4  # of each warp
+        clear = []
+        for column in range(0, self.dim, WIDE):
+            at_byte = self.tile.k_block_offset(column) + WARP * (rows * ROW)
+            place = slot(buffers, 0, at_byte, rows * ROW)
+            clear.append(at.clear_rows(place, keep - WARP * rows))
+        cleared = when(WARP < 4, clear, at.fence_proxy_async())
+        return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
+
+    # -- descriptors --------------------------------------------------------------------------
+
+    @property
+    def value_descriptor(self) -> int:
+        """Of a tile of values, whose rows run along K: blocks of columns, groups of eight rows."""
+        return descriptor_hopper(0, self.tile.block_bytes, 8 * ROW, ROW)
+
+    def value_slot(self, stage: Value, row: int, rows: int) -> UOp:
+        """From some rows of the first block of columns to the same rows of the last one."""
+        blocks = self.dim // WIDE
+        extent = (blocks - 1) * self.tile.block_bytes + rows * ROW
+        return slot(self.rings["v"][1], stage, row * ROW, extent)
+
+    # -- parameters ---------------------------------------------------------------------------
+
+    @property
+    def key_params(self) -> tuple[tuple[str, str], ...]:
+        """Names and kinds of kernel parameters."""
+        tiles = (("k_cache", "ptr"), ("v_cache", "ptr"))
+        tables = (("kv_indices", "ptr"), ("kv_last_page_len", "ptr"))[: min(self.page, 2)]
+        return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
+
+    @property
+    def key_launch(self) -> tuple[TensorMapParam | PointerParam, ...]:
+        """What is passed for them."""
+        pointers = tuple(PointerParam(name) for name, kind in self.key_params if kind == "ptr")
+        return pointers if self.copied else (*self._maps, *pointers)
+
+    @property
+    def _maps(self) -> tuple[TensorMapParam, ...]:
+        width, suffix = self.kv_heads * self.dim, "_cache" if self.page else ""
+        dims = str(width), f"num_pages * {self.page}" if self.page else "total_kv"
+        dtype, pitch = self.problem.dtype, (str(width * ELEMENT),)
+        return tuple(
+            TensorMapParam(f"{name}{suffix}", dtype, dims, pitch, self.box, ROW)
+            for name in self.rings
+        )

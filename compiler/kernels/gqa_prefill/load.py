@@ -1,0 +1,144 @@
+"""What a gqa_prefill strategy asks of the machine, for the analytic model; what a policy sees.
+
+A block is one tile of queries, a step one tile of keys: two products, and a softmax of what lies
+between. How much of the softmax the tensor core waits for is what the schedule decides. Lengths are
+taken to be even; the host knows no others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    ALWAYS,
+    DECISIONS,
+    HEADS,
+    boxes,
+    group,
+    resources,
+    tile_rows,
+)
+from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT, keys, sequences
+from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given."""
+
+    softmax: float = 5.0  # instructions of a lane for a score
+    issue: float = 100.0  # lanes of them that an SM gets done in a cycle
+    alone: float = 1.0  # of a softmax, what the tensor core waits for where one warpgroup is alone
+    others: float = 0.45  # where others may multiply under it
+    overlapped: float = 0.25  # where its own next scores are computed under it
+    turns: float = 0.1  # and warpgroups take turns
+    step: float = 120.0  # of a step: waits, reductions, rescaling
+    row: float = 3.5  # of a row that lanes copy: its instructions, beside the consumers'
+    rescale: float = 4.0  # of a column of outputs in tensor memory, for each tile of rows
+    setup: float = 2500.0  # of a block: its sequence, its queries and first keys
+    store: float = 12.0  # of a row of the tile, to its end
+    tail: float = 0.6  # of a block, by which SMs end apart
+    pin: float = 0.15  # of a softmax, where the assembler may not spread it
+    tiles: float = 1.1  # time where neighbours differ in tiles: long ones come late
+    latency: float = 0.6  # of a step's loads, over what the device's rates say
+
+
+KEYS_OF_STEP = 64  # where features compare tiles of queries
+CONSUMERS, SHARES, KEYS = (choices(DECISIONS, name) for name in ("consumers", "share", "tile_kv"))
+
+# Estimates, before any measurement; others are taken to be as H200.
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
+    """(tiles of queries in all heads, mean and largest number of steps of one)."""
+    axes = dict(problem.axes)
+    count = sequences(axes)
+    queries, tokens = axes["total_q"] / count, keys(axes) / count
+    tile = tile_rows(f, device) / f.share
+    each = np.ceil(queries / tile)
+    ends = max(tokens - queries, 0) + np.minimum(tile * (each + 1) / 2, queries)
+    mean = np.maximum(np.minimum(ends, tokens) / f.tile_kv + 0.5 * (each > 1), 1)
+    return (
+        count * each * problem["num_qo_heads"] / f.share,
+        mean,
+        np.maximum(np.ceil(tokens / f.tile_kv), 1),
+    )
+
+
+def busiest(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    """Steps of the SM that has most: SMs end apart, and none before the longest block."""
+    blocks, mean, most = steps(f, problem, device)
+    balanced = blocks / device.sms * mean + c.tail * mean
+    return np.where(blocks <= device.sms, mean, np.maximum(balanced, most))
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy."""
+    c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
+    blocks, mean, _ = steps(f, problem, device)
+    rows = tile_rows(f, device)
+    scores = rows * f.tile_kv
+    tile_bytes = f.tile_kv * dim * ELEMENT
+    softmax = scores * c.softmax / c.issue
+    if device.has_tmem:
+        softmax = softmax + c.rescale * dim * f.consumers * (f.rescale == ALWAYS)
+    exposed = np.where(
+        f.turns == 1, c.turns, np.where(f.overlap == 1, c.overlapped, c.others)
+    ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
+    exposed = exposed + c.pin * f.pin
+    copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
+    late = (f.order != HEADS) & (mean > 1) & (blocks > device.sms)
+    even = np.ceil(blocks / device.sms) * mean
+    return Load(
+        blocks=blocks,
+        resident=resources(f, problem, device).occupancy,
+        tiles=1 + 0 * blocks,
+        steps=mean,
+        stages=f.stages,
+        mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
+        smem_bytes=rows * dim * ELEMENT + 2 * tile_bytes * (f.consumers + 1),
+        l2_bytes=2 * tile_bytes,
+        issue_cycles=exposed * softmax + c.step + copied,
+        epilogue_cycles=c.store * rows,
+        overlap=0 * blocks,
+        dram_bytes=problem.bytes + 0 * blocks,
+        setup_cycles=c.setup + 0 * blocks,
+        special=scores,
+        latency=c.latency + 0 * blocks,
+        imbalance=busiest(f, problem, device, c) / even * np.where(late, c.tiles, 1.0),
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, how full tiles of keys are, and for each tile of queries how its blocks spread, and
+    what the busiest SM does beside those of other tiles: in steps, and in steps of so many rows."""
+    axes = dict(problem.axes)
+    count, heads = sequences(axes), axes["num_qo_heads"]
+    queries, tokens = axes["total_q"] / count, keys(axes) / count
+    out = {
+        "log2_queries": (math.log2(queries) - 9) / 4,
+        "log2_keys": (math.log2(tokens) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 2) / 3,
+        "log2_heads": (math.log2(heads) - 5) / 2,
+        "log2_group": (math.log2(group(problem)) - 2) / 2,
+        "log2_head_dim": (math.log2(axes["head_dim"]) - 7) / 1,
+        "log2_page": math.log2(axes.get("page_size", 0) + 1) / 6,
+    }
+    out |= {f"filled_{tile}": filled(tokens, tile) for tile in KEYS}
+    short, worth = dict[str, float](), dict[str, float]()
+    for consumers, share in product(CONSUMERS, SHARES):
+        name = f"{consumers}x{share}"
+        f = Fields({"consumers": consumers, "share": share, "tile_kv": KEYS_OF_STEP})
+        found = float(busiest(f, problem, device, costs_of("gqa_prefill", COSTS, device)))
+        short[name] = found if group(problem) % share == 0 else math.inf
+        worth[name] = short[name] * tile_rows(f, device)
+        out |= spread(name, float(steps(f, problem, device)[0]), device)
+    return out | compared("short", short) | compared("worth", worth)

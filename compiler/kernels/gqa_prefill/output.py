@@ -1,0 +1,138 @@
+"""The epilogue: output fragments, normalised and rounded, through the tile's queries to rows.
+
+A row of the tile is a token in a head; those past the end of their sequence are not written. A tile
+whose queries see no key has nothing to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.softmax import ROW
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
+from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY
+from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
+from ptxflow.compiler.kernels.gqa_prefill.work import Work
+from ptxflow.compiler.layout import SmemTile
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.ir import Value
+
+MEETING = 2  # named barrier of the first warpgroup; others follow
+CHUNK = 16  # bytes that the swizzle moves together
+WIDE = ROW // ELEMENT  # elements of a column block
+LINES = 4  # rows of a column block that a warp stores together
+
+
+class Lines(Work):
+    """Stores the rows of a warp, which lie in place of its queries."""
+
+    warp_rows = 16
+    q_tile: SmemTile
+    q_smem: UOp
+
+    def _chunk(self, row: Value, chunk: UOp) -> UOp:
+        """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
+        return row * ROW + ((chunk ^ (row & 7)) << 4)
+
+    def _place(self, row: int, rows: int, column: int) -> UOp:
+        """Some of the warp's rows of a column block."""
+        first = self.q_tile.k_block_offset(column) + WARP * (self.warp_rows * ROW) + row * ROW
+        return slot(self.q_smem, 0, first, rows * ROW)
+
+    def store_rows(self) -> list[Body]:
+        """All of them, a few at a time."""
+        return self._every_line(lambda c, r: [self._load_line(c, r), self._store_line(c, r)])
+
+    def _every_line(self, made: Callable[[int, int], Body]) -> list[Body]:
+        return [
+            made(column, row)
+            for row in range(0, self.warp_rows, LINES)
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    def _load_line(self, column: int, row: int) -> UOp:
+        """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
+        line, chunk = LANE >> 3, LANE & 7
+        at_byte = line * ROW + ((chunk ^ ((line + row) & 7)) << 4)
+        return at.ld_shared_v4(self.keep("line", 4), self._place(row, LINES, column), at_byte)
+
+    def _store_line(self, column: int, row: int) -> UOp:
+        """What lanes hold of these rows."""
+        line, chunk = LANE >> 3, LANE & 7
+        mine = WARP * self.warp_rows + row + line
+        return at.st_global(
+            param("output"),
+            self.index(mine) * self.dim + (column + (chunk << 3)),
+            self.row_inside(mine),
+            self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
+            self.keep("line", 4),
+            element=ELEMENT,
+        )
+
+    def store_nothing(self) -> list[Body]:
+        """Of rows that see no key: zeros, and a log-sum-exp of -inf. Queries are not read."""
+        zero, nothing = self.keep("line", 4), self.keep("nothing", 1)
+        lane, rows = LANE % self.warp_rows, self.warp_rows
+        row = WARP * rows + lane
+        place = self.rectangle("lse", WARP * rows, rows, 0, 1)
+        inside = (LANE // rows).eq(0) & self.row_inside(row)
+        return [
+            [at.mov(part(zero, i, 1), 0) for i in range(4)],
+            at.mov(nothing, MINUS_INFINITY),
+            at.st_global(param("lse"), self.index(row), inside, place, nothing, element=4),
+            self._every_line(self._store_line),
+        ]
+
+
+class Output(Lines):
+    """Stores what a warp holds: 16 rows of an accumulator fragment."""
+
+    softmax: Softmax
+    output: UOp
+    consumers: int
+
+    def store(self) -> list[Body]:
+        """The warpgroup has read the queries, and each warp puts its rows in their place."""
+        end, factor, lse = self.softmax.end()
+        threads = 128
+        meet = [
+            when((WARP >> 2).eq(g), at.named_sync(id=MEETING + g, threads=threads))
+            for g in range(self.consumers)
+        ]
+        return [
+            end,
+            [self._store_lse(lse, half) for half in range(2)],
+            at.rescale_rows(self.output, factor),
+            meet,
+            [self._stage(column) for column in range(0, self.dim, 16)],
+            at.warp_sync(),
+            self.store_rows(),
+        ]
+
+    def _store_lse(self, lse: UOp, half: int) -> UOp:
+        first = WARP * self.warp_rows + 8 * half
+        row = first + (LANE >> 2)
+        inside = self.row_inside(row) & (LANE & 3).eq(0)
+        place = self.rectangle("lse", first, 8, 0, 1)
+        value = part(lse, half, 1)
+        return at.st_global(param("lse"), self.index(row), inside, place, value, element=4)
+
+    def _stage(self, column: int) -> list[UOp]:
+        """16 columns: two packed registers of both rows, twice."""
+        packed = self.keep("rounded", 4)
+        inside = column % WIDE
+        chunk = (LANE >> 4) + inside * ELEMENT // CHUNK
+        across = ((inside * ELEMENT, (inside + 16) * ELEMENT),)
+        return [
+            at.pack(packed, part(self.output, column // 2, 8), dtype=self.dtype),
+            at.stmatrix_x4(
+                self._place(0, self.warp_rows, column),
+                self._chunk(LANE & 15, chunk),
+                packed,
+                across=across,
+            ),
+        ]

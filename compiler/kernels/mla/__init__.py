@@ -1,0 +1,262 @@
+"""Latent attention over pages: one query a sequence, or packed queries that see what is before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.mla.attend import Attend
+from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
+from ptxflow.compiler.kernels.mla.decisions import (
+    DECODE_DECISIONS,
+    DECODE_RULES,
+    PREFILL_DECISIONS,
+    PREFILL_RULES,
+    SUM_WARPS,
+    prefill_resources,
+    resources,
+)
+from ptxflow.compiler.kernels.mla.hopper import Hopper
+from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
+from ptxflow.compiler.kernels.mla.hopper_group import SITES
+from ptxflow.compiler.kernels.mla.launching import launch_of, shared, with_sums
+from ptxflow.compiler.kernels.mla.load import (
+    COSTS,
+    features,
+    load,
+    prefill_features,
+    prefill_load,
+)
+from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
+from ptxflow.compiler.kernels.mla.shape import BLOCK
+from ptxflow.compiler.kernels.mla.span import COUNT, Work
+from ptxflow.compiler.launch import Launch
+
+Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
+LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
+    """The first kernel, or the only one."""
+    by_wgmma = s.family == PREFILL and s.core == WGMMA
+    return Hopper(p, s, device) if by_wgmma else Attend(p, s, device)
+
+
+def combine(p: Problem, s: Strategy, device: Device) -> Combine:
+    """The second kernel."""
+    return (CombineParts if s.family == PREFILL else Combine)(p, s, device)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel, and the one that adds chunks or parts up where there are some."""
+    k = kernel(p, s, device)
+    return program(k.build(), combine(p, s, device).build()) if k.split else k.build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Spans of no tile, one, as many as the ring has stages, one fewer, and past its second turn;
+    of a whole sequence, of a part, and CTAs without any; queries that fill a CTA and do not; and
+    the second kernel."""
+    k = kernel(p, s, device)
+    counts = {0, 1, k.stages - 1, k.stages, 2 * k.stages + 1}
+    asked = {0, 1, k.queries, k.queries + 1}
+    if isinstance(k, Hopper):  # whose warpgroups have every other tile
+        counts |= {2, 2 * k.stages + 2}
+        some = [_queries(k, 2 * k.cut, rows, rises=1) for rows in sorted(asked - {k.queries})]
+        out = [_queries(k, n * k.cut, k.queries, r) for n in sorted(counts) for r in (0, 1)]
+        return [*some, *out, *_parts(p, s, device, counts)]
+    if not k.decodes:
+        out = [_queries(k, n * k.cut, rows) for n in sorted(counts) for rows in sorted(asked)]
+        return [*out, *_parts(p, s, device, counts)]
+    if not k.split:
+        return [_chunk(k, n, 0) for n in sorted(counts)]
+    most = k.chunk // k.tile
+    found = sorted({min(n, most) for n in counts})
+    first = [_chunk(k, n, number) for number in (0, 1) for n in found]
+    return first + [_sum(Combine(p, s, device), n) for n in _sums(int(s.sum_chunks))]
+
+
+def _sums(loads: int) -> list[int]:
+    return sorted({0, 1, 2, loads, loads + 1, 2 * loads + 1})
+
+
+def _chunk(k: Attend, tiles: int, number: int) -> Trip:
+    """Chunk 0 of a sequence that has no other, or the second, of so many tiles.
+
+    The second is at place 0, whose rows of the workspace it writes, of a sequence that begins
+    before it.
+    """
+    tokens = tiles * k.tile - 3 if tiles else 0
+    mine = {"which": 1 - number, **_length(k, number * k.chunk + tokens, "")}
+    values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
+    written: tuple[tuple[str, int, int], ...] = ()
+    if not number:
+        written = _outputs(k, 1)
+    elif tiles:
+        written = _row(k)
+    name = f"{tiles} tiles of {'a part' if number else 'a whole sequence'}"
+    return Trip(name, tuple(values.items()), written, k.problem.family)
+
+
+def _outputs(k: Attend | Hopper, asked: int) -> Written:
+    """What the first CTA of a sequence writes of so many queries; where CTAs share heads, of one,
+    whose rows follow one another."""
+    if k.head_ctas > 1:
+        return ("output", k.own_heads, k.latent), ("lse", 1, k.own_heads)
+    return ("output", asked * k.heads, k.latent), ("lse", asked, k.heads)
+
+
+def _row(k: Attend | Hopper) -> Written:
+    """What a CTA hands on."""
+    return ("sums", 1, k.blocks * k.across * BLOCK), ("stats", 1, 2 * k.outputs.wide * k.across)
+
+
+def _sum(c: Combine, chunks: int) -> Trip:
+    values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
+    return Trip(f"{chunks} chunks", tuple(values.items()), _share(c) if chunks > 1 else (), c.entry)
+
+
+def _share(c: Combine) -> Written:
+    """What the first CTA of the second kernel writes."""
+    return ("output", c.own_heads, SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
+
+
+def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
+    """The last parts of so many tiles each, and one behind a sequence's only tile; the sums of as
+    many parts as the second kernel tells apart, of a query and of the last that a place has room
+    for, if it is there."""
+    k = kernel(p, s, device)
+    if not k.split:
+        return []
+    last = [_queries(k, n * k.cut, k.queries, 1, k.cut - 1) for n in sorted({*counts} - {0})]
+    c = CombineParts(p, s, device)
+    some = [_added(c, n, 1) for n in _sums(c.loads) if n <= c.cut]
+    others = [_added(c, k.cut, rows, c.queries - 1) for rows in (0, c.queries, c.queries + 1)]
+    return [*last, _queries(k, 1, k.queries, 0, 1), *some, *others]
+
+
+def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
+    """The sums of a query of the first place, of so many tiles, of which each part has one."""
+    tokens = tiles * c.tile - 3 if tiles else 0
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
+    values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // SUM_WARPS)}
+    values |= {f"c_{name}": n for name, n in mine.items()}
+    name = f"{tiles} parts of query {query} of {asked}"
+    return Trip(name, tuple(values.items()), _share(c) if asked > query == 0 else (), c.entry)
+
+
+def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0) -> Trip:
+    """The CTA that has the last queries of so many, and part `number` of so many tiles; `rises`:
+    and so do maxima, far enough to rescale sums."""
+    tokens = tiles * k.tile - 3 if tiles else 0
+    places = max(1, -(-asked // k.queries))
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
+    mine |= {f"{site}_rises": rises for site in SITES}
+    ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
+    written = _row(k) if k.split else _outputs(k, asked)
+    name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
+    name += f", part {number}" if k.split else ""
+    first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
+    return Trip(name, tuple(values.items()), written if first else (), k.problem.family)
+
+
+def _each(k: Attend | Hopper, mine: dict[str, int]) -> dict[str, int]:
+    """What the registers of each role hold."""
+    return {prefix + name: n for prefix in k.prefixes for name, n in mine.items()}
+
+
+def _length(k: Attend | Hopper | Combine, tokens: int, prefix: str) -> dict[str, int]:
+    """What registers hold of a sequence of so many tokens."""
+    pages = -(-tokens // k.page_size)
+    last = tokens - (pages - 1) * k.page_size if pages else 0
+    return {f"{prefix}begin": 0, f"{prefix}end": pages, f"{prefix}last": last}
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grids and parameters, as expressions over the variable axes."""
+    k = kernel(p, s, device)
+    work, count = Work(k), "batch_size" if k.decodes else "(len_indptr - 1)"
+    grid = rows = count
+    if not k.decodes:
+        grid = work.tiles.places(count)
+        if k.split:
+            grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
+    elif k.split:
+        grid = work.sequences.places()
+    first = launch_of(k.build(), shared(grid, k), count)
+    return with_sums(first, combine(p, s, device), count, rows) if k.split else first
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """Sequences of small heads past a ring's second turn, in parts twice as long, or of several
+    chunks: three, of which one is empty and the others uneven, or one alone where chunks are
+    long."""
+    k = kernel(p, s, device)
+    page = 1 if p["page_size"] == 1 else 16
+    sequences = 3 if k.chunk < LONG else 1
+    turn = (2 * k.stages + 1) * k.tile + 3
+    tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 2)
+    pages = max(3, -(-tokens // page))
+    axes = dict(p.axes)
+    changed = {
+        "batch_size": sequences,
+        "total_q": 2 * k.queries + 3,
+        "len_indptr": sequences + 1,
+        "page_size": page,
+        "head_dim_ckv": 16 * max(k.warps, 4),
+        "head_dim_kpe": 64,
+        "num_kv_indices": pages,
+        "num_pages": pages + 2,
+    }
+    axes |= {name: n for name, n in changed.items() if name in axes}
+    return Trial(replace(p, axes=tuple(axes.items())))
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
+    """Choices of a prefill before there was one by wgmma, or one in parts."""
+    by_wgmma: dict[str, Choice] = {"core": MMA_SYNC, "lead": 0, "pieces": 1, "rescale": ALWAYS}
+    return {**by_wgmma, "parts": 1, "dependent": 0, "sum_chunks": 1, **choices}
+
+
+MLA_DECODE = register(
+    Family(
+        name=DECODE,
+        op_types=("mla_paged",),
+        decisions=DECODE_DECISIONS,
+        rules=DECODE_RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        accepts=lambda inputs: "qo_indptr" not in inputs,
+    )
+)
+MLA_PREFILL = register(
+    Family(
+        name=PREFILL,
+        op_types=("mla_paged",),
+        decisions=PREFILL_DECISIONS,
+        rules=PREFILL_RULES,
+        problem=problem,
+        resources=prefill_resources,
+        load=prefill_load,
+        features=prefill_features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+        revise=revise,
+        accepts=lambda inputs: "qo_indptr" in inputs,
+    )
+)

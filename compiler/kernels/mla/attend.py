@@ -1,0 +1,257 @@
+"""The first kernel as a whole: its roles, what the gathering warp does, and where sums go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    Op,
+    Role,
+    UOp,
+    Value,
+    const,
+    global_tensor,
+    held,
+    loop,
+    param,
+    rectangle,
+    role,
+    slot,
+    value,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.attention.sequences import WORD
+from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
+from ptxflow.compiler.kernels.mla.kernel import Multiplier
+from ptxflow.compiler.kernels.mla.problem import ELEMENT
+from ptxflow.compiler.kernels.mla.shape import LANES
+from ptxflow.compiler.kernels.mla.span import COUNT, Rows, Span, Work
+from ptxflow.compiler.lower import finish
+
+CHUNK = 16  # bytes that a lane copies
+GATHERING = "g_"  # before the registers in which the gathering warp holds its span
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a tensor, and where they go: a lane copies 16 bytes at a time."""
+
+    name: str
+    storage: UOp
+    pitch: int  # bytes from a row in shared memory to the next
+    chunks: int  # of 16 bytes in a row, a power of two
+    prefetch: int = 0  # bytes that L2 brings at once, of rows that may not be there
+
+    def of(self, i: int) -> tuple[UOp, UOp]:
+        """Row and chunk of what a lane copies with its instruction i."""
+        row, chunk = self._of_lane()
+        return row + i * LANES // self.chunks, chunk + i * LANES % self.chunks
+
+    def _of_lane(self) -> tuple[UOp, UOp]:
+        if self.chunks >= LANES:
+            return const(0), LANE
+        return LANE // self.chunks, LANE % self.chunks
+
+    def copy(self, i: int, stage: Value, first: Value, index: UOp, there: UOp | None) -> UOp:
+        """Instruction i of those that copy the rows from `first` on; `index` counts chunks. Where
+        it says whether a row is `there`, zeros take the place of those that are not."""
+        rows, pieces = max(1, LANES // self.chunks), max(1, self.chunks // LANES)
+        offset = value(first) * self.pitch + i * LANES // self.chunks * self.pitch
+        row, chunk = self._of_lane()
+        lane = row * self.pitch + (chunk << 4)
+        piece, width = i % pieces, 128 // pieces
+        target = slot(self.storage, stage, offset, rows * self.pitch)
+        source = rectangle(global_tensor(self.name), 0, 0, 1, 1)
+        begin = (target, lane + piece * LANES * CHUNK, param(self.name), index)
+        touched = ((piece * width, (piece + 1) * width),)
+        if there is None:
+            return at.copy_async(*begin, source, across=touched)
+        return at.copy_or_zero(*begin, there, source, across=touched, prefetch=self.prefetch)
+
+
+class Attend(Multiplier):
+    """The first kernel."""
+
+    prefixes = ("", GATHERING)  # of the registers in which its roles hold their spans
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.work, self.asking = self.rows_of(""), self.rows_of(GATHERING)
+        self.share = self.tile // self.helpers  # rows of a tile that a warp gathers
+        self.helper = WARP - self.warps
+
+    def rows_of(self, prefix: str) -> Rows:
+        """Where rows are, for the role whose registers have this prefix."""
+        return Work(self, prefix)
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
+        queries = () if self.decodes else ("qo_indptr",)
+        left = ("sums", "stats") if self.split else ()
+        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *queries, *tables)
+        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
+        return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        find, span = self.work.find()
+        seek, asked = self.asking.find()
+        early = self.split and self.s.dependent
+        theirs, mine = (GATHER_REGS, MULTIPLY_REGS) if self.warps == SPLIT else (0, 0)
+        gather = role(
+            Role("gather", self.warps, self.helpers, regs=theirs), *seek, self._gather(asked)
+        )
+        multiply = role(
+            Role("multiply", 0, self.warps, regs=mine),
+            *find,
+            when(span.present, self.multiply(span), self._leave(span)),
+        )
+        body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
+        info = KernelInfo(
+            name=self.problem.family,
+            arch=self.device.arch,
+            warps=self.warps + self.helpers,
+            cluster=1,
+            params=self.params,
+            storage=(*self.storage, *self.work.storage, *self.asking.storage),
+        )
+        return finish(info, *body)
+
+    # -- gathering ----------------------------------------------------------------------------
+
+    def _gather(self, span: Span) -> UOp:
+        """Tile after tile, 16 bytes a lane, each warp some rows, the first the queries before them.
+        Copies arrive at their tile's barrier by themselves."""
+        t, wanted = var("gathered"), span.first < span.end
+        if span.present.op is not Op.CONST:
+            wanted = wanted & span.present
+        return when(
+            wanted,
+            self._ask_page(span, const(0)),
+            when(self.helper.eq(0), self._ask_queries(span)),
+            loop(t, span.tiles, self._ask(span, t), rolled=True),
+        )
+
+    def _ask_page(self, span: Span, t: UOp) -> UOp:
+        """The page of a row of the warp in a tile, a lane each."""
+        token = self._token(span, t, LANE & (self.share - 1))
+        table, index = self.asking.entry(span, token)
+        place = rectangle(global_tensor(table), 0, 0, 1, 1)
+        page = self.r("next_page", 1)
+        return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
+
+    def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
+        return self.asking.token(span, t, self.helper * self.share + row)
+
+    def _ask(self, span: Span, t: UOp) -> list[Body]:
+        r, stage = self.r, self.ring.stage(t)
+        token = self._token(span, t, LANE & (self.share - 1))
+        out: list[Body] = [
+            at.copy(r("page", 1), r("next_page", 1)),
+            at.mov(r("row", 1), self.asking.row(held(r("page", 1).src[0]), token)),
+            self._ask_page(span, t + 1),
+            self.ring.wait_empty(t),
+        ]
+        found = dict[UOp, UOp]()  # rows in the cache, by the row of the warp
+        for part in self.parts_of_tokens():
+            for i in range(self.share * part.chunks // LANES):
+                number, chunk = part.of(i)
+                if number not in found:
+                    found[number] = r(f"row{len(found)}", 1)
+                    out.append(at.shuffle_from(found[number], r("row", 1), number))
+                row = held(found[number].src[0])
+                index, there = row * part.chunks + chunk, self.asking.there(row)
+                out.append(part.copy(i, stage, self.helper * self.share, index, there))
+        return [*out, at.copies_arrive(slot(self.ring.full, stage))]
+
+    def parts_of_tokens(self) -> list[Part]:
+        return self._parts("ckv_cache kpe_cache", self.latents, self.ropes)
+
+    def _parts(self, names: str, latents: UOp, ropes: UOp) -> list[Part]:
+        latent, rope = names.split()
+        return [
+            Part(latent, latents, self.latent_pitch, self.latent * ELEMENT // CHUNK),
+            Part(rope, ropes, self.rope_pitch, self.rope * ELEMENT // CHUNK),
+        ]
+
+    def _ask_queries(self, span: Span) -> list[Body]:
+        """Rows of heads, query after query; past the sequence's last query that one again. What
+        has the same index goes together: ptxas keeps it in registers until then."""
+        turns = [
+            (i, part)
+            for part in self._parts("q_nope q_pe", self.q_latent, self.q_rope)
+            for i in range(self.queries * self.own_heads * part.chunks // LANES)
+        ]
+        if self.latent == self.rope:
+            turns.sort(key=lambda turn: turn[0])
+        out: list[Body] = []
+        for i, part in turns:
+            column, chunk = part.of(i)
+            query = (column // self.own_heads).min(span.queries - 1)
+            row = (span.row + query) * self.heads + column % self.own_heads + self.first_head
+            out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
+        return out
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def _leave(self, span: Span) -> list[Body]:
+        """Sums to the output where the span is the whole sequence, else to the workspace."""
+        if self.cut > 1:
+            return self._hand_on()
+        whole = self._put(span)
+        if not self.split:
+            return whole
+        return [
+            when(span.tokens < self.chunk + 1, whole),
+            when(const(self.chunk) < span.tokens, self._hand_on()),
+        ]
+
+    def _put(self, span: Span) -> list[Body]:
+        """The rows of queries, divided by the sums of weights."""
+        out: list[Body] = []
+        heads = self.own_heads // 8
+        for query in range(self.queries):
+            part = [self._put_columns(span, query, n) for n in range(heads)]
+            out.append(part if query == 0 else when(const(query) < span.queries, part))
+        return out
+
+    def _put_columns(self, span: Span, query: int, head: int) -> list[Body]:
+        """8 heads of a query."""
+        n = query * (self.own_heads // 8) + head
+        row, column = span.row + query, self.first_head + 8 * head
+        top, total = self.top_of(n), self.total_of(n)
+        statements, factor = self.outputs.share(self.r, top, total)
+        out: list[Body] = [statements]
+        for d in range(self.warp_blocks):
+            sums = self.sum_of(d, n)
+            dim = (WARP * self.warp_blocks + d) * 16
+            out.append(at.rescale(sums, factor))
+            out.append(self.outputs.put(self.r, row, column, dim, sums))
+        lse = self.outputs.put_lse(self.r, row, column, top, total)
+        return [*out, when(WARP.eq(0), lse)]
+
+    def _hand_on(self) -> list[Body]:
+        """Sums as they are, maxima and sums of weights to the workspace."""
+        out: list[Body] = []
+        for d in range(self.warp_blocks):
+            for n in range(self.across):
+                index, place = self.place_of(self.number, WARP * self.warp_blocks + d, n)
+                out.append(
+                    at.st_global(param("sums"), index, 1, place, self.sum_of(d, n), element=16)
+                )
+        stats: list[Body] = []
+        for n in range(self.across):
+            index, place = self.stats_of(self.number, n)
+            both = self.both_of(n)
+            first = self.outputs.first
+            stats.append(at.st_global(param("stats"), index, first, place, both, element=16))
+        return [*out, when(WARP.eq(0), stats)]

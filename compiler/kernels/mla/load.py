@@ -1,0 +1,259 @@
+"""What a latent attention strategy asks of the machine, for the analytic model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.kernels.mla import hopper_load
+from ptxflow.compiler.kernels.mla.decisions import (
+    DECODE_DECISIONS,
+    DIMS,
+    MMA_COLUMNS,
+    MMA_DIMS,
+    MMA_TOKENS,
+    PARTS,
+    PREFILL_DECISIONS,
+    REGISTERS,
+    SUM_WARPS,
+    TILING,
+    columns,
+    decodes,
+    groups,
+    part_columns,
+    partial_bytes,
+    resources,
+    stage_bytes,
+    tokens,
+)
+from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
+from ptxflow.compiler.kernels.mla.problem import ELEMENT, cta_heads, head_ctas
+from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+
+
+@dataclass(frozen=True)
+class Costs(hopper_load.Costs):
+    """Cycles, or the unit that is given; estimates, which no measurement has checked."""
+
+    mma: float = 0.62  # of the tensor core's rate, what mma.sync reaches
+    meeting: float = 60.0  # of all warps
+    instruction: float = 1.0  # of a warp, in a quarter of an SM
+    chain: float = 18.0  # between two MMAs of one sum, of two sums in turn
+    start: float = 3000.0  # to find a sequence, its pages and its first rows
+    leave: float = 1500.0  # to sum up and store
+    chunk: float = 900.0  # of the second kernel, for the chunks that it loads together
+    dram: float = 1.08  # traffic, over what cannot be avoided
+
+
+CHUNKS, QUERIES = choices(DECODE_DECISIONS, "chunk"), choices(PREFILL_DECISIONS, "queries")
+TILES, CUTS = choices(TILING, "tile"), choices(PREFILL_DECISIONS, "parts")
+MOST_TOKENS = 64  # of a step
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy; a tile is a CTA's span of tokens, a step a tile of the ring."""
+    c = costs_of("mla", COSTS, device)
+    zero = 0 * f.warps
+    blocks, steps, imbalance = _spans(f, problem, device)
+    return Load(
+        blocks=blocks,
+        resident=np.minimum(resources(f, problem, device).occupancy, 32),
+        tiles=zero + 1,
+        steps=steps,
+        stages=f.stages,
+        mma_cycles=mma_cycles(f, problem, device, c),
+        smem_bytes=shared_bytes(f, problem),
+        l2_bytes=stage_bytes(f, problem),
+        issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
+        epilogue_cycles=zero + c.leave,
+        overlap=zero,
+        dram_bytes=_dram(f, problem, blocks) * c.dram,
+        setup_cycles=zero + c.start,
+        special=f.tile * columns(f, problem),
+        imbalance=imbalance,
+        following=_second(f, problem, device, c),
+    )
+
+
+def prefill_load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The load of each strategy of a prefill, by either instruction."""
+    others = load(f, problem, device)
+    by_wgmma = hopper_load.load(f, problem, device, costs_of("mla", COSTS, device), others)
+    both: dict[str, Any] = {
+        each.name: np.where(
+            f.core == WGMMA, getattr(by_wgmma, each.name), getattr(others, each.name)
+        )
+        for each in fields(Load)
+        if each.name != "following"
+    }
+    return Load(**both, following=others.following)
+
+
+def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
+    """CTAs, tiles of each, and how much more the busiest SM has than they say, of sequences that
+    are alike."""
+    count, shared = problem["len_indptr"] - 1, head_ctas(problem)
+    length = tokens(problem) / count
+    if decodes(problem):
+        chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
+        each = np.ceil(length / chunk)
+        return count * each * shared, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
+    mean = seen(problem)
+    steps, parts = _shares(f, problem)
+    blocks = count * np.ceil(problem["total_q"] / count / f.queries) * parts * shared
+    rounds = np.maximum(blocks / device.sms, 1.0)
+    return blocks, steps, 1 + (length / mean - 1) / rounds
+
+
+def _shares(f: Fields, problem: Problem) -> tuple[Any, Any]:
+    """Tiles of a part of what a query of a prefill sees, and parts that have some."""
+    tiles = np.ceil(seen(problem) / f.tile)
+    steps = np.ceil(tiles / f.parts)
+    return steps, np.ceil(tiles / steps)
+
+
+def seen(problem: Problem) -> float:
+    """Tokens that a query of a prefill sees, in the mean."""
+    count = problem["len_indptr"] - 1
+    length, asked = tokens(problem) / count, problem["total_q"] / count
+    return max(length - (min(asked, length) - 1) / 2, 1.0)
+
+
+def mma_cycles(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
+    size = 2 * problem["head_dim_ckv"] + problem["head_dim_kpe"]
+    return 2 * f.tile * columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
+
+
+def shared_bytes(f: Fields, problem: Problem) -> Any:
+    """Rows as they come, keys for each group, queries for each 16 tokens, values, weights; scores
+    in parts are written and read once, for keys and queries that fewer warps read."""
+    latent, rope = (problem[f"head_dim_{part}"] * ELEMENT for part in ("ckv", "kpe"))
+    across = columns(f, problem)
+    parted = f.scores == DIMS
+    down = f.tile // MMA_TOKENS
+    halves = across // MMA_COLUMNS // part_columns(f, problem)  # of the columns
+    readers = np.where(parted, f.warps // PARTS // halves, down)
+    queries = np.where(f.operand == REGISTERS, 0, readers * across * (latent + rope))
+    keys = f.tile * (latent + rope) * (1 + np.where(parted, halves, groups(f)))
+    weights = f.tile * across * ELEMENT * (1 + f.warps)
+    return keys + f.tile * latent + queries + weights + 2 * partial_bytes(f, problem)
+
+
+def latency_cycles(f: Fields, problem: Problem, c: Costs) -> Any:
+    """Of the chain of MMAs of a score, and of instructions that depend on each other."""
+    steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // 16
+    values = problem["head_dim_ckv"] // 16 // f.warps * (f.tile // 16) * columns(f, problem) // 8
+    chain = np.where(f.scores == DIMS, steps // PARTS * c.chain + c.meeting, steps * c.chain)
+    return chain + values * 4 * c.instruction
+
+
+def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
+    """Bytes; what chunks or parts hand on is written, and read from L2."""
+    whole = (problem["len_indptr"] - 1) * head_ctas(problem)
+    split = blocks > whole if decodes(problem) else f.parts > 1
+    handed = np.where(split, blocks * columns(f, problem) * 4, 0)
+    return problem.bytes + handed * problem["head_dim_ckv"]
+
+
+def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    if not decodes(problem):
+        return _parts_load(f, problem, device, c)
+    length = tokens(problem) / problem["batch_size"]
+    chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
+    blocks = problem["batch_size"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    blocks *= head_ctas(problem)
+    return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
+
+
+def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+    """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
+    count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
+    heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
+    rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
+    rows = rows * head_ctas(problem)  # of each CTA that shares heads
+    dims = SUM_WARPS * np.where(f.core == WGMMA, MMA_COLUMNS, MMA_DIMS)
+    return replace(
+        sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
+        l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,
+        dram_bytes=np.maximum(rows * parts * latent * heads - device.l2_bytes, 0),
+    )
+
+
+def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Load:
+    """The second kernel, which few bytes pass: it waits for its loads."""
+    zero = 0 * f.warps
+    return Load(
+        blocks=blocks,
+        resident=zero + 8,
+        tiles=zero + 1,
+        steps=np.where(chunks > 1, np.ceil(chunks / f.sum_chunks), 1),
+        stages=zero + 1,
+        mma_cycles=zero + 50.0,
+        smem_bytes=zero,
+        l2_bytes=zero + 1.0,
+        issue_cycles=c.chunk * np.where(chunks > 1, 1.0, 0.0) + 30.0 * f.sum_chunks,
+        epilogue_cycles=np.where(f.dependent == 1, 300.0, 1000.0),
+        overlap=zero,
+        dram_bytes=zero,
+        setup_cycles=zero + 600.0,
+    )
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes of decoding, and of each chunk how full its tiles are, how CTAs spread, and what the
+    busiest SM reads beside those of other chunks; and how CTAs of the second kernel spread."""
+    count = problem["len_indptr"] - 1
+    length = tokens(problem) / count
+    out = {
+        "log2_length": (math.log2(max(length, 1.0)) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 3) / 3,
+        "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
+    }
+    read, shared = {}, head_ctas(problem)
+    for chunk in CHUNKS:
+        f = Fields({"chunk": chunk, "tile": MOST_TOKENS})
+        blocks, steps, _ = (float(found) for found in _spans(f, problem, device))
+        read[str(chunk)] = math.ceil(blocks / device.sms) * steps
+        out[f"filled_{chunk}"] = 2 * length * count * shared / (blocks * steps * MOST_TOKENS) - 1
+        out |= spread(str(chunk), blocks, device)
+    out |= spread("sums", count * shared * (problem["head_dim_ckv"] // 16 // SUM_WARPS), device)
+    return out | compared("read", read)
+
+
+def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, how full tiles of tokens are, and for the queries of a CTA how full it is, how CTAs
+    spread, and what the busiest SM does beside other choices: in steps, and in those of queries;
+    and for the parts of what as many queries as fit see how CTAs spread, and their steps."""
+    count = problem["len_indptr"] - 1
+    length, each = tokens(problem) / count, problem["total_q"] / count
+    out = {
+        "log2_tokens": (math.log2(max(length, 1.0)) - 10) / 4,
+        "log2_sequences": (math.log2(count) - 3) / 3,
+        "log2_queries": (math.log2(max(each, 1.0)) - 8) / 4,
+        "log2_heads": (math.log2(problem["num_qo_heads"]) - 4) / 2,
+        "seen": length / max(length + each, 1.0),
+    }
+    out |= {f"filled_tile_{tile}": filled(seen(problem), tile) for tile in TILES}
+    out |= compared("tile", {str(t): math.ceil(seen(problem) / t) * t for t in TILES})
+    short, worth, parted = dict[str, float](), dict[str, float](), dict[str, float]()
+    for queries in QUERIES:
+        f = Fields({"queries": queries, "tile": MOST_TOKENS, "parts": 1})
+        blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))
+        short[str(queries)] = math.ceil(blocks / device.sms) * steps * imbalance
+        worth[str(queries)] = short[str(queries)] * queries
+        out[f"filled_{queries}"] = filled(each, queries)
+        out |= spread(str(queries), blocks, device)
+    most = min(max(MOST_TOKENS // cta_heads(problem), 1), QUERIES[-1])
+    for cut in CUTS:
+        f = Fields({"queries": most, "tile": MOST_TOKENS, "parts": cut})
+        blocks, steps, imbalance = (float(found) for found in _spans(f, problem, device))
+        parted[str(cut)] = math.ceil(blocks / device.sms) * steps * imbalance
+        out |= spread(f"parts_{cut}", blocks, device)
+    out |= compared("parts", parted)
+    return out | compared("short", short) | compared("worth", worth)

@@ -1,0 +1,194 @@
+"""A latent attention strategy applied to a problem: what both kernels agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    UOp,
+    Value,
+    global_tensor,
+    param,
+    part,
+    rectangle,
+    special,
+    value,
+)
+from ptxflow.compiler.kernels.attention.softmax import Registers
+from ptxflow.compiler.kernels.mla.decisions import (
+    MMA_COLUMNS,
+    MMA_DIMS,
+    MMA_TOKENS,
+    decodes,
+    latent_pitch,
+    rope_pitch,
+)
+from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
+from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
+from ptxflow.compiler.kernels.tensors import PTX_TYPE
+
+QUAD = 4  # registers of an MMA's result, and of a 16-byte access
+LANES = 32
+BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a row of queries goes: output [rows, heads, latent], lse [rows, heads].
+
+    Sums are in blocks of `dims` dims by `wide` heads, as an MMA left them: lane l has two heads of
+    each, those of `lane`.
+    """
+
+    heads: int
+    latent: int
+    dtype: str
+
+    wide, dims = MMA_COLUMNS, MMA_DIMS
+    lane = LANE & 3
+    first = LANE < 4  # of those with the same heads
+    rescale = staticmethod(at.rescale)
+
+    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
+        """A block from `dim` and the head `column` on: eight dims of a head go together."""
+        out = list[UOp]()
+        for half in range(2):
+            packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
+            first = dim + 8 * half
+            index = (row * self.heads + (LANE >> 2) + column) * self.latent + first
+            out += [
+                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
+                at.movmatrix(moved, packed),
+                at.st_global(
+                    param("output"),
+                    index + ((LANE & 3) << 1),
+                    1,
+                    rectangle(
+                        global_tensor("output"), row * self.heads + column, first, MMA_COLUMNS, 8
+                    ),
+                    moved,
+                    element=2,
+                ),
+            ]
+        return out
+
+    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
+        """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
+        log, lse = r("log", 2), r("lse", 2)
+        return [
+            at.log2_f32(log, total),
+            at.sum_f32(lse, log, top),
+            at.st_global(
+                param("lse"),
+                row * self.heads + column + (LANE << 1),
+                self.first,
+                rectangle(global_tensor("lse"), row, column, 1, MMA_COLUMNS),
+                lse,
+                element=4,
+            ),
+        ]
+
+    def share(self, r: Registers, top: UOp, total: UOp) -> tuple[list[UOp], UOp]:
+        """What sums are to be multiplied by: 1 / total, and 0 where nothing was summed."""
+        inverse, log, factor = r("inverse", 2), r("whether", 2), r("share", 2)
+        return [
+            at.reciprocal_f32(inverse, total),
+            at.log2_f32(log, total),
+            at.finite_or_zero(factor, inverse, log),
+        ], factor
+
+
+class RowOutputs(Outputs):
+    """The same of sums as wgmma leaves them, whose rows are heads: a lane has dims side by side."""
+
+    wide, dims = MMA_TOKENS, MMA_COLUMNS
+    lane = LANE >> 2
+    first = (LANE & 3).eq(0)
+    rescale = staticmethod(at.rescale_rows)
+
+    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
+        out = list[UOp]()
+        for half in range(2):
+            packed, head = r(f"packed{half}", 1), row * self.heads + column + 8 * half
+            place = rectangle(global_tensor("output"), head, dim, 8, self.dims)
+            index = (head + self.lane) * self.latent + dim + ((LANE & 3) << 1)
+            out += [
+                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
+                at.st_global(param("output"), index, 1, place, packed, element=2),
+            ]
+        return out
+
+    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
+        log, lse = r("log", 2), r("lse", 2)
+        out = [at.log2_f32(log, total), at.sum_f32(lse, log, top)]
+        for half in range(2):
+            head = value(column) + 8 * half
+            place = rectangle(global_tensor("lse"), row, head, 1, 8)
+            index = row * self.heads + head + self.lane
+            found = part(lse, half, 1)
+            out.append(at.st_global(param("lse"), index, self.first, place, found, element=4))
+        return out
+
+
+class Shape:
+    """Sizes; a *block* is some dims of the latent, and `across` pieces of it are all columns: the
+    heads of a query, of which an MMA has 8 and a wgmma's fragment 16. Of many heads a CTA has
+    `own_heads`, from `first_head` on."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        self.decodes = decodes(problem)
+        self.heads, self.own_heads = problem["num_qo_heads"], cta_heads(problem)
+        self.head_ctas = head_ctas(problem)
+        self.latent, self.rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
+        self.page_size, self.dtype = problem["page_size"], PTX_TYPE[problem.dtype]
+        self.chunk = int(s.chunk) if self.decodes else 0
+        self.queries = 1 if self.decodes else int(s.queries)
+        self.cut = 1 if self.decodes else int(s.parts)  # CTAs of a tile of queries
+        self.tile, self.warps, self.stages = int(s.tile), int(s.warps), int(s.stages)
+        self.rows = self.tile // MMA_TOKENS  # warps side by side on a tile's tokens
+        self.groups = self.warps // self.rows
+        by_rows = not self.decodes and s.core == WGMMA
+        outputs = RowOutputs if by_rows else Outputs
+        self.outputs = outputs(self.heads, self.latent, self.dtype)
+        self.across = self.queries * self.own_heads // self.outputs.wide
+        self.own = self.across // self.groups
+        self.blocks = self.latent // self.outputs.dims
+        self.latent_pitch, self.rope_pitch = latent_pitch(problem), rope_pitch(problem)
+        self.split = self.chunk > 0 or self.cut > 1
+
+    @property
+    def number(self) -> UOp:
+        """The CTA's, and its row of the workspace: late queries come first."""
+        return CTAID if self.decodes else special("ctas") - 1 - CTAID
+
+    @property
+    def place(self) -> UOp:
+        """The same of what CTAs share the heads of."""
+        return self.number // self.head_ctas
+
+    @property
+    def which(self) -> UOp:
+        """Of the CTAs that share heads."""
+        return self.number % self.head_ctas
+
+    @property
+    def first_head(self) -> UOp:
+        return self.which * self.own_heads
+
+    def place_of(self, row: Value, block: Value, n: Value) -> tuple[UOp, UOp]:
+        """Index in vectors of a lane's part of a block of the workspace, and the block."""
+        index = ((row * self.blocks + block) * self.across + n) * LANES + LANE
+        column = (block * self.across + n) * BLOCK
+        return index, rectangle(global_tensor("sums"), row, column, 1, BLOCK)
+
+    def stats_of(self, row: Value, n: Value) -> tuple[UOp, UOp]:
+        """The same of maxima and sums of a piece's columns: a lane has two of each."""
+        wide = self.outputs.wide
+        index = (row * self.across + n) * (wide // 2) + self.outputs.lane
+        return index, rectangle(global_tensor("stats"), row, n * (2 * wide), 1, 2 * wide)

@@ -1,0 +1,160 @@
+"""Which queries and tokens a CTA has: a chunk of a sequence in decoding, a tile of its queries in a
+prefill. Lengths are data: a CTA finds its sequence by its own number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ptxflow.compiler.ir import UOp, Value, const, param, value
+from ptxflow.compiler.kernels.attention.queries import QueryTiles
+from ptxflow.compiler.kernels.attention.sequences import Sequences
+from ptxflow.compiler.kernels.mla.shape import Shape
+
+COUNT = "sequences"  # the parameter: how many there are
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens first..end-1 of a sequence, for `queries` queries from `row` on.
+
+    `present`: whether there is anything to do; `tokens`: how many the sequence has.
+    """
+
+    first: UOp
+    end: UOp
+    tiles: UOp
+    row: UOp
+    queries: UOp
+    present: UOp
+    tokens: UOp
+    reach: UOp  # tokens that the first query sees, plus `asked`, which may be more
+    asked: UOp
+
+    def seen(self, query: Value) -> UOp:
+        """The first token that a query of the CTA does not see."""
+        reach = self.reach + query
+        return (reach - reach.min(self.asked)).min(self.end)
+
+
+class Rows(Protocol):
+    """Finds a CTA's span, and where the rows of its tokens are."""
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        """Registers that it holds values in."""
+
+    def find(self) -> tuple[list[UOp], Span]:
+        """Statements that find the span, and the span."""
+
+    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
+        """The token of a row of a tile; past the end the last one again."""
+
+    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+        """The tensor that says where a token's row is, and the index of that."""
+
+    def row(self, entry: UOp, token: UOp) -> UOp:
+        """A token's row in the cache, of all tokens of all pages."""
+
+    def there(self, row: UOp) -> UOp | None:
+        """Whether there is such a row; None where all tokens have one."""
+
+
+class Work:
+    """Finds a CTA's span. Each role does so in registers of its own, told apart by `prefix`: what
+    is held across roles that differ in registers, ptxas spills."""
+
+    def __init__(self, shape: Shape, prefix: str = ""):
+        self.shape = shape
+        self.sequences = Sequences(shape.page_size, shape.chunk or shape.tile, prefix)
+        self.tiles = QueryTiles(shape.queries, prefix)
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        if not self.shape.decodes:
+            return (*self.lengths_storage, *self.tiles.storage)
+        return self.sequences.storage if self.shape.split else self.lengths_storage
+
+    @property
+    def lengths_storage(self) -> tuple[UOp, ...]:
+        return self.sequences.storage[: 3 if self.shape.page_size > 1 else 2]
+
+    def find(self) -> tuple[list[UOp], Span]:
+        """Statements that find the span, and the span."""
+        if not self.shape.decodes:
+            return self._part() if self.shape.split else self.queries(self.shape.place)
+        return self._chunk() if self.shape.split else self._sequence()
+
+    def _sequence(self) -> tuple[list[UOp], Span]:
+        """A whole sequence."""
+        tokens = self.sequences.tokens
+        sequence = self.shape.place
+        span = self._span(sequence, const(0), tokens, const(1))
+        return self.sequences.lengths(sequence), span
+
+    def _chunk(self) -> tuple[list[UOp], Span]:
+        """A chunk; an empty sequence has one, too."""
+        s, chunk, place = self.sequences, self.shape.chunk, self.shape.place
+        body, sequence = s.find(place, param(COUNT))
+        number = place - s.first_place(sequence)
+        tokens, first = s.tokens, number * chunk
+        present = (first < tokens) | number.eq(0)
+        end = (first + chunk).min(tokens)
+        span = self._span(sequence, first, end, present)
+        return [*body, *s.lengths(sequence)], span
+
+    def _span(self, sequence: UOp, first: UOp, end: UOp, present: UOp) -> Span:
+        tokens, tiles = self.sequences.tokens, self._tiles(first, end)
+        return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0))
+
+    def _part(self) -> tuple[list[UOp], Span]:
+        """Some of the tiles that the queries of a place see, if there are any."""
+        cut, number = self.shape.cut, self.shape.place
+        body, span = self.queries(number // cut)
+        tokens = self.share(span) * self.shape.tile
+        first = number % cut * tokens
+        end = (first + tokens).min(span.end)
+        tiles, present = self._tiles(first, end), span.present & (first < end)
+        return body, replace(span, first=first, end=end, tiles=tiles, present=present)
+
+    def share(self, span: Span) -> UOp:
+        """Tiles of a part of a place's, at least one."""
+        return (span.tiles - span.tiles.min(1)) // self.shape.cut + 1
+
+    def queries(self, place: UOp) -> tuple[list[UOp], Span]:
+        """Some queries of a sequence, and the tokens that the last of them sees."""
+        body, sequence = self.tiles.find(place, param(COUNT))
+        first = self.tiles.first(place, sequence)
+        asked, tokens = self.tiles.count, self.sequences.tokens
+        reach = tokens + first + self.shape.queries
+        end = (reach - reach.min(asked)).min(tokens)
+        span = Span(
+            first=const(0),
+            end=end,
+            tiles=self._tiles(const(0), end),
+            row=self.tiles.begin + first,
+            queries=(asked - first).min(self.shape.queries),
+            present=first < asked,
+            tokens=tokens,
+            reach=tokens + first + 1,
+            asked=asked,
+        )
+        return [*body, *self.sequences.lengths(sequence), *self.tiles.lengths(sequence)], span
+
+    def _tiles(self, first: UOp, end: UOp) -> UOp:
+        count = end - first.min(end)
+        return (count + (self.shape.tile - 1)) // self.shape.tile
+
+    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
+        """The token of a row of a tile; past the end the last one again."""
+        return (span.first + (tile * self.shape.tile + value(number))).min(span.end - 1)
+
+    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+        """The entry of a token's page."""
+        return "kv_indices", self.sequences.begin + token // self.shape.page_size
+
+    def row(self, entry: UOp, token: UOp) -> UOp:
+        return self.sequences.row(entry, token)
+
+    def there(self, row: UOp) -> None:
+        return None

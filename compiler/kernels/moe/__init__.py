@@ -1,0 +1,165 @@
+"""A mixture of experts in float8 with block scales, on one rank, with grouped routing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.moe import blackwell, hopper
+from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
+from ptxflow.compiler.kernels.moe.load import COSTS, features, load
+from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
+from ptxflow.compiler.kernels.moe.route import LANES, PLACE, ROUTE, Place, Route
+from ptxflow.compiler.kernels.moe.total import ENTRY as TOTAL
+from ptxflow.compiler.kernels.moe.total import Total
+from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam
+
+SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
+
+
+Products = hopper.Products | blackwell.Products
+
+
+def products(p: Problem, s: Strategy, device: Device) -> tuple[Products, Products]:
+    """Both grouped products."""
+    make = blackwell.Products if device.has_tmem else hopper.Products
+    return make(p, s, device, True), make(p, s, device, False)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernels: routing, places, both products, the sum over experts."""
+    up, down = products(p, s, device)
+    route = [] if s.route == JOINED else [Route(p, s, device).build()]
+    place, total = Place(p, s, device).build(), Total(p, s, device).build()
+    return program(*route, place, up.build(), down.build(), total)
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Of routing: a CTA with and without tokens for all its warps. Of places: none, some and more
+    than two turns of the warps, of tokens and of tiles. Of products: no tile; rings that are not
+    filled, filled, past their second turn; several tiles."""
+    route, place = Route(p, s, device), Place(p, s, device)
+    out = []
+    for tokens in () if place.joined else sorted({1, route.warps}):
+        written = (("choices", tokens, 8), ("shares", tokens, 8))
+        out.append(Trip(f"{tokens} tokens", (("seq_len", tokens),), written, ROUTE))
+    many = 2 * place.warps * LANES
+    for tokens, tiles in ((LANES, 0), (LANES, 1), (many, many)):
+        values = (("seq_len", tokens), (place.told("tiles").arg[0], tiles))
+        listed = (("places", tokens, 8), ("work", tiles, 4), ("tiles", 1, 1))
+        name = f"{tokens} tokens, {tiles} tiles"
+        out.append(Trip(name, values, listed if tiles > 1 else (), PLACE))
+    for product in products(p, s, device):
+        out += _of_product(product)
+    total = Total(p, s, device)
+    held = tuple((total.told(f"row{i}_").arg[0], 0) for i in range(8))
+    out.append(Trip("a token", held, (("output", 1, total.hidden),), TOTAL))
+    return out
+
+
+def _of_product(g: Products) -> list[Trip]:
+    plan = [(1, 0), (1, 1), (g.stages - 1, 1), (g.stages, 2), (2 * g.stages + 1, 1)]
+    plan.append((1, 2 * g.stages + 1))
+    out = []
+    for steps, tiles in plan:
+        prefix = "u_" if g.up else "d_"
+        names = {"tiles": tiles, "c_left": g.tile_t, "p_left": g.tile_t}
+        names |= {f"{who}_{n}": 0 for who in "cp" for n in ("expert", "row", "weight")}
+        names |= {f"token{i}_": 0 for i in range(g.lines)}
+        values = {f"{prefix}{name}": n for name, n in names.items()}
+        values |= {"steps": steps, "tiles_w": 1, "seq_len": g.tile_t, "rows": g.tile_t}
+        written: tuple[tuple[str, int, int], ...] = ()
+        if tiles:
+            width = g.tile_w // 2 if g.up else g.tile_w
+            written = ((("inner" if g.up else "partial"), g.tile_t, width),)
+            written += (("inner_scale", g.tile_t, 1),) if g.up else ()
+        name = f"{tiles} tiles of {steps} steps"
+        out.append(Trip(name, tuple(values.items()), written, g.entry))
+    return out
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grids and parameters, as expressions over seq_len."""
+    route, place, total = Route(p, s, device), Place(p, s, device), Total(p, s, device)
+    late = place.dependent and not place.joined
+    steps = (
+        _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False),
+        _plain(PLACE, "1", place.warps, place.params, late, place.smem_bytes),
+        *(product.launched() for product in products(p, s, device)),
+        _plain(TOTAL, "seq_len", total.warps, total.params, total.dependent),
+    )
+    first, *following = steps[1:] if place.joined else steps
+    return replace(first, then=tuple(following), workspace=route.workspace)
+
+
+def _plain(
+    entry: str,
+    grid: str,
+    warps: int,
+    params: tuple[tuple[str, str], ...],
+    dependent: bool,
+    smem_bytes: int = 0,
+) -> Launch:
+    return Launch(
+        entry=entry,
+        grid=(grid, "1", "1"),
+        block=32 * warps,
+        cluster=(1, 1, 1),
+        smem_bytes=smem_bytes,
+        params=tuple(_param(name, kind) for name, kind in params),
+        dependent=dependent,
+    )
+
+
+def _param(name: str, kind: str) -> Param:
+    if kind == "ptr":
+        return PointerParam(name)
+    return InputParam(name, SCALARS[name]) if name in SCALARS else ScalarParam(name, name)
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """A few local experts of few blocks: rings past their first turn where they are short, tails of
+    row tiles, an expert without tokens."""
+    inner = max(BLOCK, int(s.up_tile) // 2)
+    hidden = max(3 * BLOCK, int(s.down_tile))
+    hidden = -(-hidden // int(s.down_tile)) * int(s.down_tile)
+    tokens = min(int(s.tile_t), 32) + 5
+    return Trial(_sized(p, tokens, 3, hidden, inner))
+
+
+def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Problem:
+    axes = {
+        **dict(p.axes),
+        "seq_len": tokens,
+        "num_experts": EXPERTS,
+        "num_local_experts": local,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "gemm1_out_size": 2 * inner,
+        "num_hidden_blocks": hidden // BLOCK,
+        "num_intermediate_blocks": inner // BLOCK,
+        "num_gemm1_out_blocks": 2 * inner // BLOCK,
+    }
+    return replace(p, axes=tuple(axes.items()))
+
+
+MOE = register(
+    Family(
+        name="moe",
+        op_types=("moe",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+    )
+)

@@ -1,0 +1,180 @@
+"""Grouped products on sm_100a: tcgen05 on a block of K at a time, promoted from tensor memory.
+
+The sums of a *wave*, a part of the tile and of K, go to one of two buffers of tensor memory, from
+which warpgroups read them, scale them and add them to those of all K in their registers. A lane has
+a row of 128: a token, or with swapped sides a row of weights. Of a tile of tokens, two warpgroups
+have half of each wave's columns each; with swapped sides blocks of weights of their own.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    WARP,
+    Body,
+    Role,
+    UOp,
+    Value,
+    loop,
+    part,
+    role,
+    slot,
+    tmem,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.moe.decisions import (
+    REGS,
+    TMEM_ROWS,
+    smem_bytes,
+)
+from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
+from ptxflow.compiler.kernels.moe.lanes import TokenLanes, WeightLanes
+from ptxflow.compiler.kernels.moe.problem import BLOCK
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.layout import instruction_descriptor
+from ptxflow.compiler.lower import single
+
+BUFFERS = 2
+MMA_K = 32  # elements of K in one product
+COLUMNS = 32  # of tensor memory that a lane moves at a time
+ISSUER = 3  # of the control warps
+
+
+class Products(Grouped):
+    """A strategy applied to one of the products."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
+        super().__init__(problem, s, device, up)
+        self.consumer_warps = 4 * self.consumers
+        self.waves: int = s.waves
+        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
+        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
+        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
+        self.buffer = tmem("sums", self.units * self.width, BUFFERS)
+        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
+        self.acc = self.r("acc", self.waves * self.own)
+        self.chunk = min(self.own, self.width, COLUMNS)
+        self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
+        self.leave = (WeightLanes if self.swapped else TokenLanes)(self)
+
+    @property
+    def releases(self) -> int:
+        """A commit, and the warps that read scales."""
+        return 1 + self.consumer_warps
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        warps = self.consumer_warps
+        regs = REGS[self.up] if self.consumers == 2 else (0, 0)
+        sums = Role("sums", 0, warps, regs=regs[0])
+        control = Role("control", warps, 4, regs=regs[1])
+        i, k = var("tile_m"), var("k_issue")
+        issue = single(loop(i, self.my_tiles, loop(k, self.steps, self.issue(self.use(i, k)))))
+        roles = [
+            role(sums, self.find(), self.each_tile("c", self.add_up)),
+            role(control, self.produce(warps), when(WARP.eq(warps + ISSUER), self.find(), issue)),
+        ]
+        storage = (self.done.full, self.done.empty, *self.leave.storage, self.buffer)
+        return self.whole(warps + 4, storage, *roles, drained=self.leave.meets)
+
+    def launched(self) -> Launch:
+        return self.launch(
+            32 * (self.consumer_warps + 4), int(smem_bytes(self.s.fields(), self.up))
+        )
+
+    # -- multiplying --------------------------------------------------------------------------
+
+    def wave_use(self, use: UOp, scale_set: int, wave: int) -> UOp:
+        """The number of a wave among all, which take buffers in turn."""
+        return (use * self.scale_sets + scale_set) * self.waves + wave
+
+    def issue(self, use: UOp) -> list[UOp]:
+        """The last wave's sums are waited for behind the stage's release: nothing is left behind
+        when the CTA ends."""
+        stage = self.ring.stage(use)
+        out = [self.ring.wait_full(use)]
+        for scale_set in range(self.scale_sets):
+            for wave in range(self.waves):
+                number = self.wave_use(use, scale_set, wave)
+                buffer = self.done.stage(number)
+                out += [self.done.wait_empty(number), at.tcgen05_fence_after()]
+                out += self.mma(stage, buffer, scale_set, wave)
+                if (scale_set, wave) == (self.scale_sets - 1, self.waves - 1):
+                    out.append(at.tcgen05_commit(slot(self.ring.empty, stage)))
+                out.append(at.tcgen05_commit(slot(self.done.full, buffer)))
+        return out
+
+    def mma(self, stage: UOp, buffer: UOp, scale_set: int, wave: int) -> list[UOp]:
+        each, out = BLOCK // self.scale_sets, []
+        # kind::f8f6f4, e4m3 of both, float32 sums, both K-major (PTX ISA 9.7.16.4.2)
+        idesc = instruction_descriptor(TMEM_ROWS, self.width, "e4m3")
+        for step in range(scale_set * each, (scale_set + 1) * each, MMA_K):
+            for j in range(self.units):
+                if self.swapped:
+                    left, right = self.weights, self.tokens
+                    row, column = (wave * self.units + j) * TMEM_ROWS, 0
+                else:
+                    left, right, row, column = self.tokens, self.weights, 0, wave * self.width
+                out.append(
+                    at.tcgen05_mma(
+                        slot(self.buffer, buffer, j * self.width, self.width),
+                        slot(left, stage, row * ROW, TMEM_ROWS * ROW),
+                        slot(right, stage, column * ROW, self.width * ROW),
+                        int(step % each > 0),
+                        cta_group=1,
+                        kind="f8f6f4",
+                        idesc=idesc,
+                        a_step=step,
+                        b_step=step,
+                        a_desc=self.token_tile.descriptor_blackwell(),
+                        b_desc=self.token_tile.descriptor_blackwell(),
+                    )
+                )
+        return out
+
+    # -- adding up ----------------------------------------------------------------------------
+
+    def add_up(self, sequence: UOp) -> list[Body]:
+        k = var("k")
+        return [
+            at.mov(self.acc, 0),
+            loop(k, self.steps, self.step(self.use(sequence, k), k)),
+            self.leave.store(),
+        ]
+
+    def step(self, use: UOp, k: UOp) -> list[Body]:
+        """Scales are there before the first sums are."""
+        out: list[Body] = [self.ring.wait_full(use), self.leave.load_weight_scales(k)]
+        for scale_set in range(self.scale_sets):
+            size = self.tile_t * 4
+            rows = slot(self.scales, self.ring.stage(use), scale_set * size, size)
+            out += self.leave.load_token_scales(rows)
+            for wave in range(self.waves):
+                number = self.wave_use(use, scale_set, wave)
+                out += [self.done.wait_full(number), at.tcgen05_fence_after()]
+                for first in range(0, self.own, self.chunk):
+                    out += self._add_chunk(number, wave, first)
+                free = at.mbar_arrive(slot(self.done.empty, self.done.stage(number)))
+                out += [at.tcgen05_fence_before(), free]
+        return [*out, self.release(use)]
+
+    def _add_chunk(self, number: UOp, wave: int, first: int) -> list[Body]:
+        """Some columns of a wave, scaled."""
+        held = self.r("part", self.chunk)
+        column: Value = (WARP >> 2) * self.own + first
+        source = slot(self.buffer, self.done.stage(number), column, self.chunk)
+        quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
+        sums = part(self.acc, wave * self.own + first, self.chunk)
+        statements, factor, order = self.leave.factors(wave, first)
+        return [
+            at.tcgen05_ld(held, source, quarter, shape="32x32b"),
+            statements,
+            at.tcgen05_wait_ld(),
+            at.promote(sums, held, factor, order=order),
+        ]

@@ -1,0 +1,171 @@
+"""The decisions of a mixture of experts, in construction order, and their rules.
+
+Tokens or weights are the side of a product that has 64 rows at least (128 with tcgen05): tokens
+where experts have many, weights where they have few. `waves` says how much of a tile is multiplied
+before its sums are scaled and added to those of all K; registers hold both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Decision, Fields, Problem, Resources, rule
+from ptxflow.compiler.kernels.moe.problem import BLOCK
+
+WEIGHTS, TOKENS = "weights", "tokens"
+APART, JOINED = "apart", "joined"
+BFLOAT16, FLOAT32 = "bfloat16", "float32"
+WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
+LINES = 4  # rows that a warp gathers at a time
+BARRIER_BYTES = 1024
+#: registers of two warpgroups that hold sums, and of the third, which gathers rows for the first
+#: product and has less to do for the second
+REGS = {True: (224, 56), False: (232, 40)}
+MOST_REGS = 255
+
+DECISIONS = (
+    Decision("swap", (0, 1), "1: weights are the side with 64 or 128 rows, tokens the other"),
+    Decision("tile_t", (8, 16, 32, 64, 128), "rows of an expert that a tile takes"),
+    Decision("consumers", (1, 2), "warpgroups that share a tile"),
+    Decision("up_tile", (64, 128, 256), "rows of gemm1_weights of a tile"),
+    Decision("down_tile", (64, 128, 256), "rows of gemm2_weights of a tile"),
+    Decision("waves", (1, 2, 4), "parts of a tile, multiplied and promoted one after another"),
+    Decision("up_stages", (2, 3, 4, 6), "depth of the first product's ring"),
+    Decision("down_stages", (2, 3, 4, 6), "depth of the second product's ring"),
+    Decision("lag", (1, 2), "steps that gathered rows have to land before they are handed over"),
+    Decision("order", (WEIGHTS, TOKENS), "what neighbouring tiles differ in"),
+    Decision("persistent", (0, 1), "one wave of blocks that loop over tiles"),
+    Decision("partials", (BFLOAT16, FLOAT32), "what an expert's outputs are stored as"),
+    Decision("route", (APART, JOINED), "tokens are routed by many CTAs, or by the one that places"),
+    Decision("sum_warps", (2, 8), "warps that add up a token's outputs"),
+    Decision("dependent", (0, 1), "kernels start while those before them still run"),
+)
+
+
+def copiers(f: Fields, device: Device) -> Any:
+    """Warps that gather rows; with tcgen05 others of theirs issue products."""
+    return np.minimum(f.tile_t // LINES, 2 if device.has_tmem else 4)
+
+
+def scale_sets(f: Fields) -> Any:
+    """Scales of a row in a step of the second product."""
+    return BLOCK // np.minimum(f.up_tile // 2, BLOCK)
+
+
+def smem_bytes(f: Fields, up: bool) -> Any:
+    """Of either product: barriers and scales below the first multiple of 1024, then tiles."""
+    tile, stages = (f.up_tile, f.up_stages) if up else (f.down_tile, f.down_stages)
+    sets = 1 if up else scale_sets(f)
+    scales = stages * sets * f.tile_t * 4
+    peaks = 16 * f.consumers * np.where(f.swap == 1, f.tile_t, 32) * int(up)
+    small = 128 * (2 + stages) + scales + peaks
+    return -(-small // 1024) * 1024 + 1024 + stages * (f.tile_t + tile) * BLOCK
+
+
+def tile_sums(f: Fields, tile_w: Any) -> Any:
+    """Sums of a tile that a thread holds."""
+    return f.tile_t * tile_w // (WARPGROUP * f.consumers)
+
+
+def registers(f: Fields, tile_w: Any, device: Device) -> Any:
+    """Of a thread that multiplies: sums of all K, of a wave, factors, and what surrounds them."""
+    sums = tile_sums(f, tile_w)
+    if device.has_tmem:
+        return sums + np.where(f.swap == 1, 90 + f.tile_t, 80)
+    return np.where(f.swap == 1, 2 * sums + 40, sums + sums // f.waves + 32)
+
+
+def register_limit(f: Fields) -> Any:
+    return np.where(f.consumers == 2, REGS[True][0], MOST_REGS)
+
+
+def tmem_columns(f: Fields) -> Any:
+    """Of tensor memory, a power of two: two buffers for a wave of either product."""
+    tile = np.maximum(f.up_tile, f.down_tile)
+    wave = np.where(f.swap == 1, f.tile_t * (tile // TMEM_ROWS), tile) // f.waves
+    return np.maximum(2 * wave, 32)
+
+
+def resources(f: Fields, problem: Problem, device: Device) -> Resources:
+    """What strategies take of an SM: the larger of the two products."""
+    smem = np.maximum(smem_bytes(f, True), smem_bytes(f, False))
+    threads = WARPGROUP * (f.consumers + 1)
+    occupancy = np.minimum(device.smem_per_sm // (smem + device.smem_reserved), 1)
+    columns = tmem_columns(f) if device.has_tmem else 0 * threads
+    return Resources(smem, register_limit(f), threads, columns, occupancy)
+
+
+def _fits(f: Fields, tile_w: Any, device: Device) -> Any:
+    """Whether waves are whole products of a tile, with a part for each warpgroup."""
+    if device.has_tmem:
+        each = tile_w // f.waves
+        share = each // f.consumers
+        tokens = (share >= 32) & (share <= BLOCK)
+        return np.where(f.swap == 1, (share >= TMEM_ROWS) & (share % TMEM_ROWS == 0), tokens)
+    units = np.where(f.swap == 1, tile_w // (WARPGROUP_ROWS * f.consumers), tile_w // 64)
+    return (units >= 1) & (units % f.waves == 0)
+
+
+def _sides(f: Fields, device: Device) -> Any:
+    """Whether tokens are as many as either side of a product has."""
+    if device.has_tmem:
+        return np.where(f.swap == 1, (f.tile_t >= 16) & (f.tile_t <= 64), f.tile_t == TMEM_ROWS)
+    return np.where(f.swap == 1, f.tile_t <= 64, f.tile_t == WARPGROUP_ROWS * f.consumers)
+
+
+RULES = (
+    rule(
+        "tokens are 64 rows of each warpgroup (128 of a tile with tcgen05), or with swapped sides "
+        "8 (16) to 64 columns",
+        "swap tile_t consumers",
+        lambda f, p, d: _sides(f, d),
+    ),
+    rule(
+        "each warpgroup has products of its own, as many in each wave",
+        "swap consumers up_tile waves",
+        lambda f, p, d: _fits(f, f.up_tile, d),
+    ),
+    rule(
+        "each warpgroup has products of its own, as many in each wave of the second, too",
+        "swap consumers down_tile waves",
+        lambda f, p, d: _fits(f, f.down_tile, d),
+    ),
+    rule(
+        "tiles of the first product divide its weights",
+        "up_tile",
+        lambda f, p, d: 2 * p["intermediate_size"] % f.up_tile == 0,
+    ),
+    rule(
+        "tiles of the second product divide its weights",
+        "down_tile",
+        lambda f, p, d: p["hidden_size"] % f.down_tile == 0,
+    ),
+    rule(
+        "sums of the first product exceed the registers of a thread",
+        "swap tile_t consumers up_tile waves",
+        lambda f, p, d: registers(f, f.up_tile, d) <= register_limit(f),
+    ),
+    rule(
+        "sums of the second product exceed the registers of a thread",
+        "swap tile_t consumers down_tile waves",
+        lambda f, p, d: registers(f, f.down_tile, d) <= register_limit(f),
+    ),
+    rule(
+        "the first product's ring exceeds the shared memory of a block",
+        "swap tile_t consumers up_tile up_stages",
+        lambda f, p, d: smem_bytes(f, True) <= d.smem_per_block,
+    ),
+    rule(
+        "the second product's ring exceeds the shared memory of a block",
+        "swap tile_t consumers up_tile down_tile down_stages",
+        lambda f, p, d: smem_bytes(f, False) <= d.smem_per_block,
+    ),
+    rule(
+        "rows are handed over before the ring is full",
+        "lag up_stages",
+        lambda f, p, d: f.lag < f.up_stages,
+    ),
+)

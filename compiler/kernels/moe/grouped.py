@@ -1,0 +1,390 @@
+"""A grouped product of experts' rows and weights in float8: tiles, the ring, and what fills it.
+
+The same for both products. *Up* gathers tokens' rows and multiplies by gemm1_weights; eight rows of
+their first half alternate with the eight of the second that gate them, so that a warp, and on
+sm_90a a lane, has both. *Down* reads what the first product left, row after row.
+
+A CTA takes row tiles times weight tiles, one after another as far as there are any: how many, only
+the device knows. A step is one block of K, 128 elements: 128 bytes of every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    UOp,
+    Value,
+    const,
+    elect,
+    flatten,
+    global_tensor,
+    loop,
+    param,
+    rectangle,
+    slot,
+    smem,
+    special,
+    value,
+    var,
+    when,
+)
+from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers
+from ptxflow.compiler.kernels.moe.problem import BLOCK
+from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
+from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.launch import Expr, Launch, Param, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.lower import finish, single
+
+ROW = 128  # bytes of a row in a step
+GATE_ROWS = 8  # rows of one half that stand together
+ENTRIES = {True: "moe_up", False: "moe_down"}
+
+
+class Grouped(Shape):
+    """Either product."""
+
+    consumer_warps: int
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
+        super().__init__(problem, s, device, "u_" if up else "d_")
+        self.up, self.entry = up, ENTRIES[up]
+        self.consumers: int = s.consumers
+        self.swapped = bool(s.swap)
+        self.k = self.hidden if up else self.inner
+        self.n = 2 * self.inner if up else self.hidden
+        self.tile_w: int = s.up_tile if up else s.down_tile
+        self.stages: int = s.up_stages if up else s.down_stages
+        self.lag = min(int(s.lag), self.stages - 1)
+        self.scale_sets = 1 if up else BLOCK // self.granule  # of the tokens, in a step
+        self.token_tile = SmemTile(self.tile_t, BLOCK, 1, ROW)
+        self.weight_tile = SmemTile(self.tile_w, BLOCK, 1, ROW)
+        self.tokens = smem("token_tiles", self.token_tile.bytes, self.stages)
+        self.weights = smem("weight_tiles", self.weight_tile.bytes, self.stages)
+        self.scales = smem("scale_rows", self.scale_sets * self.tile_t * 4, self.stages, align=128)
+
+    @cached_property
+    def ring(self) -> Ring:
+        fillers = self.copiers + 1 if self.up else 1
+        return Ring.of("ring", self.stages, fillers, self.releases)
+
+    @property
+    def releases(self) -> int:
+        """Arrivals that free a stage."""
+        return self.consumer_warps
+
+    @property
+    def copiers(self) -> int:
+        return int(copiers(self.s.fields(), self.device))
+
+    # -- which tile ---------------------------------------------------------------------------
+
+    def find(self) -> list[Body]:
+        """What a role does first."""
+        return [self.wait(), self.word("tiles", "tiles", 0)]
+
+    @property
+    def steps(self) -> UOp:
+        return const(self.k // BLOCK, "steps")
+
+    @property
+    def tiles_w(self) -> UOp:
+        return const(self.n // self.tile_w, "tiles_w")
+
+    @property
+    def my_tiles(self) -> UOp:
+        """How many tiles this CTA takes."""
+        ctas, all_tiles = special("ctas"), self.told("tiles") * self.tiles_w
+        return (all_tiles + (ctas - 1 - CTAID)) // ctas
+
+    def each_tile(self, who: str, body: Callable[[UOp], Body]) -> UOp:
+        """`body(sequence number)` for each tile, of which `who` keeps the place by that prefix."""
+        i = var(f"tile_{who}")
+        tile = CTAID + i * special("ctas")
+        by_weights = self.s.order == WEIGHTS
+        across: Value = self.tiles_w if by_weights else self.told("tiles")
+        inner, outer = tile % across, tile // across
+        at_row, at_weight = (outer, inner) if by_weights else (inner, outer)
+        found = [
+            at.mov(self.r(f"{who}_weight", 1), at_weight),
+            *(
+                self.word(f"{who}_{name}", "work", at_row * TILE_WORDS + word)
+                for word, name in enumerate(("expert", "row", "left"))
+                if self.up or who == "c" or name != "left"  # nobody else looks at it
+            ),
+        ]
+        return loop(i, self.my_tiles, found, body(i), rolled=True)
+
+    def use(self, sequence: UOp, k: UOp) -> UOp:
+        return sequence * self.steps + k
+
+    # -- filling ------------------------------------------------------------------------------
+
+    def produce(self, first: int) -> list[Body]:
+        """What the warps from `first` on do."""
+        k = var("k_load")
+        if not self.up:
+            fill = self.each_tile("p", lambda i: loop(k, self.steps, single(*self._fill(i, k))))
+            return [when(WARP.eq(first), self.find(), fill)]
+        warp = WARP - first
+
+        def gather(i: UOp) -> Body:
+            return [self._look_up(warp), loop(k, self.steps, self._gather(i, k, warp))]
+
+        uses = self.my_tiles * self.steps
+        last = [
+            when(const(back) < uses, self._hand_over(uses - 1 - back, back))
+            for back in reversed(range(self.lag))
+        ]
+        return [when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)]
+
+    def _weights(self, stage: UOp, k: UOp) -> list[UOp]:
+        """The TMA of a stage's weights."""
+        bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
+        expert, tile = self.told("p_expert"), self.told("p_weight")
+        box = (BLOCK, self.tile_w)
+        if not self.up:
+            row = expert * self.n + tile * self.tile_w
+            load = at.tma_load(
+                target, param("weights_map"), k * BLOCK, row, bar, box=box, element=1, apart=True
+            )
+            return [load]
+        groups = self.tile_w // (2 * GATE_ROWS)
+        place = (k * BLOCK, 0, 0, tile * groups, expert)
+        return [at.tma_load_5d(target, param("weights_map"), *place, bar, box=box, element=1)]
+
+    def _fill(self, i: UOp, k: UOp) -> list[UOp]:
+        """A stage of the second product, by one lane."""
+        use = self.use(i, k)
+        stage = self.ring.stage(use)
+        bar, row = slot(self.ring.full, stage), self.told("p_row")
+        each = self.tile_t * 4
+        bytes_ = self.token_tile.bytes + self.weight_tile.bytes + self.scale_sets * each
+        scales = [
+            at.bulk_load(
+                slot(self.scales, stage, j * each, each),
+                param("inner_scale"),
+                (k * self.scale_sets + j) * param("rows") + row,
+                rectangle(global_tensor("inner_scale"), 0, 0, 1, 1),
+                bar,
+                bytes=each,
+                element=4,
+            )
+            for j in range(self.scale_sets)
+        ]
+        tokens = at.tma_load_handed(
+            slot(self.tokens, stage),
+            param("inner_map"),
+            k * BLOCK,
+            row,
+            bar,
+            rectangle(global_tensor("inner"), 0, 0, 1, 1),
+            box=(BLOCK, self.tile_t),
+            element=1,
+        )
+        expect = at.mbar_arrive_expect(bar, bytes=bytes_)
+        return [self.ring.wait_empty(use), expect, *self._weights(stage, k), tokens, *scales]
+
+    @property
+    def _own_rows(self) -> int:
+        """Rows of the tile that a warp copies."""
+        return self.tile_t // self.copiers
+
+    def _look_up(self, warp: UOp) -> list[UOp]:
+        """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
+        first = warp * self._own_rows
+        rows = {f"token{g}_": first + LINES * g + (LANE >> 3) for g in range(self.lines)}
+        rows |= {f"scale_token{w}_": first + 32 * w + LANE for w in range(self.scale_words)}
+        out = []
+        for name, row in rows.items():
+            inside = row < self.told("p_left")
+            out.append(self.word(name, "tokens", self.told("p_row") + row, inside))
+        return out
+
+    @property
+    def lines(self) -> int:
+        """Groups of rows that a warp copies together."""
+        return self._own_rows // LINES
+
+    @property
+    def scale_words(self) -> int:
+        """Rows of which a lane copies the scale."""
+        return -(-self._own_rows // 32)
+
+    def _gather(self, i: UOp, k: UOp, warp: UOp) -> list[Body]:
+        """A warp's part of a stage of the first product; the first warp asks for weights, too."""
+        use = self.use(i, k)
+        stage = self.ring.stage(use)
+        bar, first, chunk = slot(self.ring.full, stage), warp * self._own_rows, LANE & 7
+        expect = at.mbar_arrive_expect(bar, bytes=self.weight_tile.bytes)
+        copies = []
+        for g in range(self.lines):
+            row = first + LINES * g
+            line = row + (LANE >> 3)
+            copies.append(
+                at.copy_chunks(
+                    slot(self.tokens, stage, row * ROW, LINES * ROW),
+                    (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
+                    param("hidden_states"),
+                    self.told(f"token{g}_"),
+                    k * BLOCK + (chunk << 4),
+                    1,
+                    rectangle(global_tensor("hidden_states"), 0, 0, 1, 1),
+                    pitch=self.hidden,
+                    element=1,
+                )
+            )
+        scales = [
+            at.copy_words(
+                slot(self.scales, stage, (first + 32 * w) * 4, min(self._own_rows, 32) * 4),
+                LANE << 2,
+                param("hidden_states_scale"),
+                k * param("seq_len") + self.told(f"scale_token{w}_"),
+                self._own_rows > LANE if self._own_rows < 32 else 1,
+                rectangle(global_tensor("hidden_states_scale"), 0, 0, 1, 1),
+            )
+            for w in range(self.scale_words)
+        ]
+        before = const(self.lag - 1) < use
+        return [
+            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(stage, k)),
+            self.ring.wait_empty(use),
+            copies,
+            scales,
+            at.copies_commit(),
+            when(before, self._hand_over(use - self.lag, self.lag)),
+        ]
+
+    def _hand_over(self, use: UOp, pending: int) -> list[UOp]:
+        """A warp's part of a stage is complete for products when all but `pending` groups are."""
+        arrive = at.mbar_arrive(slot(self.ring.full, self.ring.stage(use)))
+        wait = at.copies_wait(pending=pending)
+        return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
+
+    # -- scales -------------------------------------------------------------------------------
+
+    def weight_scale(self, name: str, row: Value, k: UOp) -> UOp:
+        """Load the scale of the weights' rows from `row` on, of the consumer's expert."""
+        tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
+        blocks = self.n // BLOCK
+        block = self.told("c_expert") * blocks + value(row) // BLOCK
+        place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
+        index = block * (self.k // BLOCK) + k
+        return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
+
+    def release(self, use: UOp) -> list[UOp]:
+        """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
+        arrive = at.mbar_arrive(slot(self.ring.empty, self.ring.stage(use)))
+        fence = [] if self.up else [at.fence_proxy_async()]
+        return [*fence, at.warp_sync(), single(arrive)]
+
+    # -- what a tile leaves -------------------------------------------------------------------
+
+    @property
+    def first_column(self) -> UOp:
+        """Of the tile, in what the product leaves."""
+        width = self.tile_w // 2 if self.up else self.tile_w
+        return self.told("c_weight") * width
+
+    def row(self, inside_tile: Value) -> tuple[UOp, UOp]:
+        """A row of the tile among all rows, and whether it is one."""
+        row = value(inside_tile)
+        return self.told("c_row") + row, row < self.told("c_left")
+
+    def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
+        """A part of the tile, for the validator."""
+        return rectangle(global_tensor(tensor), self.told("c_row") + row, column, rows, columns)
+
+    # -- the whole ----------------------------------------------------------------------------
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        if self.up:
+            names: tuple[str, ...] = (
+                "hidden_states",
+                "hidden_states_scale",
+                "gemm1_weights_scale",
+                "tokens",
+            )
+            maps: tuple[str, ...] = ("weights_map",)
+            written: tuple[str, ...] = ("inner", "inner_scale")
+            numbers: tuple[str, ...] = ("seq_len", "rows")
+        else:
+            names, maps = ("inner_scale", "gemm2_weights_scale"), ("weights_map", "inner_map")
+            written, numbers = ("partial",), ("rows",)
+        return (
+            *((name, "map") for name in maps),
+            *((name, "ptr") for name in (*names, "work", "tiles", *written)),
+            *((name, "u32") for name in numbers),
+        )
+
+    def whole(self, warps: int, storage: Sequence[UOp], *roles: UOp, drained: bool = False) -> UOp:
+        """The lowered kernel."""
+        info = KernelInfo(
+            name=self.entry,
+            arch=self.device.arch,
+            warps=warps,
+            cluster=1,
+            params=self.params,
+            storage=(
+                self.ring.full,
+                self.ring.empty,
+                self.scales,
+                *storage,
+                self.tokens,
+                self.weights,
+                *self.r.storage,
+            ),
+            dependent=self.dependent,
+        )
+        return finish(info, *flatten(list(roles)), drained=drained)
+
+    def launch(self, threads: int, smem_bytes: int) -> Launch:
+        tiles = f"{self.row_tiles} * {self.n // self.tile_w}"
+        grid = f"min({self.device.sms}, {tiles})" if self.s.persistent else tiles
+        return Launch(
+            entry=self.entry,
+            grid=(grid, "1", "1"),
+            block=threads,
+            cluster=(1, 1, 1),
+            smem_bytes=smem_bytes,
+            params=tuple(self._param(name, kind) for name, kind in self.params),
+            dependent=self.dependent,
+        )
+
+    def _param(self, name: str, kind: str) -> Param:
+        if kind == "map":
+            return self._weights_map if name == "weights_map" else self._inner_map
+        if kind == "ptr":
+            return PointerParam(name)
+        return ScalarParam(name, self.rows if name == "rows" else name)
+
+    @property
+    def _weights_map(self) -> TensorMapParam:
+        """Of the first product: K, eight rows, both halves, groups of eight rows, experts."""
+        k, n, tile = self.k, self.n, self.tile_w
+        if not self.up:
+            rows: tuple[Expr, ...] = (str(k), str(self.local * n))
+            return TensorMapParam("gemm2_weights", "uint8", rows, (str(k),), (BLOCK, tile), ROW)
+        half, groups = n // 2, n // (2 * GATE_ROWS)
+        dims = (k, GATE_ROWS, 2, groups, self.local)
+        strides = (k, half * k, GATE_ROWS * k, n * k)
+        box = (BLOCK, GATE_ROWS, 2, tile // (2 * GATE_ROWS), 1)
+        return TensorMapParam(
+            "gemm1_weights", "uint8", tuple(map(str, dims)), tuple(map(str, strides)), box, ROW
+        )
+
+    @property
+    def _inner_map(self) -> TensorMapParam:
+        dims = (str(self.inner), self.rows)
+        return TensorMapParam("inner", "uint8", dims, (str(self.inner),), (BLOCK, self.tile_t), ROW)

@@ -1,0 +1,291 @@
+"""Scales of a tile's sums on sm_100a, where a lane has a row of 128, and what becomes of the sums.
+
+Registers of a lane are columns, those of one wave behind those of another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
+from ptxflow.compiler.kernels.attention.softmax import across
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
+from ptxflow.compiler.kernels.moe.leave import MEETING, quantise
+from ptxflow.compiler.kernels.moe.problem import BLOCK
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.kernels.moe.blackwell import Products
+
+LANES, QUAD, GATE = 32, 4, 8
+Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
+
+
+class TokenLanes:
+    """A lane has a token; a warpgroup, of each wave, all columns of weights or half of them."""
+
+    def __init__(self, g: Products):
+        self.g = g
+        self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (self.peaks,) if self.g.up and self.g.consumers > 1 else ()
+
+    @property
+    def meets(self) -> bool:
+        """Whether all warps meet behind their last look at tensor memory."""
+        return bool(self.storage)
+
+    @property
+    def row(self) -> UOp:
+        return (WARP & 3) * LANES + LANE
+
+    def column(self, wave: int, first: int) -> UOp:
+        """Of the tile, from the warpgroup's column `first` of a wave on."""
+        g = self.g
+        return (WARP >> 2) * g.own + (wave * g.width + first)
+
+    # -- scales -------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> list[Value]:
+        """Where the rows of weights begin that have scales of their own, of the tile's: those of
+        both halves, or what the warpgroup has of each wave, which lies in one block."""
+        g = self.g
+        if g.up:
+            return [b * g.inner for b in range(2)]
+        waves = range(0, g.tile_w, max(g.width, BLOCK))
+        return [first + (WARP >> 2) * (g.own if g.width > BLOCK else 0) for first in waves]
+
+    def load_weight_scales(self, k: UOp) -> list[UOp]:
+        g = self.g
+        first = g.told("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
+        rows = enumerate(self._rows)
+        return [g.weight_scale(f"weight_scale{b}_", first + row, k) for b, row in rows]
+
+    def load_token_scales(self, scales: UOp) -> list[UOp]:
+        """Of the lane's token, and its products with those of weights."""
+        g, count = self.g, len(self._rows)
+        own = g.r("token_scale", 1)
+        return [
+            at.ld_shared_lanes(own, scales, self.row << 2),
+            *(
+                at.scale_f32(part(g.r("factor", count), b, 1), own, g.r(f"weight_scale{b}_", 1))
+                for b in range(count)
+            ),
+        ]
+
+    def factors(self, wave: int, first: int) -> Factors:
+        """Of some columns of a wave."""
+        g = self.g
+        factor = g.r("factor", len(self._rows))
+        if g.up:
+            return [], factor, tuple([0] * GATE + [1] * GATE)
+        return [], factor, (wave * g.width // max(g.width, BLOCK),)
+
+    # -- what a tile leaves -------------------------------------------------------------------
+
+    def store(self) -> Body:
+        return self._inner() if self.g.up else self._outputs()
+
+    def _inner(self) -> list[Body]:
+        g, r = self.g, self.g.r
+        count = g.acc.arg // 2
+        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", 1)
+        words = r("bytes", count // 4)
+        met, top_all = self._meet(top)
+        q = quantise(r, top_all)
+        out: list[Body] = [
+            at.silu_gate(hidden, g.acc, apart=GATE),
+            at.largest(hidden, top, order=(0,)),
+            met,
+            q.begin,
+            at.scale_picked(scaled, hidden, q.factor, order=(0,)),
+            at.pack_fp8(words, scaled),
+        ]
+        row, inside = g.row(self.row)
+        warp_row = (WARP & 3) * LANES
+        each = g.own // 2  # of a wave
+        wide = min(16, each)
+        for i in range(0, count, wide):
+            column = g.first_column + ((WARP >> 2) * each + (i // each * (g.width // 2) + i % each))
+            place = g.place("inner", warp_row, column, LANES, wide)
+            held = part(words, i // 4, wide // 4)
+            index = row * g.inner + column
+            out.append(at.st_global(param("inner"), index, inside, place, held, element=1))
+        place = g.place("inner_scale", warp_row, g.told("c_weight"), LANES, 1)
+        index = g.told("c_weight") * param("rows") + row
+        store = at.st_global(param("inner_scale"), index, inside, place, q.scale, element=4)
+        return [*out, when(WARP < 4, q.find_scale, store)]
+
+    def _meet(self, own: UOp) -> tuple[list[Body], UOp]:
+        """The larger of both warpgroups, which have other columns of the same rows."""
+        g = self.g
+        if g.consumers == 1:
+            return [], own
+        meet = at.named_sync(id=MEETING, threads=128 * g.consumers)
+        other, both = g.r("other_top", 1), g.r("both_top", 1)
+        size = LANES * 4
+        return [
+            at.st_shared_lanes(slot(self.peaks, 0, WARP * size, size), LANE << 2, 1, own),
+            meet,
+            at.ld_shared_lanes(other, slot(self.peaks, 0, (WARP ^ 4) * size, size), LANE << 2),
+            meet,
+            at.max_f32(both, own, other),
+        ], both
+
+    def _outputs(self) -> list[Body]:
+        g, out = self.g, list[Body]()
+        narrow = g.s.partials == BFLOAT16
+        wide = 2 * QUAD if narrow else QUAD
+        row, inside = g.row(self.row)
+        packed = g.r("packed", QUAD)
+        for i in range(0, g.acc.arg, wide):
+            wave, first = divmod(i, g.own)
+            column = g.first_column + self.column(wave, first)
+            place = g.place("partial", (WARP & 3) * LANES, column, LANES, wide)
+            held = part(g.acc, i, wide)
+            if narrow:
+                out.append(at.pack(packed, held, dtype="bf16"))
+                held = packed
+            index = row * g.hidden + column
+            element = 2 if narrow else 4
+            out.append(at.st_global(param("partial"), index, inside, place, held, element=element))
+        return out
+
+
+class WeightLanes:
+    """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
+
+    def __init__(self, g: Products):
+        self.g = g
+        self.warps = 4 * g.consumers
+        self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
+        self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (self.peaks,) if self.g.up else ()
+
+    @property
+    def meets(self) -> bool:
+        """Whether all warps meet behind their last look at tensor memory."""
+        return self.g.up
+
+    def block(self, wave: int, own: int) -> UOp:
+        """A block of the tile: the warpgroup's number `own` of a wave."""
+        g = self.g
+        return (WARP >> 2) * (g.units // g.consumers) + (wave * g.units + own)
+
+    # -- scales -------------------------------------------------------------------------------
+
+    def load_weight_scales(self, k: UOp) -> list[UOp]:
+        """Of the lane's row in each block; the halves of the first product alternate."""
+        g = self.g
+        tile = g.told("c_weight")
+        if g.up:
+            row = tile * (g.tile_w // 2) + (LANE >> 3 & 1) * g.inner
+            return [g.weight_scale("weight_scale0_", row, k)]
+        each = g.own // g.tile_t
+        return [
+            g.weight_scale(
+                f"weight_scale{w * each + b}_",
+                tile * g.tile_w + self.block(w, b) * TMEM_ROWS,
+                k,
+            )
+            for w in range(g.waves)
+            for b in range(each)
+        ]
+
+    def load_token_scales(self, scales: UOp) -> list[UOp]:
+        own = self.g.r("token_scale", self.g.tile_t)
+        return [
+            at.ld_shared_lanes(part(own, i, QUAD), scales, 4 * i) for i in range(0, own.arg, QUAD)
+        ]
+
+    def factors(self, wave: int, first: int) -> Factors:
+        """Of some tokens."""
+        g = self.g
+        own, factor = g.r("token_scale", g.tile_t), g.r("factor", g.chunk)
+        block, token = divmod(first, g.tile_t)
+        number = 0 if g.up else wave * (g.own // g.tile_t) + block
+        scale = g.r(f"weight_scale{number}_", 1)
+        statement = at.scale_f32(factor, part(own, token, g.chunk), scale)
+        return [statement], factor, tuple(range(g.chunk))
+
+    # -- what a tile leaves -------------------------------------------------------------------
+
+    def store(self) -> Body:
+        return self._inner() if self.g.up else self._outputs()
+
+    def _block_of(self, register: int) -> tuple[UOp, int]:
+        """(block of the tile, token) of a sum."""
+        g = self.g
+        own, token = divmod(register, g.tile_t)
+        wave, of_wave = divmod(own, g.own // g.tile_t)
+        return self.block(wave, of_wave), token
+
+    def _inner(self) -> list[Body]:
+        g, r, tokens = self.g, self.g.r, self.g.tile_t
+        count = g.acc.arg
+        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", tokens)
+        shuffles, of_warp = across(r, "top", top, at.max_f32, (1, 2, 4, 16))
+        q = quantise(r, r("top_all", tokens))
+        order = tuple(range(tokens))
+        out: list[Body] = [
+            at.gate_across(hidden, g.acc, lanes=GATE),
+            at.largest(hidden, top, order=order),
+            shuffles,
+            self._meet(of_warp),
+            q.begin,
+            at.scale_picked(scaled, hidden, q.factor, order=order),
+        ]
+        stores = list[UOp]()
+        for i in range(count):
+            block, token = self._block_of(i)
+            row, inside = g.row(token)
+            from_ = g.first_column + block * (TMEM_ROWS // 2) + (WARP & 3) * 16
+            column = from_ + ((LANE >> 4) << 3) + (LANE & 7)
+            place = g.place("inner", token, from_, 1, 16)
+            mine = inside & (LANE & 8).eq(0)
+            index = row * g.inner + column
+            out.append(at.st_global_fp8(param("inner"), index, mine, place, part(scaled, i, 1)))
+        for token in range(tokens):
+            row, inside = g.row(token)
+            place = g.place("inner_scale", token, g.told("c_weight"), 1, 1)
+            index = g.told("c_weight") * param("rows") + row
+            one, held = inside & (LANE < 1), part(q.scale, token, 1)
+            stores.append(at.st_global(param("inner_scale"), index, one, place, held, element=4))
+        return [*out, when(WARP.eq(0), q.find_scale, stores)]
+
+    def _meet(self, own: UOp) -> list[Body]:
+        """The largest of all warps, each of which has other rows."""
+        g, r = self.g, self.g.r
+        pitch, meet = g.tile_t * 4, at.named_sync(id=MEETING, threads=32 * self.warps)
+        write, read = list[Body](), list[Body]()
+        for i in range(0, own.arg, QUAD):
+            target = slot(self.peaks, 0, WARP * pitch + 4 * i, 4 * QUAD)
+            write.append(at.st_shared_lanes(target, 0, LANE < 1, part(own, i, QUAD)))
+            found = r("peaks_read", QUAD * self.warps)
+            for w in range(self.warps):
+                source = slot(self.peaks, 0, w * pitch + 4 * i, 4 * QUAD)
+                read.append(at.ld_shared_lanes(part(found, QUAD * w, QUAD), source, 0))
+            read.append(at.fold_max(part(r("top_all", own.arg), i, QUAD), found))
+        return [write, meet, read, meet]
+
+    def _outputs(self) -> list[Body]:
+        g, out = self.g, list[Body]()
+        narrow = g.s.partials == BFLOAT16
+        for i in range(g.acc.arg):
+            block, token = self._block_of(i)
+            row, inside = g.row(token)
+            from_ = g.first_column + block * TMEM_ROWS + (WARP & 3) * LANES
+            place = g.place("partial", token, from_, 1, LANES)
+            where: tuple[Value, ...] = (row * g.hidden + from_ + LANE, inside)
+            held = part(g.acc, i, 1)
+            if narrow:
+                out.append(at.st_global_narrow(param("partial"), *where, place, held, dtype="bf16"))
+            else:
+                out.append(at.st_global(param("partial"), *where, place, held, element=4))
+        return out

@@ -1,0 +1,229 @@
+"""What a moe strategy asks of the machine, for the analytic model; what a policy sees.
+
+Routing is taken to be even: how many tokens an expert has is binomial.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.atoms.experts import CHOSEN
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.kernels.moe.decisions import (
+    DECISIONS,
+    FLOAT32,
+    JOINED,
+    TMEM_ROWS,
+    WARPGROUP_ROWS,
+    WEIGHTS,
+)
+from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, mean_rows, touched
+from ptxflow.compiler.kernels.moe.route import PLACE_WARPS, TOKENS
+from ptxflow.compiler.kernels.rounds import choices, compared, spread
+
+TILES, WIDTHS = choices(DECISIONS, "tile_t"), choices(DECISIONS, "up_tile")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, or the unit that is given."""
+
+    promote: float = 128.0  # sums that an SM scales and adds in a cycle
+    alone: float = 0.9  # of promoting, what the tensor core waits for with one warpgroup
+    others: float = 0.45  # where another may multiply meanwhile
+    wave: float = 60.0  # waits and barriers of a wave
+    gather: float = 1.0  # of a row that lanes copy, beside the products
+    setup: float = 2000.0  # of a CTA: its tiles, its first rows
+    store: float = 16.0  # bytes of a tile's sums that leave in a cycle
+    waiting: float = 2.0  # of a launch that does not start early, in thousands of cycles
+    place: float = 140.0  # of 32 tokens, in the one CTA that finds their rows
+    route: float = 3000.0  # of a token for each of 32 warps
+    latency: float = 0.8  # of a step's loads, over what the device's rates say
+    behind: float = 0.5  # more of it where gathered rows are handed over at once
+    l2_share: float = 0.6  # of L2 that weights keep between row tiles
+
+
+# Estimates, before any measurement.
+COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
+
+
+@cache
+def row_tiles(tokens: int, tile: int) -> float:
+    """Row tiles of a local expert, in the mean over even routing."""
+    share = CHOSEN / EXPERTS
+    most = min(tokens, math.ceil(tokens * share + 8 * math.sqrt(tokens * share) + 8))
+    counts = np.arange(1, most + 1)
+    ratios = np.log((tokens + 1 - counts) / counts * share / (1 - share))
+    chances = np.exp(tokens * math.log1p(-share) + np.cumsum(ratios))
+    return float((np.ceil(counts / tile) * chances).sum())
+
+
+def all_row_tiles(f: Fields, problem: Problem) -> Any:
+    """Of all local experts."""
+    tokens, local = problem["seq_len"], problem["num_local_experts"]
+    found = [f.tile_t == t for t in TILES]
+    return local * np.select(found, [row_tiles(tokens, t) for t in TILES])
+
+
+def load(f: Fields, problem: Problem, device: Device) -> Load:
+    """The loads of the five kernels, each behind the one before it."""
+    c = costs_of("moe", COSTS, device)
+    tokens, hidden = problem["seq_len"], problem["hidden_size"]
+    one = 1 + 0 * f.tile_t
+    late = 1000 * c.waiting * (f.dependent == 0)
+    rows = mean_rows(dict(problem.axes))
+    partial = np.where(f.partials == FLOAT32, 4, 2)
+    moved = hidden * (rows * partial + 2.0 * tokens)
+    total = _small(one * tokens, 32 / f.sum_warps * 40 + late, moved, 500.0)
+    down = _product(f, problem, device, c, False, late, total)
+    up = _product(f, problem, device, c, True, late, down)
+    placed = -(-tokens // 32) * c.place + 30 * PLACE_WARPS
+    joined = f.route == JOINED
+    alone = np.where(joined, c.route * -(-tokens // PLACE_WARPS), late)
+    routed = 4.0 * EXPERTS * tokens + 0 * one
+    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, 800.0, up)
+    route = _small(one * -(-tokens // TOKENS), 0.5 * c.route + 0 * one, routed, 800.0, place)
+    return _first(joined, place, route)
+
+
+def _first(joined: Any, place: Load, route: Load) -> Load:
+    """The first kernel: that of places, or that of routing, behind which places come."""
+    found = {
+        name: np.where(joined, value, getattr(route, name))
+        for name, value in vars(place).items()
+        if name != "following"
+    }
+    behind = replace(place, blocks=np.where(joined, 0, place.blocks))
+    return Load(**found, following=behind)
+
+
+def _small(
+    blocks: Any, cycles: Any, moved: Any, setup: float, following: Load | None = None
+) -> Load:
+    """A kernel of one step that threads do."""
+    none = 0.0 * blocks
+    return Load(
+        blocks=blocks,
+        resident=8 + none,
+        tiles=1 + none,
+        steps=1 + none,
+        stages=1 + none,
+        mma_cycles=none,
+        smem_bytes=none,
+        l2_bytes=moved / np.maximum(blocks, 1),
+        issue_cycles=cycles + none,
+        epilogue_cycles=none,
+        overlap=none,
+        dram_bytes=moved + none,
+        setup_cycles=setup + none,
+        following=following,
+    )
+
+
+def _product(
+    f: Fields,
+    problem: Problem,
+    device: Device,
+    c: Costs,
+    up: bool,
+    late: Any,
+    following: Load,
+) -> Load:
+    """Either grouped product."""
+    axes = dict(problem.axes)
+    hidden, inner, rows = axes["hidden_size"], axes["intermediate_size"], mean_rows(axes)
+    k, n = (hidden, 2 * inner) if up else (inner, hidden)
+    tile_w, stages = (f.up_tile, f.up_stages) if up else (f.down_tile, f.down_stages)
+    tiles_t = np.maximum(all_row_tiles(f, problem), 1e-3)
+    tiles = np.ceil(tiles_t * (n // tile_w))
+    blocks = np.where(f.persistent == 1, np.minimum(tiles, device.sms), tiles)
+    real = rows / tiles_t  # rows of a tile that are tokens
+    side = np.maximum(f.tile_t, 16 if device.has_tmem else 8)
+    flops = 2.0 * side * tile_w * BLOCK
+    sets = 1 if up else BLOCK // np.minimum(f.up_tile // 2, BLOCK)
+    sums = f.tile_t * tile_w / c.promote * sets
+    issue = np.where(f.consumers == 2, c.others, c.alone) * sums + c.wave * f.waves * sets
+    gathered = c.gather * f.tile_t / 4 if up else 0.0
+    left = real * tile_w * (0.5 if up else np.where(f.partials == FLOAT32, 4, 2))
+    return Load(
+        blocks=blocks,
+        resident=1 + 0 * blocks,
+        tiles=np.ceil(tiles / np.maximum(blocks, 1)),
+        steps=k // BLOCK + 0 * blocks,
+        stages=stages + 0 * blocks,
+        mma_cycles=flops / (2 * device.mma_flops_per_cycle) + 0 * blocks,
+        smem_bytes=_smem_traffic(f, tile_w, device),
+        l2_bytes=(real + tile_w) * BLOCK,
+        issue_cycles=issue + gathered,
+        epilogue_cycles=400 + left / c.store,
+        overlap=0 * blocks,
+        dram_bytes=_dram(f, problem, device, c, up, tiles_t),
+        setup_cycles=c.setup + late,
+        latency=c.latency + (c.behind * (f.lag == 1) if up else 0.0),
+        following=following,
+    )
+
+
+def _smem_traffic(f: Fields, tile_w: Any, device: Device) -> Any:
+    """Bytes of a step: what is filled, and what each product reads of both sides."""
+    side = TMEM_ROWS if device.has_tmem else WARPGROUP_ROWS
+    long, width = (
+        np.where(f.swap == 1, tile_w, f.tile_t),
+        np.where(f.swap == 1, f.tile_t, tile_w // f.waves),
+    )
+    units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, f.waves)
+    return (f.tile_t + tile_w + units * (side + width)) * float(BLOCK)
+
+
+def _dram(f: Fields, problem: Problem, device: Device, c: Costs, up: bool, tiles_t: Any) -> Any:
+    """Weights of the experts that have tokens, once, or for each row tile as far as they leave L2
+    before the next; rows, and what is left of them."""
+    axes = dict(problem.axes)
+    hidden, inner, rows = axes["hidden_size"], axes["intermediate_size"], mean_rows(axes)
+    expert = (2 if up else 1) * hidden * inner
+    weights = touched(axes) * expert
+    each = tiles_t * expert
+    kept = c.l2_share * device.l2_bytes
+    between = expert if up else expert / 2  # read before the next row tile of the expert comes
+    missed = np.where(f.order == WEIGHTS, max(0.0, 1 - kept / between), 0.0)
+    again = np.maximum(each - weights, 0) * missed
+    sweeps = np.where(f.order == WEIGHTS, 1.0, 1 + 0.1 * ((2 * inner if up else hidden) // BLOCK))
+    read = (hidden if up else inner) * rows
+    left = inner * rows if up else hidden * rows * np.where(f.partials == FLOAT32, 4, 2)
+    fits = min(1.0, kept / max(read, 1.0))
+    return weights + again + read * (fits + (1 - fits) * sweeps) + left
+
+
+def features(problem: Problem, device: Device) -> dict[str, float]:
+    """Sizes, how many tokens an expert has, how full tiles of them are, and for both products how
+    tiles spread, and what weights the busiest SM multiplies beside those of other tiles."""
+    axes = dict(problem.axes)
+    tokens, local = axes["seq_len"], axes["num_local_experts"]
+    out = {
+        "log2_tokens": (math.log2(tokens) - 7) / 5,
+        "log2_local": (math.log2(local) - 5) / 2,
+        "log2_hidden": (math.log2(axes["hidden_size"]) - 12) / 2,
+        "log2_inner": (math.log2(axes["intermediate_size"]) - 11) / 2,
+        "touched": 2 * touched(axes) / local - 1,
+    }
+    per_expert = tokens * CHOSEN / EXPERTS
+    for tile in TILES:
+        tiles = row_tiles(tokens, tile)
+        out[f"filled_{tile}"] = 2 * per_expert / (tiles * tile) - 1
+        out[f"log2_tiles_{tile}"] = (math.log2(local * tiles) - 6) / 4
+    for product, rows in (("up", 2 * axes["intermediate_size"]), ("down", axes["hidden_size"])):
+        done = {}
+        for tile, wide in itertools.product(TILES, WIDTHS):
+            name = f"{tile}x{wide}"
+            tiles = math.ceil(local * row_tiles(tokens, tile) * (rows // wide))
+            done[name] = math.inf if rows % wide else math.ceil(tiles / device.sms) * wide
+            out |= spread(f"{product}_{name}", tiles, device)
+        out |= compared(product, done)
+    return out

@@ -1,0 +1,110 @@
+"""The last kernel: a token's output, the outputs of its local experts by their shares, in ascending
+order of experts and float32, rounded once. Tokens that chose no local expert get zeros.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.experts import CHOSEN
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    WARP,
+    Body,
+    KernelInfo,
+    UOp,
+    flatten,
+    global_tensor,
+    loop,
+    param,
+    part,
+    rectangle,
+    var,
+)
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
+from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
+from ptxflow.compiler.lower import finish
+
+ENTRY = "moe_total"
+VECTOR = 16  # bytes that a lane loads
+
+
+class Total(Shape):
+    """A CTA for each token."""
+
+    params = (*((name, "ptr") for name in ("places", "shares", "partial", "output")),)
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device, "s_")
+        self.warps: int = s.sum_warps
+        self.element = PARTIAL_BYTES[s.partials]
+        self.held = VECTOR // self.element  # columns of a lane
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        wide = 32 * self.held
+        turn = var("turn")
+        steps = -(-self.hidden // (wide * self.warps))
+        column = (turn * self.warps + WARP) * wide
+        body: list[Body] = [self.wait(), *self._choices()]
+        body.append(loop(turn, steps, self._columns(column), rolled=True))
+        info = KernelInfo(
+            name=ENTRY,
+            arch=self.device.arch,
+            warps=self.warps,
+            cluster=1,
+            params=self.params,
+            storage=self.r.storage,
+            dependent=self.dependent,
+        )
+        return finish(info, *flatten(body))
+
+    def _choices(self) -> list[Body]:
+        """The token's rows and shares."""
+        return [
+            [
+                self.word(f"row{i}_", "places", CTAID * CHOSEN + i),
+                self.word(f"share{i}_", "shares", CTAID * CHOSEN + i),
+            ]
+            for i in range(CHOSEN)
+        ]
+
+    def _columns(self, first: UOp) -> list[Body]:
+        r = self.r
+        column = first + LANE * self.held
+        in_row = column < self.hidden
+        loads, adds = list[Body](), list[Body]()
+        total = r("total", self.held)
+        wide = r("wide", self.held)
+        for i in range(CHOSEN):
+            row = self.told(f"row{i}_")
+            packed = r(f"packed{i}_", 4)
+            place = rectangle(global_tensor("partial"), 0, 0, 1, 1)
+            loads.append(
+                at.ld_global(
+                    packed,
+                    param("partial"),
+                    row * self.hidden + column,
+                    row.ne(NOWHERE) & in_row,
+                    place,
+                    element=self.element,
+                    handed=True,
+                )
+            )
+            values = packed
+            if self.s.partials == BFLOAT16:
+                adds.append(at.unpack(wide, packed, dtype="bf16"))
+                values = wide
+            adds.append(at.fma_f32(total, values, r(f"share{i}_", 1), total))
+        out = r("rounded", self.held // 2)
+        place = rectangle(global_tensor("output"), CTAID, first, 1, 32 * self.held)
+        index = CTAID * self.hidden + column
+        return [
+            loads,
+            at.mov(total, 0),
+            adds,
+            at.pack(out, part(total, 0, self.held), dtype="bf16"),
+            at.st_global(param("output"), index, in_row, place, out, element=2),
+        ]

@@ -1,0 +1,84 @@
+"""RMSNorm, alone and after a residual addition: rows of float16 or bfloat16, on both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
+from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
+from ptxflow.compiler.kernels.rmsnorm.load import COSTS, features, load
+from ptxflow.compiler.kernels.rmsnorm.problem import problem
+from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """Trip-count classes: no group of rows, one (with a tail), and both buffers used again; where
+    a row is read again, one chunk of it and two."""
+    k = Kernel(p, s, device)
+    out = []
+    for groups in (0, 1, 4) if k.loops else (1,):
+        rows = max(groups * k.group_rows - (groups == 1 and k.group_rows > 1), 1)
+        for chunks in (1,) if k.kept or groups != 1 else (1, 2):
+            values = {"batch_size": rows, "ctas": k.ctas, "chunks": chunks, "ctaid": 0}
+            if not groups:  # the rows belong to the CTA before
+                values |= {"ctas": 2, "ctaid": 1}
+            columns = p["hidden_size"] if k.kept else chunks * k.at_once * k.step
+            outputs = (("output", rows, columns),) if groups else ()
+            name = f"{groups} groups of rows, {k.vectors if k.kept else chunks} vectors or chunks"
+            out.append(Trip(name, tuple(values.items()), outputs))
+    return out
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over batch_size."""
+    k = Kernel(p, s, device)
+    groups = f"-(-batch_size // {k.group_rows})"
+    grid = f"{groups} * {k.ctas}" if k.ctas > 1 else groups
+    if k.loops:
+        grid = f"min({groups}, {device.sms * s.ctas_per_sm})"
+    *tensors, (rows, _) = k.params
+    return Launch(
+        entry=ENTRY,
+        grid=(grid, "1", "1"),
+        block=32 * k.warps,
+        cluster=(k.ctas, 1, 1),
+        smem_bytes=k.smem_bytes,
+        params=(*(PointerParam(name) for name, _ in tensors), ScalarParam(rows, rows)),
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """A group of rows and a tail; where a CTA loops, four of them in one CTA."""
+    k = Kernel(p, s, device)
+    batch = (3 if k.loops else 1) * k.group_rows + max(1, k.group_rows // 2)
+    small = replace(p, axes=(("batch_size", batch), ("hidden_size", k.hidden)))
+    return Trial(small, 1 if k.loops else None)
+
+
+RMSNORM = register(
+    Family(
+        name="rmsnorm",
+        op_types=("rmsnorm", "fused_add_rmsnorm"),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        revise=revise,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+    )
+)

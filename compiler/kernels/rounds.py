@@ -1,0 +1,41 @@
+"""What a policy sees of how blocks spread over SMs, choice by choice.
+
+Times step where a round of blocks begins: which choices lose there changes from one workload to the
+next, and no smooth function of the axes says it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Decision
+
+
+def choices(decisions: Iterable[Decision], name: str) -> tuple[int, ...]:
+    """The numbers that a decision chooses from."""
+    return next(tuple(map(int, d.choices)) for d in decisions if d.name == name)
+
+
+def spread(name: str, blocks: float, device: Device) -> dict[str, float]:
+    """log2 of the rounds that so many blocks take, one on an SM, how full they are (-1 to 1), and
+    whether there is but one."""
+    rounds = max(math.ceil(blocks / device.sms), 1)
+    return {
+        f"rounds_{name}": (math.log2(rounds) - 2) / 3,
+        f"full_{name}": 2 * blocks / (rounds * device.sms) - 1,
+        f"single_{name}": float(rounds == 1),
+    }
+
+
+def compared(name: str, times: Mapping[str, float]) -> dict[str, float]:
+    """Times of choices beside the least of them: 1 for that one, towards -1 for longer ones; inf
+    is for what cannot be chosen."""
+    least = min(times.values())
+    return {f"{name}_{choice}": 2 * least / time - 1 for choice, time in times.items()}
+
+
+def filled(size: float, tile: int) -> float:
+    """How full tiles are (-1 to 1) that cover a size."""
+    return 2 * size / (math.ceil(size / tile) * tile) - 1

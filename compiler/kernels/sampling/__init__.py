@@ -1,0 +1,71 @@
+"""Sampling from probabilities after top-k, top-p or both, on both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.sampling.kernel import ENTRY, RANDOM, Kernel
+from ptxflow.compiler.kernels.sampling.load import COSTS, features, load
+from ptxflow.compiler.kernels.sampling.problem import problem
+from ptxflow.compiler.launch import Launch, PointerParam, RandomParam
+
+TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel."""
+    return Kernel(p, s, device).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """A row; where it is not in registers, of two chunks, or one if it has no more."""
+    chunks = min(2, Kernel(p, s, device).chunks)
+    name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
+    return [Trip(name, (("ctaid", 0), ("chunks", chunks)), (("samples", 1, 1),))]
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over batch_size."""
+    k = Kernel(p, s, device)
+    tensors = [name for name, kind in k.params if kind == "ptr"]
+    return Launch(
+        entry=ENTRY,
+        grid=(f"batch_size * {k.ctas}", "1", "1"),
+        block=k.threads,
+        cluster=(k.ctas, 1, 1),
+        smem_bytes=k.smem_bytes,
+        params=(*map(PointerParam, tensors), *map(RandomParam, range(len(RANDOM)))),
+    )
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """A few rows of two vectors a lane, or two chunks (one where they are long), less a part."""
+    width, once = int(s.vector), int(s.ctas) * int(s.threads) * int(s.vector)
+    unroll = int(s.unroll) if once * int(s.unroll) <= TRIAL_ELEMENTS else 1
+    vocab = once * (unroll + 1) - once // 2 - width
+    batch = max(2, min(6, TRIAL_ELEMENTS // vocab))
+    return Trial(replace(p, axes=(("batch_size", batch), ("vocab_size", vocab))))
+
+
+SAMPLING = register(
+    Family(
+        name="sampling",
+        op_types=("sampling",),
+        decisions=DECISIONS,
+        rules=RULES,
+        problem=problem,
+        resources=resources,
+        load=load,
+        features=features,
+        costs=COSTS,
+        build=build,
+        trips=trips,
+        launch=launch,
+        trial=trial,
+    )
+)

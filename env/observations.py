@@ -1,0 +1,186 @@
+"""Measured times by problem, on the codes of the present decisions: what replay and fits read.
+
+Where a strategy was measured more than once, its refined measurements speak, else all of them; the
+median of those is its time. What failed to build, check or run has an infinite time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Choice, Family, Fields, Problem
+from ptxflow.env.measurements import (
+    REFINE,
+    Measured,
+    MeasurementError,
+    by_workload,
+    load_measurements,
+)
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import load
+
+Session = tuple[str, str, str]  # run, GPU, pass
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One measurement: choices by decision, seconds (infinite: failed), whether it was refined."""
+
+    choices: Mapping[str, Choice]
+    seconds: float
+    refined: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was measured of a problem: distinct sorted `codes` int64 [n], `seconds` [n]."""
+
+    family: Family
+    problem: Problem
+    device: Device
+    codes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def name(self) -> str:
+        """The definition and the axes that its name leaves open, as in `gemm_n128_k2048 M=1`."""
+        axes = " ".join(f"{a}={v}" for a, v in self.problem.axes if f"{a}{v}".lower() not in
+                        self.problem.definition.lower().split("_"))  # fmt: skip
+        return f"{self.problem.definition} {axes}".strip()
+
+    @property
+    def succeeded(self) -> Observed:
+        """The same without the strategies that failed."""
+        return self.pick(np.isfinite(self.seconds))
+
+    def pick(self, keep: NDArray[Any]) -> Observed:
+        """The strategies at an index array or mask, which must keep their order."""
+        return Observed(
+            self.family, self.problem, self.device, self.codes[keep], self.seconds[keep]
+        )
+
+    def fields(self) -> Fields:
+        """The choice values [n] of the measured strategies, by decision name."""
+        out, rest = {}, self.codes
+        for decision in reversed(self.family.decisions):
+            rest, digit = np.divmod(rest, len(decision.choices))
+            out[decision.name] = np.array(decision.choices)[digit]
+        return Fields({d.name: out[d.name] for d in self.family.decisions})
+
+
+def observe(
+    family: Family, problem: Problem, device: Device, timed: Iterable[Timed]
+) -> tuple[Observed, int]:
+    """The measurements of one problem, and how many are of other decisions or choices than today's.
+
+    Those are left out: a strategy that today's family cannot express cannot be learned from.
+    """
+    tables = [(d.name, {c: i for i, c in enumerate(d.choices)}) for d in family.decisions]
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    foreign = 0
+    for item in timed:
+        choices = family.revise(item.choices)
+        code = None if choices is None else _code(tables, choices)
+        if code is None:
+            foreign += 1
+        else:
+            found.setdefault(code, ([], []))[item.refined].append(item.seconds)
+    codes = np.array(sorted(found), np.int64)
+    seconds = np.array([_time(*found[int(c)]) for c in codes], np.float64)
+    return Observed(family, problem, device, codes, seconds), foreign
+
+
+def _code(
+    tables: Sequence[tuple[str, Mapping[Choice, int]]], choices: Mapping[str, Choice]
+) -> int | None:
+    if len(choices) != len(tables):
+        return None
+    code = 0
+    for name, table in tables:
+        index = table.get(choices.get(name, ""))
+        if index is None:
+            return None
+        code = code * len(table) + index
+    return code
+
+
+def _time(broad: list[float], refined: list[float]) -> float:
+    """Of one strategy's measurements; a failure speaks only where nothing succeeded."""
+    for times in (refined, broad):
+        if sound := [t for t in times if np.isfinite(t)]:
+            return float(np.median(sound))
+    return float("inf")
+
+
+def digest(observed: Iterable[Observed]) -> str:
+    """Stable identity of measurements, whatever their order."""
+    rows = []
+    for o in observed:
+        row = hashlib.sha256(repr((o.family.name, o.problem, o.device.name)).encode())
+        row.update(o.codes.tobytes() + o.seconds.tobytes())
+        rows.append(row.hexdigest())
+    return hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()[:16]
+
+
+def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observed], int]:
+    """What the files hold of a device, a workload each, sorted by name and axes; and how many
+    measurements are of other decisions than today's, which are left out.
+
+    MeasurementError where a file is missing, unreadable, or nothing in the files can be used.
+    """
+    held = by_workload(m for m in load_measurements(paths) if m.device == device.name)
+    out, foreign = [], 0
+    for (name, axes, _), measured in sorted(held.items()):
+        family, problem = find_problem(load(name), dict(axes))
+        observed, others = observe(family, problem, device, timings(measured))
+        foreign += others
+        if len(observed):
+            out.append(observed)
+    if not out:
+        why = f"all {foreign} are of other decisions" if foreign else "there is none"
+        names = ", ".join(str(p) for p in paths)
+        raise MeasurementError(f"{names}: no measurement of {device.name} can be used: {why}")
+    return out, foreign
+
+
+def timings(measured: Sequence[Measured]) -> list[Timed]:
+    """The measurements of one workload, with the times of its sessions made comparable.
+
+    GPUs and days differ by a few percent, and so does what the library takes in the same rounds: a
+    session's times are scaled so that its library median is that of all sessions.
+    """
+    scale = _scales(measured)
+    return [
+        Timed(
+            m.choices,
+            m.latency_us * 1e-6 * scale[_session(m)]
+            if m.status == "ok" and m.latency_us
+            else float("inf"),
+            m.timing_pass == REFINE,
+        )
+        for m in measured
+    ]
+
+
+def _scales(measured: Iterable[Measured]) -> dict[Session, float]:
+    peers: dict[Session, list[float]] = {}
+    for m in measured:
+        peers.setdefault(_session(m), []).extend([m.peer_us] if m.peer_us else [])
+    medians = {session: float(np.median(us)) for session, us in peers.items() if us}
+    middle = float(np.median(list(medians.values()))) if medians else 1.0
+    return {session: middle / medians.get(session, middle) for session in peers}
+
+
+def _session(m: Measured) -> Session:
+    return m.run, m.gpu, m.timing_pass

@@ -1,0 +1,94 @@
+"""The spaces of workloads, and what a reward says of them, over several processes.
+
+With one process spaces alone are worked out; rewards then follow where they are needed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow.compiler.device import Device
+from ptxflow.env.reward import Remembered
+from ptxflow.env.space import Codes, EmptySpace, Space, enumerate_space
+from ptxflow.env.tasks.training_set import Member
+
+T = TypeVar("T")
+Work = tuple[Sequence[Member], Device, Remembered]
+_work: Work | None = None  # of the forked processes, which inherit what cannot be pickled
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spaces_of(
+    members: Sequence[Member], device: Device, reward: Remembered, jobs: int = 1
+) -> list[Space | None]:
+    """The space of each workload; None for those that have no strategy on the device.
+
+    With more than one of `jobs`, processes do it and ask `reward` for all of a space, too. They end
+    with this process, however it ends.
+    """
+    global _work
+    if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        return [_space(member, device) for member in _shown(members, len(members))]
+    _work, out = (members, device, reward), list[Space | None]()
+    try:
+        watched, held = multiprocessing.Pipe(duplex=False)
+        with multiprocessing.get_context("fork").Pool(jobs, _begin, (watched, held)) as pool:
+            found = pool.imap(_enumerated, range(len(members)), chunksize=2)
+            for member, made in zip(members, _shown(found, len(members)), strict=True):
+                if made is None:
+                    out.append(None)
+                    continue
+                codes, tflops = made
+                space = Space(member.family, member.problem, device, codes)
+                reward.hold(space, tflops)
+                out.append(space)
+    finally:
+        _work = None
+    return out
+
+
+def _begin(watched: Connection, held: Connection) -> None:
+    """Of a forked process: it ends when no process holds the other end of the pipe any more."""
+    held.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+
+
+def _end_with(watched: Connection) -> None:
+    watched.poll(None)  # nothing is ever sent
+    os._exit(1)
+
+
+def _space(member: Member, device: Device) -> Space | None:
+    try:
+        return enumerate_space(member.family, member.problem, device)
+    except EmptySpace:
+        return None
+
+
+def _shown(items: Iterable[T], total: int) -> Iterable[T]:
+    shown: Iterable[T] = tqdm(items, "spaces", total, unit="workload", leave=False, disable=None)
+    return shown
+
+
+def _enumerated(number: int) -> tuple[Codes, NDArray[np.float32]] | None:
+    assert _work is not None
+    members, device, reward = _work
+    space = _space(members[number], device)
+    if space is None:
+        return None
+    return space.codes, reward.source.tflops(space, space.codes).astype(np.float32)

@@ -1,0 +1,206 @@
+"""What a kernel is timed beside: a copy of as many bytes, and library calls on the same tensors.
+
+A peer is made once for a workload, with the inputs in place, and what it computes is compared with
+our reference, each output apart. Who differs is timed all the same, and how it differs is kept;
+only who is not there, changes memory that is not its own, or is wrong in many elements of the first
+output is absent, with the reason. The first of an operator's peers is its yardstick: it is cheap
+and steady, and timed beside every kernel; the others are timed beside the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ptxflow.env.measurements import COPY
+from ptxflow.env.tasks.arguments import UsageError, find_problem
+from ptxflow.env.tasks.definition import Definition
+from ptxflow.eval.bench.baselines import attention, gdn, moe, plain, sparse
+from ptxflow.eval.bench.baselines.ready import Call, Given, Maker, NotOffered, Ready
+from ptxflow.eval.bench.checking import Bench, compare
+from ptxflow.eval.bench.disagreement import Json, Outputs
+from ptxflow.eval.bench.tolerance import ELEMENTWISE, Tolerance
+
+SLACK = 4.0  # tolerances of a library: it may round once more on the way, as torch's addition does
+WRONG = 0.05  # more of the first output than this outside them is another computation
+PREFILL, INDEXER = " prefill", " indexer"  # of an op type, by what its definitions are given:
+KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
+
+#: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
+PEERS: dict[str, dict[str, Maker]] = {
+    "gemm": {"torch.mm": plain.torch_mm, COPY: plain.copy},
+    "rmsnorm": {
+        COPY: plain.copy,
+        "torch.rms_norm": plain.torch_rms_norm,
+        "torch.compile": plain.compiled(plain.rms_norm, plain.rms_norm_arguments),
+        "flashinfer": plain.flashinfer_rmsnorm,
+    },
+    "sampling": {
+        COPY: plain.copy,
+        "torch": plain.torch_reference,
+        "flashinfer": plain.flashinfer_sampling,
+    },
+    "gdn": {COPY: plain.copy, "torch": plain.torch_reference},
+    "gdn" + PREFILL: {
+        COPY: plain.copy,
+        "torch.chunked": gdn.torch_chunked,
+        "flashinfer": plain.called(gdn.flashinfer, gdn.flashinfer_arguments),
+    },
+    "dsa_paged": {
+        COPY: plain.copy,
+        "torch": plain.called(sparse.attention, sparse.attention_arguments),
+        "torch.compile": plain.compiled(sparse.attention, sparse.attention_arguments),
+    },
+    "dsa_paged" + INDEXER: {
+        COPY: plain.copy,
+        "torch": plain.called(sparse.index, sparse.index_arguments),
+        "torch.compile": plain.compiled(sparse.index, sparse.index_arguments),
+    },
+    "moe": {
+        COPY: plain.copy,
+        "torch.grouped": plain.called(moe.mixture, moe.arguments),
+        "torch.compile": plain.compiled(moe.mixture, moe.static_arguments),
+        "flashinfer": plain.called(moe.flashinfer, moe.flashinfer_arguments),
+    },
+    "gqa_paged": {
+        COPY: plain.copy,
+        "torch": plain.torch_reference,
+        "flashinfer": attention.gqa_decode(tensor_cores=False),
+        "flashinfer-tensor-cores": attention.gqa_decode(tensor_cores=True),
+    },
+    "mla_paged": {
+        COPY: plain.copy,
+        "torch": plain.torch_reference,
+        "flashinfer-fa2": attention.mla("fa2"),
+        "flashinfer-fa3": attention.mla("fa3"),
+    },
+    "gqa_paged" + PREFILL: {
+        COPY: plain.copy,
+        "flashinfer-fa2": attention.paged_prefill("fa2"),
+        "flashinfer-fa3": attention.paged_prefill("fa3"),
+    },
+    "gqa_ragged" + PREFILL: {
+        COPY: plain.copy,
+        "torch.sdpa": attention.torch_sdpa,
+        "flashinfer-fa2": attention.ragged_prefill("fa2"),
+        "flashinfer-fa3": attention.ragged_prefill("fa3"),
+    },
+    "mla_paged" + PREFILL: {
+        COPY: plain.copy,
+        "flashinfer-fa2": attention.mla("fa2"),
+        "flashinfer-fa3": attention.mla("fa3"),
+    },
+}
+
+
+def makers_of(definition: Definition) -> dict[str, Maker]:
+    """The makers of a definition's peers by name; a copy alone where no library is known."""
+    kinds = (kind for name, kind in KINDS.items() if name in definition.inputs)
+    return PEERS.get(definition.op_type + next(kinds, ""), {COPY: plain.copy})
+
+
+def differences(ready: Ready, definition: Definition, bench: Bench) -> dict[str, Json | None]:
+    """The outputs that are not the reference's for the bench's first inputs, and by how much.
+
+    Tolerances are SLACK times ours. What `ready` has no outputs for is not compared.
+    """
+    if ready.outputs is None:
+        return {}
+    _, expected = bench.fill(bench.seeds[0])
+    rows = ready.rows() if ready.rows is not None else slice(None)
+    made: Sequence[Tensor] = ready.outputs()
+    found: dict[str, Json | None] = dict.fromkeys([*definition.outputs][len(made) :])
+    for name, out in zip(definition.outputs, made, strict=False):
+        t = bench.case.tolerance[name]
+        wide = Tolerance(SLACK * t.rtol, SLACK * t.atol, t.kind, t.reason)
+        c = compare(out[rows], expected[name][rows], wide)
+        if c.wrong:
+            errors: dict[str, Any] = {"error": c.max_abs_error, "times": c.max_error_ratio}
+            if t.kind != ELEMENTWISE or not all(map(math.isfinite, errors.values())):
+                errors = dict.fromkeys(errors)
+            found[name] = {"beyond": c.wrong, "total": c.total, **errors}
+    return found
+
+
+def complaint(ready: Ready, found: Outputs, definition: Definition, bench: Bench) -> str:
+    """Why the peer whose outputs differ by `found` is not timed; empty where it is.
+
+    It has just run on the bench's first inputs.
+    """
+    if ready.outputs is None:
+        return ""
+    main = next(iter(definition.outputs))
+    first = found.get(main)
+    if first is not None and first["beyond"] > WRONG * first["total"]:
+        return (
+            f"{main}: {first['beyond']} of {first['total']} elements are wrong, "
+            f"more than {WRONG:.0%}"
+        )
+    inputs, _ = bench.given(bench.seeds[0])
+    if any(bool(count) for count in bench.disturbances(inputs).values()):
+        return "it changed its inputs, or memory beside them"
+    return ""
+
+
+class Beside:
+    """The peers of one workload: made when they are first asked for, and compared then."""
+
+    def __init__(self, definition: Definition, axes: Mapping[str, int], bench: Bench):
+        self.definition, self.bench = definition, bench
+        self.absent: dict[str, str] = {}  # the reasons, of those that were asked for
+        self.disagree: dict[str, Outputs] = {}  # those that are timed though outputs differ
+        self._makers = makers_of(definition)
+        self._ready: dict[str, Call] = {}
+        tensors, scalars = bench.tensors, bench.scalars
+        try:
+            problem = find_problem(definition, axes)[1]
+        except UsageError:  # no family yet: every tensor once
+            size = sum(t.numel() * t.itemsize for t in tensors.values())
+            self._given = Given(definition, tensors, scalars, size)
+            return
+        constants = dict(problem.constants)
+        self._given = Given(definition, tensors, scalars, int(problem.bytes), constants)
+
+    @property
+    def yardstick(self) -> str:
+        """The name of the peer that is timed beside every kernel."""
+        return next(iter(self._makers))
+
+    def about(self) -> Json:
+        """What a record says of peers beside their times, without what there is nothing to say of:
+        who is absent and why, and whose outputs differ."""
+        said: Json = {"absent": self.absent, "disagree": self.disagree}
+        return {name: dict(held) for name, held in said.items() if held}
+
+    def calls(self, every: bool) -> dict[str, Call]:
+        """Every peer, or the yardstick alone, without those that are absent."""
+        names = list(self._makers) if every else [self.yardstick]
+        for name in names:
+            if name not in self._ready and name not in self.absent:
+                self._make(name)
+        return {name: self._ready[name] for name in names if name in self._ready}
+
+    def _make(self, name: str) -> None:
+        self.bench.fill(self.bench.seeds[0])
+        try:
+            ready = self._makers[name](self._given)
+            found = differences(ready, self.definition, self.bench)
+            wrong = complaint(ready, found, self.definition, self.bench)
+        except NotOffered as error:
+            self.absent[name] = str(error)
+            return
+        except Exception as error:  # a library that is not there, or cannot do this: go on without
+            if "CUDA error" in str(error):
+                raise  # the context is corrupt
+            text = (str(error).splitlines() or [""])[0][:200]
+            self.absent[name] = f"{type(error).__name__}: {text}"
+            return
+        if wrong:
+            self.absent[name] = f"wrong: {wrong}"
+            return
+        self._ready[name] = ready.call
+        if found:
+            self.disagree[name] = found

@@ -1,0 +1,98 @@
+"""Peers of the gated delta rule over packed sequences: the chunked form in torch, FlashInfer's."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ptxflow.eval.bench.baselines.ready import Given, Ready, computing
+from ptxflow.eval.bench.references.gdn import gates, scale_of, spread
+
+CHUNK = 64  # tokens
+
+
+def torch_chunked(given: Given) -> Ready:
+    """Chunks of 64 tokens in float32, all heads at once, sequence after sequence.
+
+    Lengths are read once, before anything is timed, as a library plans.
+    """
+    bounds = given.tensors["cu_seqlens"].tolist()
+    return computing(lambda: prefill(given, bounds))
+
+
+@torch.no_grad()
+def prefill(given: Given, bounds: list[int]) -> tuple[Tensor, Tensor]:
+    """Output and new states, as the reference's; `bounds` are where sequences begin."""
+    q, k, v, A_log, a, dt_bias, b = (
+        given.tensors[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")
+    )
+    state, scale = given.tensors.get("state"), scale_of(given.scalars["scale"], q.shape[-1])
+    heads, size = v.shape[1:]
+    _, beta = gates(A_log, a, dt_bias, b)
+    # of the decays [heads, tokens], and finite where those are rounded to 0
+    logs = (-A_log.exp() * softplus(a.float() + dt_bias)).T
+    queries, keys = (spread(x, heads).transpose(0, 1) for x in (q, k))
+    values, beta = v.float().transpose(0, 1), beta.T
+    output = torch.zeros_like(values)
+    states = torch.zeros(len(bounds) - 1, heads, size, q.shape[-1], device=q.device)
+    for s, (first, end) in enumerate(itertools.pairwise(bounds)):
+        if first == end:
+            continue
+        now = states[s] if state is None else state[s]
+        for begin in range(first, end, CHUNK):
+            part = slice(begin, min(begin + CHUNK, end))
+            mine = (x[:, part] for x in (queries, keys, values, logs, beta))
+            output[:, part], now = _chunk(now, *mine)
+        states[s] = now
+    return (output.transpose(0, 1) * scale).to(v.dtype), states
+
+
+def _chunk(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Unscaled outputs and the new state of all heads, from one chunk."""
+    total = log.cumsum(-1)
+    decays = (total[:, :, None] - total[:, None]).tril().exp().tril()
+    raised = total.exp()[..., None]
+    pulls = (beta[..., None] * (k @ k.mT) * decays).tril(-1)
+    right = beta[..., None] * (v - raised * (k @ state.mT))
+    x = torch.linalg.solve_triangular(pulls, right, upper=False, unitriangular=True)
+    out = raised * (q @ state.mT) + (q @ k.mT * decays) @ x
+    leaving = (total[:, -1:] - total).exp()[..., None] * x
+    return out, raised[:, -1:] * state + leaving.mT @ k
+
+
+def flashinfer_arguments(given: Given) -> list[Any]:
+    """The inputs of `flashinfer`. Decays and strengths are computed here, so not in what is timed,
+    and new states are 0 where a sequence has no token."""
+    q, k, v, state, A_log, a, dt_bias, b, bounds, scale = given.arguments()
+    decay, beta = gates(A_log, a, dt_bias, b)
+    out, states = (torch.zeros_like(given.tensors[name]) for name in given.definition.outputs)
+    return [q, k, v, decay, beta, scale_of(scale, q.shape[-1]), state, bounds, out, states]
+
+
+def flashinfer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    state: Tensor | None,
+    bounds: Tensor,
+    out: Tensor,
+    states: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Output and new states by FlashInfer's kernel for sm_90a, written into `out` and `states`.
+
+    decay and beta [tokens, value heads] float32, bounds int64, states [sequences, heads, V, K].
+    """
+    importlib.import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule(
+        q, k, v, decay, beta, scale, state, True, bounds, output=out, output_state=states
+    )
+    return out, states

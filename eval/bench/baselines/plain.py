@@ -1,0 +1,139 @@
+"""Peers of products, norms and sampling, and those that any operator has: a copy, the reference."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ptxflow.eval.bench.baselines.ready import Given, Maker, Ready, computing
+from ptxflow.eval.bench.references import load_reference
+
+Formula = Callable[..., Any]
+Arguments = Callable[[Given], Sequence[Any]]  # of a formula
+
+
+def copy(given: Given) -> Ready:
+    """Half of the compulsory bytes read and as many written: what memory can do, not a library."""
+    half = max(1, given.bytes // 2)
+    device = next(iter(given.tensors.values())).device
+    source = torch.ones(half, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return Ready(lambda: target.copy_(source))
+
+
+def torch_reference(given: Given) -> Ready:
+    """The definition's reference, operation by operation."""
+    run = load_reference(given.definition)
+    arguments = given.arguments()
+    return computing(lambda: run(*arguments))
+
+
+def called(formula: Formula, arguments: Arguments) -> Maker:
+    """A formula in torch, operation by operation, or a library's function: of arguments that are
+    made before it is timed, and made again before it is compared."""
+
+    def make(given: Given) -> Ready:
+        return _of(formula, arguments, given)
+
+    return make
+
+
+def compiled(formula: Formula, arguments: Arguments) -> Maker:
+    """A formula through torch.compile, for these shapes alone."""
+
+    def make(given: Given) -> Ready:
+        on_gpu = any(t.is_cuda for t in given.tensors.values())
+        if on_gpu and importlib.util.find_spec("triton") is None:
+            raise ModuleNotFoundError("no Triton")
+        from torch import _dynamo, _inductor
+
+        _dynamo.reset()  # else the ninth workload is no longer compiled
+        _inductor.config.compile_threads = 1  # no pool of processes
+        return _of(torch.compile(formula, dynamic=False, fullgraph=True), arguments, given)
+
+    return make
+
+
+def _of(formula: Formula, arguments: Arguments, given: Given) -> Ready:
+    own = arguments(given)
+    return Ready(lambda: formula(*own), computing(lambda: formula(*arguments(given))).outputs)
+
+
+def torch_mm(given: Given) -> Ready:
+    """C = A B^T by torch.mm (cuBLAS), into an output of its own."""
+    a, b = given.tensors["A"], given.tensors["B"].T
+    out = torch.empty_like(given.tensors["C"])
+    return computing(lambda: torch.mm(a, b, out=out))
+
+
+def torch_rms_norm(given: Given) -> Ready:
+    """The fused operation of torch, after an addition in 16 bits where there is a residual."""
+    x, weight = given.tensors["hidden_states"], given.tensors["weight"]
+    residual, eps = given.tensors.get("residual"), given.constants["eps"]
+
+    def call() -> Tensor:
+        summed = x if residual is None else x + residual
+        return torch.nn.functional.rms_norm(summed, (x.shape[-1],), weight, eps)
+
+    return computing(call)
+
+
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """The reference's formula, as one would write it for a compiler."""
+    total = x.float() if residual is None else x.float() + residual.float()
+    scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    return (total * scale * weight.float()).to(weight.dtype)
+
+
+def rms_norm_arguments(given: Given) -> list[Any]:
+    t = given.tensors
+    return [t["hidden_states"], t.get("residual"), t["weight"], given.constants["eps"]]
+
+
+def flashinfer_rmsnorm(given: Given) -> Ready:
+    """flashinfer.rmsnorm; with a residual fused_add_rmsnorm, which stores the sum too: in place, so
+    on clones, whose values drift from call to call while they are timed."""
+    library = importlib.import_module("flashinfer")
+    x, weight = given.tensors["hidden_states"], given.tensors["weight"]
+    eps = given.constants["eps"]
+    if "residual" not in given.tensors:
+        return computing(lambda: library.rmsnorm(x, weight, eps=eps))
+    residual = given.tensors["residual"]
+    own = x.clone(), residual.clone()
+
+    def outputs() -> Sequence[Tensor]:
+        fresh = x.clone(), residual.clone()
+        library.fused_add_rmsnorm(*fresh, weight, eps=eps)
+        return fresh[:1]
+
+    return Ready(lambda: library.fused_add_rmsnorm(*own, weight, eps=eps), outputs)
+
+
+def flashinfer_sampling(given: Given) -> Ready:
+    """FlashInfer's rejection sampling. It has no rule for k and p outside (0, vocabulary) and
+    (0, 1): such rows get one inside and are not compared."""
+    library = importlib.import_module("flashinfer.sampling")
+    probs = given.tensors["probs"]
+    ranges = {"top_k": (1, probs.shape[-1] - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
+    filters = {name: given.tensors[name] for name in ranges if name in given.tensors}
+    entry = getattr(library, "_".join(filters) + "_sampling_from_probs")
+    order = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
+
+    def inside() -> list[Tensor]:
+        return [t.clamp(*ranges[name]) for name, t in filters.items()]
+
+    own = inside()
+
+    def rows() -> Tensor:
+        same = [new == old for new, old in zip(inside(), filters.values(), strict=True)]
+        return torch.stack(same).all(0)
+
+    def outputs() -> Sequence[Tensor]:
+        return (entry(probs, *inside(), **order).long(),)
+
+    return Ready(lambda: entry(probs, *own, **order), outputs, rows)

@@ -1,0 +1,61 @@
+"""What peers are made from, and what a maker returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ptxflow.env.tasks.definition import Definition
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What peers are made from: a definition, its inputs in place, and the outputs' tensors.
+
+    `bytes` are those that the problem cannot do without, `constants` what else its mathematics
+    fixes.
+    """
+
+    definition: Definition
+    tensors: Mapping[str, Tensor]
+    scalars: Mapping[str, float | None]
+    bytes: int
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def arguments(self) -> list[Any]:
+        """The inputs in the definition's order."""
+        inputs = {**self.tensors, **self.scalars}
+        return [inputs[name] for name in self.definition.inputs]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """`call` is what is timed. `outputs` computes the definition's outputs, or the first of them,
+    from the inputs that are in place now; None where there is nothing to compare. Only `rows` of
+    the first axis are compared where there are some that the library defines otherwise."""
+
+    call: Call
+    outputs: Callable[[], Sequence[Tensor]] | None = None
+    rows: Callable[[], Tensor] | None = None
+
+
+Maker = Callable[[Given], Ready]
+
+
+class NotOffered(Exception):
+    """A library has nothing for these inputs; the message says what it takes."""
+
+
+def computing(call: Callable[[], Any], rows: Callable[[], Tensor] | None = None) -> Ready:
+    """A peer whose call returns its outputs."""
+
+    def outputs() -> Sequence[Tensor]:
+        made = call()
+        return made if isinstance(made, tuple | list) else (made,)
+
+    return Ready(call, outputs, rows)

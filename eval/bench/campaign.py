@@ -1,0 +1,450 @@
+"""Measure strategies on this machine's GPUs: `ptxflow campaign --help`.
+
+Strategies are drawn uniformly from a workload's space or a stated part of it, taken whole, or read
+from files. Compilation on all cores runs ahead of the GPUs; each kernel is checked, then timed
+beside a yardstick in a child process, and the best of each workload are timed again, all in the
+same rounds, beside every library there is. Every outcome is one appended record; a run that was cut
+short goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import shlex
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ptxflow.command import Parser
+from ptxflow.compiler.backend import cache, ptxas
+from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Strategy
+from ptxflow.env.space import decision_digest
+from ptxflow.env.tasks.arguments import (
+    UsageError,
+    find_device,
+    find_problem,
+    natural_int,
+    parse_axes,
+    parse_fix,
+    positive_int,
+    product,
+    read_strategies,
+)
+from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
+from ptxflow.env.tasks.workload import workloads as workload_rows
+from ptxflow.eval.bench.candidates import (
+    Origin,
+    Settings,
+    Workload,
+    listed_workload,
+    make_record,
+    sample_workload,
+)
+from ptxflow.eval.bench.records import Record, RecordError, RecordFile, read_records
+from ptxflow.eval.bench.report import bench_table, settled, totals
+from ptxflow.eval.bench.schedule import Measured, ProcessCompiler, Schedule, Task, make_task
+from ptxflow.eval.bench.worker import Worker, WorkerError
+
+FAILURES = (
+    UsageError, DefinitionError, RecordError, RuntimeUnavailable, WorkerError, ptxas.ToolMissing,
+    BrokenProcessPool,
+)  # fmt: skip
+SHOWN = 20  # failures that are printed as they come; all are in the records
+STOPPED = 3  # exit code where the time limit left strategies unmeasured
+
+
+def plan(args: argparse.Namespace, device: Device) -> list[Workload]:
+    """The workloads that the arguments ask for, each once, in order."""
+    found: list[Workload] = []
+    for path in args.strategies or []:
+        found += from_list(read_strategies(path), device, str(path))
+    if args.workloads:
+        found += from_file(args.workloads, device, args)
+    elif not args.strategies:
+        count = None if args.all else args.samples
+        fix = parse_fix(args.fix)
+        for definition, axes in places(args.definition, parse_axes(args.axes or [])):
+            found.append(sample_workload(definition, axes, device, fix, count, args.seed))
+    return merge(found)
+
+
+def places(
+    chosen: Sequence[str] | None, axes: Mapping[str, Sequence[int]]
+) -> list[tuple[Definition, dict[str, int]]]:
+    """Definitions at bound axes: the chosen ones, or all with kernels that vary in these axes; at
+    the given axes, or at the workloads that come with them."""
+    definitions = [load(name) for name in chosen or names()]
+    if not chosen:
+        definitions = [d for d in definitions if has_kernels(d, axes)]
+    if not definitions:
+        raise UsageError(f"no definition with kernels has the variable axes {', '.join(axes)}")
+    return [
+        (definition, bound)
+        for definition in definitions
+        for bound in (
+            product(axes) if axes else [dict(w.axes) for w in workload_rows(definition.name)]
+        )
+    ]
+
+
+def has_kernels(definition: Definition, axes: Iterable[str]) -> bool:
+    """Whether a family builds kernels for the definition, and it varies in these axes, if any."""
+    if axes and set(axes) != set(definition.var_axes):
+        return False
+    try:
+        find_problem(definition, workload_rows(definition.name)[0].axes)
+    except UsageError:
+        return False
+    return True
+
+
+def from_list(
+    rows: Sequence[tuple[Definition, dict[str, int], Strategy]], device: Device, where: str
+) -> list[Workload]:
+    """The rows of a strategy file, by workload."""
+    groups: dict[str, tuple[Definition, dict[str, int], list[Strategy]]] = {}
+    for definition, axes, strategy in rows:
+        group = groups.setdefault(f"{definition.name} {sorted(axes.items())}",
+                                  (definition, axes, []))  # fmt: skip
+        group[2].append(strategy)
+    return [listed_workload(d, axes, device, listed, where) for d, axes, listed in groups.values()]
+
+
+def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Workload]:
+    """A workloads file: a JSON list of {definition, axes, fix?, all? | samples? | strategies?}."""
+    try:
+        rows = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    known = {"definition", "axes", "fix", "all", "samples", "strategies", "seed"}
+    found: list[Workload] = []
+    for i, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+        where = f"{path}, workload {i}"
+        if not isinstance(row, dict) or not {"definition", "axes"} <= set(row) <= known:
+            raise UsageError(f"{where}: must have definition and axes, may have {sorted(known)}")
+        if "strategies" in row:
+            listed = path.parent / row["strategies"]
+            found += from_list(read_strategies(listed), device, str(listed))
+            continue
+        try:
+            count = None if row.get("all") else positive_int(row.get("samples", args.samples))
+            seed = natural_int(row.get("seed", args.seed))
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{where}: samples or seed {error}") from None
+        axes = {n: v if isinstance(v, list) else [v] for n, v in row["axes"].items()}
+        for bound in product(axes):
+            found.append(sample_workload(load(row["definition"]), bound, device,
+                                         _fix(row.get("fix", {}), where), count,
+                                         seed))  # fmt: skip
+    return found
+
+
+def _fix(data: Any, where: str) -> dict[str, list[str]]:
+    if not isinstance(data, dict):
+        raise UsageError(f"{where}: fix must be an object, as in {{'swizzle': 128}}")
+    return {n: [str(c) for c in (v if isinstance(v, list) else [v])] for n, v in data.items()}
+
+
+def merge(found: Sequence[Workload]) -> list[Workload]:
+    """One workload for each definition and axes, with every candidate once."""
+    merged: dict[Any, Workload] = {}
+    for workload in found:
+        before = merged.get(workload.place)
+        if before is not None:
+            both = {c.strategy.key: c for c in (*before.candidates, *workload.candidates)}
+            workload = replace(before, candidates=tuple(both.values()), size=None)
+        merged[workload.place] = workload
+    return list(merged.values())
+
+
+def show_plan(tasks: Sequence[Task]) -> str:
+    """One line a workload: the size of its sub-space, what is chosen, what is left to measure."""
+    lines = []
+    for task in tasks:
+        w = task.workload
+        of = f" of {w.size} in the sub-space" if w.size is not None else ""
+        lines.append(f"{w.label}: {len(w.candidates)}{of}, {len(task.todo)} to measure")
+    total = sum(len(t.todo) for t in tasks)
+    return "\n".join([*lines, f"{len(tasks)} workloads, {total} strategies to measure"])
+
+
+def fleet(device: Device) -> list[Worker]:
+    """A worker for each visible GPU that runs the device's code."""
+    require_gpu(device)
+    driver, count = Driver(), ctypes.c_int()
+    driver("cuDeviceGetCount", ctypes.byref(count))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    tokens = listed.split(",") if listed else [str(i) for i in range(count.value)]
+    return [
+        Worker(environment={"CUDA_VISIBLE_DEVICES": token.strip()})
+        for i, token in enumerate(tokens[: count.value])
+        if gpu_info(i, driver).runs(device)
+    ]
+
+
+class Log:
+    """Turns outcomes into records, a progress bar, and a line for each of the first failures."""
+
+    def __init__(self, records: RecordFile, origin: Origin, total: int):
+        self.records, self.origin = records, origin
+        self.failures = 0
+        self.bar = tqdm(total=total, desc="measure", unit="kernel", smoothing=0.05)
+
+    def __call__(self, m: Measured) -> None:
+        record = make_record(m.candidate, m.result, m.gpu, self.origin, m.kernel, m.timing_pass)
+        self.records.append(record)
+        self.bar.update(m.timing_pass == "screen")
+        if record.status != "ok":
+            self.failures += 1
+            axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
+            line = f"{record.definition} {axes} {record.key}: {record.status}: {record.detail}"
+            if self.failures <= SHOWN:
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        self.bar.close()
+        if self.failures > SHOWN:
+            self.say(f"{self.failures - SHOWN} more failures are in the records")
+
+
+def origin_of(workloads: Sequence[Workload], argv: Sequence[str]) -> Origin:
+    """What identifies this run in its records."""
+    families = {w.family.name: w.family for w in workloads}
+    now = datetime.now(UTC)
+    run = {
+        "id": f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
+        "command": shlex.join(["python", "-m", "ptxflow.eval.bench.campaign", *argv]),
+        "code": cache.sources(),
+        "spaces": {name: decision_digest(f) for name, f in families.items()},
+    }
+    return Origin(ptxas.version(), run)
+
+
+def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    began = time.monotonic()
+    device = find_device(args.device)
+    workloads = plan(args, device)
+    earlier = [r for path in args.measured or [] for r in read_records(path)]
+    if args.plan:
+        held = [*earlier, *read_records(args.out)]
+        print(show_plan(tasks_of(workloads, held, args.again)))
+        return 0
+    workers = fleet(device)
+    ptxas.executable()
+    origin = origin_of(workloads, argv)
+    settings = Settings(
+        seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
+        timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
+        every_peer=not args.refine,
+        jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
+    )  # fmt: skip
+    with RecordFile(args.out) as records:
+        held = [*earlier, *records.records]
+        warn_of_other_code(held, origin)
+        tasks = tasks_of(workloads, held, args.again)
+        print(show_plan(tasks), flush=True)
+        skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
+        finished = measure(tasks, workers, settings, records, origin, began + args.time_limit)
+        outcomes = chosen_records([*earlier, *records.records], workloads)
+    print(bench_table(outcomes))
+    note = f" ({skipped} of them recorded before)" if skipped else ""
+    print(f"{len(workers)} GPUs, {time.monotonic() - began:.0f} s; records in {args.out}")
+    print(totals(settled(outcomes)) + note)
+    if not finished:
+        missing = sum(len(w.candidates) for w in workloads) - len(settled(outcomes))
+        print(f"stopped: {missing} strategies are not measured; the same command goes on")
+        return STOPPED
+    return 0 if all(r.status == "ok" for r in outcomes) else 1
+
+
+def measure(
+    tasks: Sequence[Task],
+    workers: Sequence[Worker],
+    settings: Settings,
+    records: RecordFile,
+    origin: Origin,
+    deadline: float,
+) -> bool:
+    """Whether everything was measured before the deadline; outcomes are appended to `records`."""
+    compiler = ProcessCompiler(settings.jobs or 1)
+    log = Log(records, origin, sum(len(t.todo) for t in tasks))
+    try:
+        schedule = Schedule(tasks, workers, compiler, settings, log, log.say)
+        return schedule.run(deadline)
+    finally:
+        log.close()
+        compiler.close()
+
+
+def tasks_of(workloads: Sequence[Workload], held: Sequence[Record], again: bool) -> list[Task]:
+    by_place: dict[Any, list[Record]] = {}
+    for r in held:
+        by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
+    return [make_task(w, by_place.get((w.device.name, *w.place), ()), again) for w in workloads]
+
+
+def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> list[Record]:
+    """The last record of each identity that the workloads ask for."""
+    asked = {c.identity[:4] for w in workloads for c in w.candidates}
+    latest = {r.identity: r for r in records}
+    return [r for r in latest.values() if r.identity[:4] in asked]
+
+
+def warn_of_other_code(held: Sequence[Record], origin: Origin) -> None:
+    codes = Counter(r.run.get("code", "unknown") for r in held)
+    other = sum(n for code, n in codes.items() if code != origin.run["code"])
+    if other:
+        print(f"{other} earlier records are of kernels by another version of the compiler; "
+              "--again measures them anew", file=sys.stderr)  # fmt: skip
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="ptxflow campaign",
+        description=__doc__.partition("\n")[2],
+        epilog="""examples:
+  8 strategies of every definition that varies in M alone, at five sizes:
+    ptxflow campaign --axes M=1,17,128,1000,4096 --out runs/h200.jsonl
+  of one definition, at every workload that comes with it:
+    ptxflow campaign --definition rmsnorm_h4096 --samples 100
+  every strategy of a sub-space:
+    ptxflow campaign --definition gemm_n4096_k4096 --axes M=1,64,4096 \\
+        --fix tile_k=64,raster_group=8 --all
+  many workloads within nine minutes; the same command goes on afterwards:
+    ptxflow campaign --workloads workloads.json --time-limit 540
+
+exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by --time-limit""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _what(parser)
+    _how(parser)
+    args = parser.parse_args(argv)
+    for name in ("timeout", "time_limit"):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be positive")
+    return args
+
+
+def _what(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what to measure").add_argument
+    add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
+    add("--definition", nargs="+", metavar="NAME|PATH",
+        help="default: all with kernels, of the axes given")  # fmt: skip
+    add(
+        "--axes",
+        nargs="+",
+        metavar="M=1,17",
+        help="values of the variable axes, by comma; several axes combine (default: the workloads "
+        "that come with the definition)",
+    )
+    add(
+        "--fix",
+        nargs="+",
+        metavar="NAME=A|B",
+        default=[],
+        help="only strategies with these choices: tile_k=64,tile_m=64|128",
+    )
+    add("--samples", type=positive_int, default=8,
+        help="strategies per definition and axes (default: 8)")  # fmt: skip
+    add("--all", action="store_true", help="every valid strategy instead of samples")
+    add("--seed", type=natural_int, default=0, help="of the uniform draw (default: 0)")
+    add(
+        "--strategies",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="the strategies of these JSON files instead (sample.py's summary.json)",
+    )
+    add(
+        "--workloads",
+        type=Path,
+        metavar="FILE",
+        help="a JSON list of workloads instead: definition, axes, and fix, all, samples, seed or "
+        "strategies (a file beside it)",
+    )
+    add("--plan", action="store_true", help="print how many strategies that is, and stop")
+
+
+def _how(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how").add_argument
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/campaign.jsonl"),
+        help="the record file, appended to (default: runs/campaign.jsonl)",
+    )
+    add(
+        "--measured",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="record files, packed or not: what they hold is not measured again",
+    )
+    add("--again", action="store_true", help="measure what is recorded, too")
+    add(
+        "--time-limit",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="after this, finish what is in flight, refine what is screened, and stop",
+    )
+    add("--rounds", type=positive_int, default=7, help="timed samples per kernel (default: 7)")
+    add(
+        "--refine",
+        type=natural_int,
+        default=32,
+        metavar="N",
+        help="of each workload, time the best N again, all in the same rounds (default: 32)",
+    )
+    add(
+        "--refine-rounds",
+        type=positive_int,
+        default=40,
+        help="samples of each of those, or as many as take 1 s (default: 40)",
+    )
+    add("--check-seeds", type=positive_int, default=2, help="fresh inputs per kernel (default: 2)")
+    add(
+        "--settle",
+        type=float,
+        default=0.5,
+        help="seconds of the yardstick before a workload, for the clocks (default: 0.5)",
+    )
+    add("--timeout", type=float, default=20.0, help="seconds per kernel (default: 20)")
+    add("--jobs", type=positive_int,
+        help="compiler processes (default: one per core, less the GPUs)")  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = arguments(argv)
+    try:
+        return run(args, argv)
+    except FAILURES as error:
+        print(f"campaign: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("campaign: interrupted; the records so far are kept", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

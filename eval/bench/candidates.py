@@ -1,0 +1,257 @@
+"""What is measured: strategies of a workload, drawn from a stated part of its space, and records.
+
+A sub-space is a space with some decisions fixed or restricted to several choices. Nothing here
+knows any decision by name.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow import __version__
+from ptxflow.compiler.compilation import CompiledKernel, Job, compile_many
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Choice, Family, Problem, Strategy
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import SCREEN
+from ptxflow.env.space import Space
+from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
+from ptxflow.env.tasks.definition import Definition
+from ptxflow.eval.bench.records import Identity, Record, best_peer, identity
+from ptxflow.eval.bench.worker import Worker, job
+
+Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy to measure for a definition at bound axes."""
+
+    definition: Definition
+    family: Family
+    problem: Problem
+    strategy: Strategy
+    device: Device
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The variable axes alone: the constants are the definition's."""
+        return {name: self.problem[name] for name in self.definition.var_axes}
+
+    @property
+    def identity(self) -> Identity:
+        return identity(self.definition.name, self.axes, self.strategy.key, self.device.name)
+
+    @property
+    def job(self) -> Job:
+        return self.problem, self.strategy
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A definition at bound axes, and the candidates to measure there, in order."""
+
+    definition: Definition
+    family: Family
+    problem: Problem
+    device: Device
+    candidates: tuple[Candidate, ...]
+    size: int | None = None  # of the sub-space they are from, where they are from one
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return {name: self.problem[name] for name in self.definition.var_axes}
+
+    @property
+    def place(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        return self.definition.name, tuple(sorted(self.axes.items()))
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.definition.name, *(f"{n}={v}" for n, v in self.axes.items())])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. `timeout` is seconds for one kernel, checks and timing together."""
+
+    seeds: tuple[int, ...] = (1, 2, 3)
+    rounds: int = 20
+    settle: float = 0.5
+    timeout: float = 60.0
+    jobs: int | None = None
+    refine: int = 0  # of each workload's best kernels that are timed again, all in one job
+    refine_rounds: int = 40
+    every_peer: bool = True  # beside each kernel, or the yardstick alone; all where it refines
+
+
+def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
+    """[n] codes of the strategies whose decisions take the given choices alone.
+
+    UsageError for a decision or a choice that does not exist, and where nothing is left.
+    """
+    codes = space.codes
+    for name, wanted in fix.items():
+        names = [d.name for d in space.decisions]
+        if name not in names:
+            raise UsageError(f"no decision {name!r}; there are {', '.join(names)}")
+        at = names.index(name)
+        choices = [str(c) for c in space.decisions[at].choices]
+        unknown = [c for c in wanted if c not in choices]
+        if unknown:
+            raise UsageError(f"{name} has no choice {unknown[0]!r}; it has {', '.join(choices)}")
+        allowed = np.isin(np.arange(len(choices)), [choices.index(c) for c in wanted])
+        digit = codes // space.strides[at + 1] % space.sizes[at]
+        codes = codes[allowed[digit]]
+        if not len(codes):
+            raise UsageError(
+                f"{space.problem.definition} at {dict(space.problem.axes)}: no valid strategy has "
+                f"{name}={'|'.join(wanted)} with what is fixed before it"
+            )
+    return codes
+
+
+def strategies(space: Space, codes: NDArray[np.int64]) -> list[Strategy]:
+    """The strategies of codes [n] that are in the space."""
+    rows = space.indices(codes)
+    columns: list[tuple[str, tuple[Choice, ...]]] = [(d.name, d.choices) for d in space.decisions]
+    return [
+        Strategy(
+            space.family.name,
+            tuple((name, c[int(i)]) for (name, c), i in zip(columns, row, strict=True)),
+        )
+        for row in rows
+    ]
+
+
+def sample_workload(
+    definition: Definition,
+    axes: Mapping[str, int],
+    device: Device,
+    fix: Fix | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> Workload:
+    """`count` distinct strategies of a sub-space, drawn uniformly; all of them where None."""
+    family, problem = find_problem(definition, axes)
+    space = find_space(family, problem, device)
+    codes = subspace(space, fix or {})
+    size = len(codes)
+    if count is not None:
+        rng = np.random.default_rng([seed, zlib.crc32(f"{definition.name} {axes}".encode())])
+        codes = rng.choice(codes, size=min(count, size), replace=False)
+    chosen = strategies(space, codes)
+    candidates = tuple(Candidate(definition, family, problem, s, device) for s in chosen)
+    return Workload(definition, family, problem, device, candidates, size)
+
+
+def listed_workload(
+    definition: Definition,
+    axes: Mapping[str, int],
+    device: Device,
+    listed: Sequence[Strategy],
+    where: str,
+) -> Workload:
+    """The strategies of a list; one that is not legal there is a UsageError."""
+    family, problem = find_problem(definition, axes)
+    unique = list({s.key: s for s in listed}.values())
+    for s in unique:
+        if refusals := family.refusals(problem, s, device):
+            raise UsageError(
+                f"{where}: {s.key} is not legal on {device.name}: {'; '.join(refusals)}"
+            )
+    candidates = tuple(Candidate(definition, family, problem, s, device) for s in unique)
+    return Workload(definition, family, problem, device, candidates)
+
+
+def compile_all(
+    jobs: Sequence[Job], device: Device, workers: int | None
+) -> list[CompiledKernel | Exception]:
+    """Compile on all cores (or `workers` of them) behind a progress bar; see `compile_many`."""
+    with tqdm(total=len(jobs), desc="compile", unit="kernel") as bar:
+        count = workers or os.cpu_count() or 1
+        return compile_many(jobs, device, workers=count, progress=bar.update)
+
+
+def run_one(
+    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
+) -> dict[str, Any]:
+    """Check and time one compiled kernel in the worker; see `Worker.run`."""
+    image = folder / f"{candidate.strategy.key}.cubin"
+    image.write_bytes(kernel.cubin)
+    try:
+        return worker.run(
+            job(
+                candidate.definition.to_json(),
+                candidate.axes,
+                kernel.launch.to_json(),
+                image,
+                seeds=settings.seeds,
+                rounds=settings.rounds,
+                settle=settings.settle,
+                every_peer=settings.every_peer,
+            ),
+            settings.timeout,
+        )
+    finally:
+        image.unlink()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the records of a run share: the tools, and `run` (id, command, digest of the code)."""
+
+    ptxas: str
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def make_record(
+    candidate: Candidate,
+    result: dict[str, Any],
+    gpu: dict[str, Any],
+    origin: Origin,
+    kernel: CompiledKernel | None = None,
+    timing_pass: str = SCREEN,
+) -> Record:
+    """The record of one outcome, with everything that follows from it."""
+    latency = result.get("latency_us")
+    peers = result.get("peers", {})
+    peer = best_peer(candidate.definition.name, peers)
+    checked = result.get("check", {})
+    fields = candidate.strategy.fields()
+    modelled = model_tflops(candidate.family, fields, candidate.problem, candidate.device)
+    return Record(
+        definition=candidate.definition.name,
+        axes=candidate.axes,
+        strategy=candidate.strategy.to_json(),
+        key=candidate.strategy.key,
+        device=candidate.device.name,
+        status=result["status"],
+        detail=result.get("detail", ""),
+        gpu=gpu,
+        ptxas=origin.ptxas,
+        usage=asdict(kernel.usage) if kernel else {},
+        sass_ok=kernel.sass.ok if kernel else None,
+        correct=checked.get("correct"),
+        check=checked,
+        latency_us=latency,
+        peers=peers,
+        ratio=peer / latency["median"] if latency and peer else None,
+        tflops=candidate.problem.flops / latency["median"] / 1e6 if latency else None,
+        timing=result.get("timing", {}),
+        modelled_tflops=float(modelled[0]),
+        ptxflow=__version__,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=origin.run,
+        timing_pass=timing_pass,
+    )

@@ -1,0 +1,136 @@
+"""Kernels measured when they are asked for: a GPU's child and the compiler's processes stay warm.
+
+For whoever decides by a measurement what to measure next. Every outcome is appended to a file of
+records as a campaign's are, and what the file holds already is not measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.compilation import CompiledKernel
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family
+from ptxflow.env.measurements import REFINE
+from ptxflow.env.space import decision_digest
+from ptxflow.eval.bench import campaign
+from ptxflow.eval.bench.candidates import Candidate, Origin, Settings, make_record, run_one
+from ptxflow.eval.bench.records import Identity, Record, RecordFile
+from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
+from ptxflow.eval.bench.worker import Worker, WorkerError, refine_job
+
+SETTINGS = Settings(seeds=(1, 2), every_peer=False)
+
+
+@dataclass
+class OnDemand:
+    """Measures candidates of one device on one GPU; made by `on_demand`."""
+
+    records: RecordFile
+    worker: Worker
+    compiler: Compiler
+    origin: Origin
+    folder: Path
+    settings: Settings = SETTINGS
+    _latest: dict[Identity, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._latest = self.records.latest()
+
+    def __call__(self, candidates: Iterable[Candidate]) -> list[Record]:
+        """The record of each, in order: checked, then timed beside the yardstick.
+
+        WorkerError where the machinery fails twice in a row.
+        """
+        asked = list(candidates)
+        fresh = {c.identity: c for c in asked if c.identity not in self._latest}
+        for candidate, outcome in self._compile(list(fresh.values())):
+            self._keep(self._screen(candidate, outcome))
+        return [self._latest[c.identity] for c in asked]
+
+    def together(self, candidates: Sequence[Candidate]) -> list[Record]:
+        """The candidates, of one workload and right before, timed anew in the same rounds, beside
+        every library there is. WorkerError where that cannot be."""
+        built = [(c, k) for c, k in self._compile(candidates) if isinstance(k, CompiledKernel)]
+        kernels = []
+        for candidate, kernel in built:
+            image = self.folder / f"{candidate.strategy.key}.refine.cubin"
+            image.write_bytes(kernel.cubin)
+            kernels.append((kernel.launch.to_json(), image))
+        if not built:
+            return []
+        first, s = built[0][0], self.settings
+        job = refine_job(first.definition.to_json(), first.axes, kernels, seeds=s.seeds,
+                         rounds=s.refine_rounds, settle=s.settle)  # fmt: skip
+        result = self.worker.run(job, 2 * s.timeout)
+        if result["status"] != "ok":
+            raise WorkerError(f"{len(built)} kernels timed together: {result['detail']}")
+        outcomes = zip(built, result["outcomes"], strict=True)
+        return [
+            self._keep(make_record(c, outcome, self.worker.gpu, self.origin, k, REFINE))
+            for (c, k), outcome in outcomes
+        ]
+
+    def _compile(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
+        """Each with its kernel or why there is none, in order, while later ones are compiled."""
+        size = max(1, min(CHUNK, -(-len(candidates) // self.compiler.workers)))
+        chunks = [candidates[i : i + size] for i in range(0, len(candidates), size)]
+        futures: list[Future[list[Outcome]]] = [
+            self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
+            for chunk in chunks
+        ]
+        for chunk, future in zip(chunks, futures, strict=True):
+            yield from zip(chunk, future.result(), strict=True)
+
+    def _screen(self, candidate: Candidate, outcome: Outcome) -> Record:
+        if not isinstance(outcome, CompiledKernel):
+            detail = f"{type(outcome).__name__}: {outcome}"
+            result = {"status": "compile_error", "detail": detail}
+            return make_record(candidate, result, {}, self.origin)
+        try:
+            result = run_one(candidate, outcome, self.worker, self.settings, self.folder)
+        except WorkerError:  # a fresh child tells the machinery's failure from the kernel's
+            self.worker.stop()
+            result = run_one(candidate, outcome, self.worker, self.settings, self.folder)
+        return make_record(candidate, result, self.worker.gpu, self.origin, outcome)
+
+    def _keep(self, record: Record) -> Record:
+        self.records.append(record)
+        self._latest[record.identity] = record
+        return record
+
+
+@contextmanager
+def on_demand(
+    path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
+) -> Iterator[OnDemand]:
+    """One of this machine's GPUs, ready to measure into `path`.
+
+    RuntimeUnavailable where no GPU runs the device's code, RecordError where the file is no good.
+    """
+    worker = campaign.fleet(device)[0]
+    origin = campaign.origin_of([], [])
+    spaces = {f.name: decision_digest(f) for f in families}
+    origin = replace(origin, run={**origin.run, "command": command, "spaces": spaces})
+    ptxas.executable()
+    compiler = campaign.ProcessCompiler(jobs or max(1, (os.cpu_count() or 2) - 1))
+    try:
+        with RecordFile(path) as records, tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
+            yield OnDemand(records, worker, compiler, origin, Path(folder))
+    finally:
+        worker.stop()
+        compiler.close()
+
+
+def seconds(record: Record) -> float:
+    """A right kernel's median; infinite of any other."""
+    if record.status != "ok" or not record.latency_us:
+        return float("inf")
+    return record.latency_us["median"] * 1e-6

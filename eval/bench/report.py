@@ -1,0 +1,436 @@
+"""Records as text: `ptxflow report FILE...` prints the table of record files.
+
+One line per definition and axes: how many kernels are right, the best latency, that of the best
+library in the same rounds, and the ratios to it (above 1 is faster than any); where the best were
+refined, of those. A library whose outputs differ from the reference counts all the same, and its
+name says how they differ. A copy of the compulsory bytes is no library but a ceiling: of it, the
+share that the best kernel reaches. An eager reference, PyTorch operations one after the other, is
+no library either: the ratio to it stands apart. Prefills of more queries than cached tokens, most
+of whose rows see nothing, have means of their own. With --agree: whether two campaigns choose
+alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from ptxflow.command import Parser, align
+from ptxflow.env.measurements import (
+    COPY,
+    REFINE,
+    SCREEN,
+    Measured,
+    MeasurementError,
+    by_workload,
+    load_measurements,
+)
+from ptxflow.env.tasks.workload import degenerate
+from ptxflow.eval.bench.baselines import is_eager_reference
+from ptxflow.eval.bench.disagreement import Outputs, named, together
+from ptxflow.eval.bench.records import (
+    Record,
+    RecordError,
+    best_peer,
+    libraries,
+    read_records,
+    yardstick_time,
+)
+
+SLOWER = 0.97  # a ratio below this is a loss, and not the noise of two campaigns
+BLIND = ", queries > keys"  # after the name of prefills with more queries than cached tokens
+EAGER = "eager reference"
+
+
+def settled(records: Iterable[Record]) -> list[Record]:
+    """Without the screening records of what was refined: one record a strategy, the better known.
+
+    A strategy that was right when screened and wrong when refined is wrong.
+    """
+    records = list(records)
+    refined = {r.identity[:4] for r in records if r.timing_pass == REFINE}
+    return [r for r in records if r.timing_pass == REFINE or r.identity[:4] not in refined]
+
+
+def bench_table(records: Iterable[Record]) -> str:
+    """One line per definition and axes: how many are right, and the ratios to the best library.
+
+    Where the best were refined, the best latency and the ratios shown are of those alone.
+    """
+    groups: dict[tuple[str, str], list[Record]] = {}
+    records = settled(records)
+    for record in records:
+        axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
+        groups.setdefault((record.definition, axes), []).append(record)
+    peer = f"{peer_name(records)} us"
+    head = "definition", "axes", "right", "best us", peer, "best", "median", "of copy", EAGER
+    rows: list[tuple[str, ...]] = [(*head, "ratios")]
+    for (name, axes), group in groups.items():
+        right = [r for r in group if r.status == "ok"]
+        rows.append((name, axes, f"{len(right)}/{len(group)}", *_speed(right)))
+    return align(_filled(rows))
+
+
+def peer_name(records: Iterable[Record]) -> str:
+    """What the ratios of the records are to, for the head of a column."""
+    held = [libraries(r.definition, r.peers) for r in records]
+    names = {min(timed, key=timed.__getitem__) for timed in held if timed}
+    return names.pop() if len(names) == 1 else "best peer"
+
+
+def _speed(right: Sequence[Record]) -> tuple[str, ...]:
+    """Best latency, the library's, best and median ratio, share of a copy, best ratio to the
+    fastest eager reference, eight best ratios."""
+    best = speaking([r for r in right if r.latency_us is not None])
+    if not best:
+        return "-", "-", "-", "-", "-", "-", ""
+    latency = min(r.latency_us["median"] for r in best if r.latency_us)
+    peer = _middle(best_peer(r.definition, r.peers) for r in best)
+    eager = [min(found) for n in _peers([best], eager=True) if (found := list(_beside([best], n)))]
+    copied = _share(best)
+    ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
+    shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
+    return (
+        f"{latency:.1f}",
+        f"{peer:.1f}" if peer else "-",
+        f"{ratios[0]:.2f}" if ratios else "-",
+        _median_ratio(right, best),
+        f"{copied:.0%}" if copied else "-",
+        f"{min(eager):.2f}" if eager else "-",
+        shown,
+    )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    """The median of what is there."""
+    held = [v for v in values if v]
+    return median(held) if held else None
+
+
+def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
+    """Of all kernels of a workload, those too that were timed beside the yardstick alone."""
+
+    def beside(r: Record, us: float | None) -> float | None:
+        reference = yardstick_time(r.peers, r.timing)
+        return us / reference if us and reference else None
+
+    library = _middle(beside(r, best_peer(r.definition, r.peers)) for r in best)
+    ours = _middle(beside(r, r.latency_us["median"]) for r in right if r.latency_us)
+    return f"{library / ours:.2f}" if library and ours else "-"
+
+
+def _share(best: Sequence[Record]) -> float | None:
+    """The best bytes/s of a workload's kernels over those of a copy in the same rounds."""
+    shares = [r.peers[COPY] / r.latency_us["median"] for r in best
+              if r.latency_us and COPY in r.peers]  # fmt: skip
+    return max(shares, default=None)
+
+
+def speaking(right: Sequence[Record]) -> list[Record]:
+    """Of right records of one workload, those whose times compare best: the refined, if any."""
+    refined = [r for r in right if r.timing_pass == REFINE]
+    return refined or list(right)
+
+
+Place = tuple[str, tuple[tuple[str, int], ...]]  # definition, axes
+
+
+def best_records(records: Iterable[Record]) -> dict[Place, list[Record]]:
+    """The right and timed records of each workload that compare best: the refined, if any."""
+    groups: dict[Place, list[Record]] = {}
+    for r in records:
+        if r.status == "ok" and r.latency_us is not None:
+            groups.setdefault((r.definition, tuple(r.axes.items())), []).append(r)
+    return {place: speaking(group) for place, group in groups.items()}
+
+
+def best_ratios(records: Iterable[Record]) -> dict[Place, float]:
+    """The best ratio to the best library by workload, where one was timed."""
+    best = {
+        place: max((r.ratio for r in group if r.ratio is not None), default=None)
+        for place, group in best_records(records).items()
+    }
+    return {place: ratio for place, ratio in best.items() if ratio is not None}
+
+
+def shares_of_copy(records: Iterable[Record]) -> dict[Place, float]:
+    """The best bytes/s over those of a copy by workload, where one was timed."""
+    shares = {place: _share(group) for place, group in best_records(records).items()}
+    return {place: share for place, share in shares.items() if share is not None}
+
+
+def matrix(best: Mapping[Place, float], form: str) -> str:
+    """A number of each definition (rows) at each value of its axes (columns), in format `form`;
+    definitions of other axes in a table of their own."""
+    tables: dict[tuple[str, ...], dict[tuple[str, tuple[int, ...]], float]] = {}
+    for (name, axes), value in best.items():
+        values = tuple(v for _, v in axes)
+        tables.setdefault(tuple(n for n, _ in axes), {})[name, values] = value
+    shown = []
+    for names, held in tables.items():
+        columns = sorted({values for _, values in held})
+        header = ["definition", *(f"{','.join(names)}={','.join(map(str, c))}" for c in columns)]
+        body = [
+            [row, *(format(held[row, c], form) if (row, c) in held else "-" for c in columns)]
+            for row in sorted({row for row, _ in held})
+        ]
+        shown.append(align([header, *body]))
+    return "\n".join(shown)
+
+
+def means(records: Iterable[Record]) -> list[str]:
+    """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
+    are under SLOWER, shares of a copy, whose outputs differ, which peers were missing, and why."""
+    best = best_records(records)
+    found = best_ratios(r for group in best.values() for r in group)
+    ratios = list(found.values())
+    lines = []
+    if ratios:
+        lines.append(
+            f"geometric mean of the best ratio of {len(ratios)} workloads: "
+            f"{geometric_mean(ratios):.2f}; least {min(ratios):.2f}, "
+            f"{sum(r < SLOWER for r in ratios)} under {SLOWER}"
+        )
+    blind = {place for place in found if degenerate(place[0], dict(place[1]))}
+    if blind and len(blind) < len(found):
+        apart = [[r for p, r in found.items() if (p in blind) == of] for of in (True, False)]
+        lines.append(
+            f"of these {len(blind)} are prefills of more queries than keys: "
+            f"{geometric_mean(apart[0]):.2f}; the others {geometric_mean(apart[1]):.2f}"
+        )
+    if len(_peers(best.values(), eager=False)) > 1:
+        lines.append(f"beside each library (workloads): {_each(best.values(), eager=False)}")
+    if _peers(best.values(), eager=True):
+        lines.append(f"beside an {EAGER} (workloads): {_each(best.values(), eager=True)}")
+    shares = list(_beside(best.values(), COPY))
+    if shares:
+        lines.append(
+            f"bytes/s as a share of a copy's: geometric mean {geometric_mean(shares):.0%}, "
+            f"least {min(shares):.0%}"
+        )
+    lines += _differing(best.values())
+    absent = Counter(
+        (name, why)
+        for group in best.values()
+        for name, why in group[0].timing.get("absent", {}).items()
+    )
+    return lines + [f"without {n} in {k} workloads: {why}" for (n, why), k in absent.items()]
+
+
+def _differing(groups: Collection[Sequence[Record]]) -> list[str]:
+    """A line for each peer that was timed though its outputs are not the reference's."""
+    found: dict[str, list[Outputs]] = {}
+    for group in groups:
+        for peer, outputs in group[0].disagree.items():
+            found.setdefault(peer, []).append(outputs)
+    return [
+        f"timed all the same: {named(peer, {peer: together(several)})} in {len(several)} of "
+        f"{len(list(_beside(groups, peer)))} workloads"
+        for peer, several in found.items()
+    ]
+
+
+def kind(place: Place) -> str:
+    """What a workload is put together with: its definition's name without sizes, and whether it is
+    a prefill of more queries than keys."""
+    name, axes = place
+    return re.split(r"_[a-z]+\d", name)[0] + BLIND * degenerate(name, dict(axes))
+
+
+def kinds(records: Iterable[Record]) -> str:
+    """One line for each kind of workload; empty where there is one."""
+    groups: dict[str, dict[Place, list[Record]]] = {}
+    for place, group in best_records(records).items():
+        groups.setdefault(kind(place), {})[place] = group
+    if len(groups) < 2:
+        return ""
+    head = "definitions", "workloads", "best", "least", f"under {SLOWER}", "of copy", "least"
+    rows: list[tuple[str, ...]] = [(*head, "beside each library (workloads)", f"beside an {EAGER}")]
+    for name, held in groups.items():
+        ratios = list(best_ratios(r for group in held.values() for r in group).values())
+        copied = list(_beside(held.values(), COPY))
+        rows.append((
+            name, str(len(held)),
+            *((f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}",
+               str(sum(r < SLOWER for r in ratios))) if ratios else ("-", "-", "-")),
+            *((f"{geometric_mean(copied):.0%}", f"{min(copied):.0%}") if copied else ("-", "-")),
+            *(_each(held.values(), eager) or "-" for eager in (False, True)),
+        ))  # fmt: skip
+    return align(_filled(rows))
+
+
+def _filled(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    """Without the column of eager references where there are none."""
+    at = next(i for i, head in enumerate(rows[0]) if head.endswith(EAGER))
+    if any(row[at] != "-" for row in rows[1:]):
+        return rows
+    return [(*row[:at], *row[at + 1 :]) for row in rows]
+
+
+def _peers(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
+    """The eager references, or the libraries, that some workload was timed beside."""
+    held = [r for group in groups for r in group]
+    return [
+        *dict.fromkeys(
+            name
+            for r in held
+            for name in r.peers
+            if name != COPY and is_eager_reference(r.definition, name) == eager
+        )
+    ]
+
+
+def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
+    """Of each of these peers the geometric mean of the best ratios, and of how many workloads."""
+    found = {name: list(_beside(groups, name)) for name in _peers(groups, eager)}
+    return ", ".join(f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in found.items())
+
+
+def _beside(groups: Iterable[Sequence[Record]], peer: str) -> Iterable[float]:
+    """The best kernel's ratio to one peer, of each workload that was timed beside it."""
+    for group in groups:
+        ratios = [r.peers[peer] / r.latency_us["median"] for r in group
+                  if r.latency_us and peer in r.peers]  # fmt: skip
+        if ratios:
+            yield max(ratios)
+
+
+def totals(records: Sequence[Record]) -> str:
+    """`320 of 320 right, 0 hangs`, and the other failures where there are any."""
+    count = Counter(r.status for r in records)
+    text = [f"{count['ok']} of {len(records)} right", f"{count['hang']} hangs"]
+    failures = {"wrong": "wrong", "fault": "faults", "compile_error": "did not compile"}
+    text += [f"{count[status]} {name}" for status, name in failures.items() if count[status]]
+    return ", ".join(text)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One workload in two campaigns. A loss is how much longer than the other campaign's best the
+    strategy takes, in the other campaign, that one campaign chose; None where it is not there."""
+
+    workload: str
+    losses: tuple[float | None, float | None]  # of A's choice in B, of B's choice in A
+    refined: tuple[bool, bool]  # whether the loss is between refined times
+
+
+def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agreement]:
+    """Every workload that both campaigns measured."""
+    groups = by_workload(first), by_workload(second)
+    rows = []
+    for place in groups[0]:
+        if place in groups[1]:
+            name, axes, device = place
+            label = " ".join([name, *(f"{n}={v}" for n, v in axes), f"({device})"])
+            a, b = (_Campaign(group[place]) for group in groups)
+            (there, refined), (back, refined_back) = b.loss(a.best), a.loss(b.best)
+            rows.append(Agreement(label, (there, back), (refined, refined_back)))
+    return rows
+
+
+class _Campaign:
+    """Times over the yardstick's in the same rounds, by pass and strategy, of one workload."""
+
+    def __init__(self, measured: Iterable[Measured]):
+        self.times: dict[str, dict[Any, float]] = {SCREEN: {}, REFINE: {}}
+        for m in measured:
+            if m.status == "ok" and m.latency_us:
+                self.times[m.timing_pass][m.key] = m.latency_us / (m.peer_us or 1.0)
+        times = self.times[REFINE] or self.times[SCREEN]
+        self.best = min(times, key=times.__getitem__) if times else None
+
+    def loss(self, choice: Any) -> tuple[float | None, bool]:
+        """What is lost by taking `choice` here, and whether by refined times.
+
+        Both are compared in one pass: the fastest of thousands of short screenings is fast by luck.
+        """
+        for timing_pass in (REFINE, SCREEN):
+            times = self.times[timing_pass]
+            if choice in times and self.best in times:
+                return times[choice] / times[self.best] - 1, timing_pass == REFINE
+        return None, False
+
+
+def agreement_table(rows: Sequence[Agreement], within: float = 0.01) -> str:
+    """One line a workload, and how many choices are within 1% of the other campaign's best."""
+    cells = [("workload", "A's choice in B", "B's choice in A", "by refined times")]
+    for row in rows:
+        losses = ["-" if x is None else f"{100 * x:+.2f}%" for x in row.losses]
+        flags = " and ".join("yes" if x else "no" for x in row.refined)
+        cells.append((row.workload, losses[0], losses[1], flags))
+    held = [x for row in rows for x in row.losses if x is not None]
+    good = sum(all(x is not None and x <= within for x in row.losses) for row in rows)
+    lines = [align(cells)] if rows else []
+    lines.append(f"{good} of {len(rows)} workloads: both choices within {100 * within:g}% of the "
+                 "other campaign's best")  # fmt: skip
+    if held:
+        lines.append(f"largest loss {100 * max(held):.2f}%")
+    return "\n".join(lines)
+
+
+def summary(records: Sequence[Record], table: bool = False) -> str:
+    """Where the records come from, a line for each workload or a table, and means over all."""
+    records = settled(records)
+    machines = {
+        f"{r.gpu.get('name')}, driver {r.gpu.get('driver')}, ptxas {r.ptxas}"
+        for r in records
+        if r.gpu
+    }
+    clocks = [c for r in records for c in r.timing.get("sm_clock_mhz", []) if c]
+    lines = [*sorted(machines)]
+    if clocks:
+        lines.append(f"SM clock {min(clocks)}..{max(clocks)} MHz")
+    if table:
+        lines.append(matrix(best_ratios(records), ".2f"))
+        if shares := shares_of_copy(records):
+            lines += ["bytes/s over a copy's", matrix(shares, ".0%")]
+    else:
+        lines.append(bench_table(records))
+    lines += filter(None, [kinds(records)])
+    return "\n".join([*lines, *means(records), totals(records)])
+
+
+def _some(path: Path) -> list[Record]:
+    found = read_records(path)
+    if not found:
+        raise RecordError(f"{path}: no records there")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file is missing, empty or not records."""
+    parser = Parser(
+        prog="ptxflow report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
+    parser.add_argument(
+        "--matrix", action="store_true", help="only the best ratios, a column for each axis value"
+    )
+    parser.add_argument(
+        "--agree", nargs=2, type=Path, metavar=("A", "B"), help="compare two campaigns' choices"
+    )
+    args = parser.parse_args(argv)
+    if not args.files and not args.agree:
+        parser.error("a record file is needed")
+    try:
+        if args.files:
+            print(summary([r for path in args.files for r in _some(path)], args.matrix))
+        if args.agree:
+            print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
+    except (RecordError, MeasurementError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

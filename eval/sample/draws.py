@@ -1,0 +1,129 @@
+"""What a policy would try, to be measured by a campaign: `ptxflow policy-draws`.
+
+k distinct strategies of each workload that comes with a definition, or of a definition of one's own
+at the axes that are given, as `sample.py --from policy` draws them, in one JSON list that
+`ptxflow campaign --strategies` takes. PyTorch and torchgfn; a campaign needs neither
+the policy nor the definition's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ptxflow.command import Parser
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.arguments import (
+    UsageError,
+    find_device,
+    find_problem,
+    find_space,
+    natural_int,
+    parse_axes,
+    positive_int,
+    product,
+)
+from ptxflow.env.tasks.definition import DefinitionError, load, names
+from ptxflow.env.tasks.spaces import cores
+from ptxflow.env.tasks.training_set import registered
+from ptxflow.env.tasks.workload import workloads
+from ptxflow.gfn.checkpoint import CheckpointError
+from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
+Place = tuple[str, dict[str, int]]  # a definition's name or path, and axes
+the_policy = cache(load_policy)
+
+
+def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> list[Place]:
+    """The workloads of a kind that have inputs, of each definition up to `most`, spread evenly."""
+    found: list[Place] = []
+    kinds = {"all": (True, False), "public": (True,), "own": (False,)}[kind]
+    for name in definitions:
+        held = [w for w in workloads(name) if not w.refusal]
+        rows = [dict(w.axes) for w in held if w.public in kinds]
+        rows = list({json.dumps(r, sort_keys=True): r for r in rows}.values())
+        n = min(most or len(rows), len(rows))
+        found += [(name, rows[(2 * i + 1) * len(rows) // (2 * n)]) for i in range(n)]
+    return found
+
+
+def drawn(
+    place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float
+) -> list[dict[str, Any]]:
+    """The rows of a workload: definition (itself, where it is a file's), axes, family, choices."""
+    torch.set_num_threads(1)
+    name, axes = place
+    definition = load(name)
+    space = find_space(*find_problem(definition, axes), find_device(device))
+    codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
+    strategies = (space.strategy(int(c)).to_json() for c in codes)
+    told = name if name == definition.name else definition.to_json()
+    return [{"definition": told, "axes": axes, **s} for s in strategies]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
+    add = parser.add_argument
+    add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
+    add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
+    add("--definition", nargs="+", metavar="NAME|PATH",
+        help="default: all that have kernels")  # fmt: skip
+    add("--axes", nargs="+", metavar="M=1,17",
+        help="values of the variable axes, by comma; several axes combine (default: the workloads "
+        "that come with the definition)")  # fmt: skip
+    add("--workloads", type=positive_int, metavar="N",
+        help="of each definition, spread (default: all)")  # fmt: skip
+    add("--rows", choices=("all", "public", "own"), default="all", help="published, or our own")
+    add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
+    add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
+    add("--seed", type=natural_int, default=0)
+    add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
+    add("--out", type=Path, required=True, help="the JSON list")
+    return parser
+
+
+def every(found: Sequence[Place], draw: Any, jobs: int) -> Iterable[list[dict[str, Any]]]:
+    with multiprocessing.Pool(jobs) as pool:
+        yield from tqdm(pool.imap(draw, found), "draws", len(found), unit="workload", disable=None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments().parse_args(argv)
+    try:
+        device = find_device(args.device).name
+        chosen = args.definition or [n for n in names() if registered(load(n))]
+        if args.axes:
+            bound = product(parse_axes(args.axes))
+            found = [(name, axes) for name in chosen for axes in bound]
+        else:
+            found = places(chosen, args.workloads, args.rows)
+        checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
+        draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
+                       sharpness=args.sharpness)  # fmt: skip
+        parts = list(every(found, draw, args.jobs))
+        rows = [row for part in parts for row in part]
+        write_whole(args.out, json.dumps(rows) + "\n")
+    except (UsageError, DefinitionError, CheckpointError, ValueError) as error:
+        print(f"policy_draws: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"policy_draws: cannot write {args.out}: {error.strerror}", file=sys.stderr)
+        return 2
+    fewer = sum(len(part) < args.k for part in parts)
+    note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
+    print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""Whether policies ever leave the rules: `ptxflow legality`.
+
+Strategies are drawn from the trained policies by walks under the masks, at workloads of every
+definition and for both targets, and every one is put before each rule by itself, which the masks
+were worked out from for whole spaces at once. Exit code 1 where a rule refuses one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from tqdm import tqdm
+
+from ptxflow.command import Parser
+from ptxflow.compiler.device import DEVICES
+from ptxflow.env.space import SpaceSet
+from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.spaces import cores
+from ptxflow.env.tasks.training_set import registered
+from ptxflow.eval.bench.candidates import strategies
+from ptxflow.eval.sample.draws import CHECKPOINTS, places, the_policy
+from ptxflow.gfn.walks import Forest
+
+TARGETS = ("b200", "h200")
+Asked = tuple[str, str, dict[str, int]]  # a device, a definition and its axes
+
+
+def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
+    """How many were drawn, and what rules say against them."""
+    torch.set_num_threads(1)
+    device, name, axes = asked
+    family, problem = find_problem(load(name), axes)
+    space = find_space(family, problem, DEVICES[device])
+    forest, policy = Forest(SpaceSet([space])), the_policy(CHECKPOINTS / f"{device}.safetensors")
+    with torch.no_grad():
+        walk = forest.walk(policy.network, torch.zeros(count, dtype=torch.int64), epsilon=0.1,
+                           generator=torch.Generator().manual_seed(0))  # fmt: skip
+    drawn = strategies(space, space.codes[walk.leaf.numpy()])
+    found = []
+    for strategy in dict.fromkeys(drawn):
+        against = family.refusals(problem, strategy, DEVICES[device])
+        found += [f"{device} {name} {axes}: {strategy.key}: {text}" for text in against]
+    return len(drawn), found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
+    add = parser.add_argument
+    add("--samples", type=positive_int, default=100_000, help="of all together (default: 100000)")
+    add("--workloads", type=positive_int, default=4, help="of each definition (default: 4)")
+    add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
+    args = parser.parse_args(argv)
+    found = places([n for n in names() if registered(load(n))], args.workloads)
+    asked = [(device, *place) for device in TARGETS for place in found]
+    draw = partial(refused, count=-(-args.samples // len(asked)))
+    drawn, against = 0, list[str]()
+    with multiprocessing.Pool(args.jobs) as pool:
+        for count, told in tqdm(pool.imap(draw, asked), "draws", len(asked), disable=None):
+            drawn, against = drawn + count, against + told
+    definitions = len({name for _, name, _ in asked})
+    print("\n".join([*against, f"{drawn} strategies of {definitions} definitions on "
+                     f"{len(TARGETS)} targets: {len(against)} refusals"]))  # fmt: skip
+    return 1 if against else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

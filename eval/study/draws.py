@@ -1,0 +1,74 @@
+"""What draws from distributions over strategies lose: by how sharply they are drawn, and on another
+device as its model has it. No method is played: draws do not depend on what is measured."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.space import Space
+from ptxflow.eval.study.metrics import interval, plain
+from ptxflow.eval.study.search.replay import Replay
+
+Array = NDArray[np.float64]
+SHARPNESSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+COUNT = 8  # draws, of which the best counts
+
+
+def best_of(logs: Array, times: Array, seeds: int, sharpness: float, name: str) -> Array:
+    """[seeds] the best of COUNT distinct draws with probabilities exp(sharpness logs [n]), its time
+    over that of the best of all; the numbers depend on `name` and the seed alone."""
+    found = np.empty(seeds)
+    for seed in range(seeds):
+        noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).gumbel(size=len(logs))
+        keys = sharpness * logs + noise
+        drawn = np.argpartition(-keys, min(COUNT, len(keys)) - 1)[:COUNT]
+        found[seed] = times[drawn].min()
+    least: Array = np.minimum(found, times[np.isfinite(times)].max()) / times.min()
+    return least
+
+
+def loss(rows: Sequence[Array]) -> list[float | None]:
+    """Of `best_of` on several workloads: the geometric mean, its median over seeds, and the ends of
+    the 95% interval."""
+    gaps = np.exp(np.mean(np.log(rows), axis=0)) - 1
+    return [plain(v) for v in interval(gaps)]
+
+
+def sharpness(
+    replays: Sequence[Replay], logs: Mapping[str, Array], seeds: int
+) -> dict[str, dict[str, list[float | None]]]:
+    """By what training saw of the workloads, and by sharpness: what the best of COUNT draws from a
+    policy (its log-probabilities by workload) loses."""
+    out: dict[str, dict[str, list[float | None]]] = {}
+    for group, kinds in (("held out", ("held_out", "unseen")), ("trained", ("trained",))):
+        own = [r for r in replays if r.kind in kinds and r.name in logs]
+        for b in SHARPNESSES if own else ():
+            rows = [best_of(logs[r.name], r.times, seeds, b, r.name) for r in own]
+            out.setdefault(group, {})[f"{b:g}"] = loss(rows)
+    return out
+
+
+def by_model(
+    spaces: Sequence[Space], logs: Mapping[str, Sequence[Array]], seeds: int, sharp: float
+) -> dict[str, Any]:
+    """What the best of COUNT draws lose on whole spaces where the analytic model is the truth, by
+    distribution: log-probabilities of each space's strategies; and of uniform draws."""
+    flat = [np.zeros(len(s)) for s in spaces]
+    names = [f"{s.problem.definition} {s.problem.axes}" for s in spaces]
+    times = [1 / model_tflops(s.family, s.fields(), s.problem, s.device) for s in spaces]
+    return {
+        "device": spaces[0].device.name,
+        "definitions": sorted({s.problem.definition for s in spaces}),
+        "workloads": len(spaces),
+        "loss": {
+            name: loss([best_of(p, t, seeds, sharp, n)
+                        for p, t, n in zip(held, times, names, strict=True)])
+            for name, held in {**logs, "uniform random": flat}.items()
+        },
+    }  # fmt: skip

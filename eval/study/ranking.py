@@ -1,0 +1,305 @@
+"""How well model and surrogate rank what was measured: Spearman, and what the best of a few costs.
+
+For each workload, over the strategies that were measured and succeeded: Spearman's correlation of
+predicted and measured times, and the regret of a predictor's best 1 and 8, the fastest of these
+over the fastest measured, less 1. Beside it, what 8 drawn at random cost: where few strategies
+were measured, any 8 hold a good one. The surrogate is fitted anew without the workloads it is
+judged on; with --surrogate a file is judged as it is, be they in its data or not. Each family that
+the files hold is judged by itself.
+
+    ptxflow ranking --device h200 --measurements FILE... [--folds 8]
+    ptxflow ranking --device h200 --measurements FILE... --hold-out M=17,128,1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+from scipy.stats import spearmanr
+from tqdm import tqdm
+
+from ptxflow.command import Parser
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import MeasurementError
+from ptxflow.env.observations import Observed, read_observed
+from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
+from ptxflow.env.surrogate_file import read
+from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
+from ptxflow.env.tasks.arguments import UsageError, find_device, parse_axes, positive_int
+from ptxflow.env.tasks.definition import DefinitionError
+
+Array = NDArray[np.float64]
+TOP = 8
+KAPPAS = (0.0, 0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """log seconds of the strategies of a workload [n], and standard deviations [n]."""
+
+    log_seconds: Array
+    std: Array
+
+    def pessimistic(self, kappa: float) -> Array:
+        return self.log_seconds + kappa * self.std
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How a predictor ranks one workload; regrets are fractions of the best measured time."""
+
+    spearman: float
+    top1: float
+    top8: float
+
+
+def quality(seconds: Array, predicted: Array) -> Quality:
+    """Of predicted times [n] (any increasing function of them) against measured ones [n]."""
+    order = np.argsort(predicted, kind="stable")
+    best = seconds.min()
+    distinct = len(np.unique(predicted)) > 1 and len(np.unique(seconds)) > 1
+    rank = float(spearmanr(predicted, seconds).statistic) if distinct else 0.0
+    first, some = seconds[order[0]], seconds[order[:TOP]].min()
+    return Quality(rank, float(first / best - 1), float(some / best - 1))
+
+
+def chance_regret(seconds: Array, draws: int = TOP) -> float:
+    """Expected regret of the best of `draws` distinct strategies, drawn uniformly."""
+    ordered = np.sort(seconds)
+    n, k = len(ordered), min(draws, len(ordered))
+    later = np.arange(n - 1, -1, -1)  # strategies slower than each
+    logs = np.full(n, -np.inf)
+    fits = later >= k - 1
+    logs[fits] = _log_choose(later[fits], k - 1) - _log_choose(n, k)
+    return float(ordered @ np.exp(logs) / ordered[0] - 1)
+
+
+def _log_choose(n: Any, k: int) -> Any:
+    return gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(np.asarray(n) - k + 1)
+
+
+def deal(count: int, folds: int, seed: int = 0) -> list[list[int]]:
+    """Workloads 0 to count - 1, shuffled and dealt into folds."""
+    order = np.random.default_rng(seed).permutation(count)
+    return [sorted(map(int, order[i::folds])) for i in range(min(folds, count))]
+
+
+def cross_fit(
+    observed: Sequence[Observed], folds: Sequence[Sequence[int]], config: FitConfig, jobs: int
+) -> list[Prediction | None]:
+    """Of each workload, by a surrogate that was fitted without its fold; None where in no fold.
+
+    `observed` must hold successes alone. Each fit takes one process.
+    """
+    rows = table(observed, config)
+    parts = [rows.without(fold) for fold in folds]
+    out: list[Prediction | None] = [None] * len(observed)
+    if jobs > 1 and len(folds) > 1:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            fits = pool.map(solve, parts, [config] * len(parts))
+            _collect(rows, observed, folds, fits, out)
+    else:
+        _collect(rows, observed, folds, (solve(part, config) for part in parts), out)
+    return out
+
+
+def _collect(
+    rows: Table, observed: Sequence[Observed], folds: Sequence[Sequence[int]],
+    fits: Any, out: list[Prediction | None],
+) -> None:  # fmt: skip
+    bar = tqdm(zip(folds, fits, strict=True), total=len(folds), desc="fit", unit="fold")
+    for fold, ensemble in bar:
+        for i in fold:
+            out[i] = _predict(ensemble, rows, observed[i], i)
+
+
+def _predict(ensemble: Ensemble, rows: Table, observed: Observed, workload: int) -> Prediction:
+    held = rows.workload == workload
+    mean, std = ensemble.correction(rows.x[held])
+    return Prediction(np.log(observed.seconds) - rows.residual[held] + mean, std)
+
+
+def modelled(observed: Observed) -> Prediction:
+    """The analytic model's times, which know no uncertainty."""
+    tflops = model_tflops(observed.family, observed.fields(), observed.problem, observed.device)
+    return Prediction(np.log(observed.problem.flops / tflops / 1e12), np.zeros(len(observed)))
+
+
+def rows_of(
+    observed: Sequence[Observed], predictions: Sequence[Prediction | None], kappa: float
+) -> list[dict[str, Any]]:
+    """A row a workload that has a prediction: its strategies, and each predictor's quality."""
+    out = []
+    for o, p in zip(observed, predictions, strict=True):
+        if p is not None:
+            row: dict[str, Any] = {"workload": o.name, "strategies": len(o)}
+            row["best_us"] = float(o.seconds.min() * 1e6)
+            row["chance_top8"] = chance_regret(o.seconds)
+            row["model"] = asdict(quality(o.seconds, modelled(o).log_seconds))
+            row["surrogate"] = asdict(quality(o.seconds, p.pessimistic(kappa)))
+            out.append(row)
+    return out
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over the workloads, each counted once."""
+
+    def mean(who: str, what: str) -> float:
+        return float(np.mean([r[who][what] for r in rows]))
+
+    names = Quality.__dataclass_fields__
+    out: dict[str, Any] = {"workloads": len(rows)}
+    out["chance_top8"] = float(np.mean([r["chance_top8"] for r in rows]))
+    return out | {who: {n: mean(who, n) for n in names} for who in ("model", "surrogate")}
+
+
+def kappa_table(
+    observed: Sequence[Observed], predictions: Sequence[Prediction | None]
+) -> list[tuple[float, Quality]]:
+    """The surrogate's mean quality at several kappas: what the choice of kappa rests on."""
+    out = []
+    for kappa in KAPPAS:
+        average = means(rows_of(observed, predictions, kappa))["surrogate"]
+        out.append((kappa, Quality(**average)))
+    return out
+
+
+def text(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of the report."""
+    width = max(len(r["workload"]) for r in rows)
+    head = f"{'workload':{width}} {'n':>6} {'best us':>9} {'random 8':>8}"
+    for who in ("model", "surrogate"):
+        head += f" | {who + ' rho':>13} {'top 1':>7} {'top 8':>7}"
+    lines = [head]
+    for row in [*rows, {"workload": "mean", "strategies": len(rows), **means(rows)}]:
+        line = f"{row['workload']:{width}} {row['strategies']:6} "
+        line += f"{row['best_us']:9.2f}" if "best_us" in row else f"{'':9}"
+        line += f" {row['chance_top8']:8.1%}"
+        for who in ("model", "surrogate"):
+            q = row[who]
+            line += f" | {q['spearman']:13.3f} {q['top1']:7.1%} {q['top8']:7.1%}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def successes(observed: Sequence[Observed], least: int) -> list[Observed]:
+    """The workloads with at least `least` strategies that succeeded, without those that failed."""
+    sound = [o.succeeded for o in observed]
+    return [o for o in sound if len(o) >= least]
+
+
+def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, list[Observed]]:
+    """The workloads of each family, or of the one that is wanted; UsageError where none is."""
+    held: dict[str, list[Observed]] = {}
+    for o in sorted(observed, key=lambda o: o.family.name):
+        held.setdefault(o.family.name, []).append(o)
+    if wanted is not None and wanted not in held:
+        raise UsageError(f"--family {wanted}: the measurements are of {', '.join(held)}")
+    return held if wanted is None else {wanted: held[wanted]}
+
+
+def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observed]:
+    """The workloads of the one family that is wanted, or that there is."""
+    held = by_family(observed, wanted)
+    if len(held) > 1:
+        raise UsageError(f"the measurements are of {', '.join(held)}: choose one with --family")
+    return next(iter(held.values()))
+
+
+def choose_folds(observed: Sequence[Observed], hold_out: str | None, folds: int) -> list[list[int]]:
+    """`M=17,128`: one fold of all workloads with these values; else `folds` random ones."""
+    if hold_out is None:
+        return deal(len(observed), folds)
+    ((axis, values),) = parse_axes([hold_out]).items()
+    held = [i for i, o in enumerate(observed) if dict(o.problem.axes).get(axis) in values]
+    if not held or len(held) == len(observed):
+        raise UsageError(f"--hold-out {hold_out}: {len(held)} of {len(observed)} workloads have it")
+    return [held]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command and the one that fits have in common."""
+    add = parser.add_argument
+    add("--device", default="h200", help="whose measurements (default: h200)")
+    add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
+        help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
+    add("--family", metavar="NAME", help="its measurements alone")
+    add("--folds", type=positive_int, default=8,
+        help="fits, each without its workloads (default: 8)")  # fmt: skip
+    add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
+    add("--least", type=positive_int, default=16, metavar="N",
+        help="judge workloads with so many strategies or more (default: 16)")  # fmt: skip
+    add("--kappa", type=float, default=FitConfig.kappa,
+        help=f"standard deviations of pessimism (default: {FitConfig.kappa})")  # fmt: skip
+    add("--jobs", type=positive_int, default=os.cpu_count(),
+        help="fits at a time (default: one per core)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    device = find_device(args.device)
+    held, foreign = read_observed(args.measurements, device)
+    if foreign:
+        print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
+    surrogate = read(args.surrogate) if args.surrogate else None
+    wanted = args.family or (surrogate.family.name if surrogate else None)
+    rows: list[dict[str, Any]] = []
+    for name, of_family in by_family(held, wanted).items():
+        observed = successes(of_family, args.least)
+        if not observed:
+            raise UsageError(
+                f"no workload of {name} has {args.least} strategies that succeeded; see --least"
+            )
+        rows += judge(observed, surrogate, args)
+    if args.json:
+        args.json.write_text(json.dumps({"mean": means(rows), "workloads": rows}, indent=1) + "\n")
+    return 0
+
+
+def judge(
+    observed: Sequence[Observed], surrogate: Surrogate | None, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Print the table of one family; its rows."""
+    family, device = observed[0].family.name, observed[0].device.name
+    if surrogate:
+        pairs = [surrogate.predict(o.fields(), o.problem) for o in observed]
+        predictions: list[Prediction | None] = [Prediction(*p) for p in pairs]
+        kappa, who = surrogate.kappa, f"{args.surrogate} as it is"
+    else:
+        folds = choose_folds(observed, args.hold_out, args.folds)
+        predictions = cross_fit(observed, folds, FitConfig(), args.jobs)
+        kappa, who = args.kappa, f"surrogates fitted without the workload ({len(folds)} fits)"
+    rows = rows_of(observed, predictions, kappa)
+    print(f"{len(observed)} workloads of {family} on {device}; {who}, kappa {kappa}\n{text(rows)}")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="ptxflow ranking",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.add_argument("--surrogate", type=Path, help="judge this file instead of fitting")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
+    try:
+        return run(parser.parse_args(argv))
+    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
+        print(f"ranking: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

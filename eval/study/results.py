@@ -1,0 +1,237 @@
+"""The results of an evaluation as JSON data: what tables, plots and the report are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.eval.study.claims import FEW, at_few, claims
+from ptxflow.eval.study.metrics import (
+    Sheet,
+    drawn_again,
+    ends,
+    interval,
+    jensen_shannon,
+    judge,
+    measured_target,
+    normalised,
+    paired,
+    plain,
+    pooled,
+    total_variation,
+)
+from ptxflow.eval.study.runs import BUDGETS, Runs
+from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
+from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.study.transfer import attribution, transfer
+
+Array = NDArray[np.float64]
+SHOWN = 6  # workloads of the scatter plot
+POINTS = 400  # of each of them
+PROMISES = (0.5, 0.9)  # of K_{lambda,p}
+GROUPS = {"held out": ("held_out", "unseen"), "trained": ("trained",)}
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A distribution over a sub-space's strategies: log-probabilities [n], not normalised.
+
+    own: those of the reward that it was trained to follow, where that can be had.
+    nearest: scores by the same reward on the trained workload that is nearest.
+    """
+
+    name: str
+    logs: Array = field(repr=False)
+    own: Array | None = field(default=None, repr=False)
+    nearest: Array | None = field(default=None, repr=False)
+
+    @property
+    def mass(self) -> float:
+        """What of its probability is in the sub-space, where it is one over the whole space."""
+        return float(np.exp(np.logaddexp.reduce(self.logs)))
+
+
+def assemble(
+    replays: Sequence[Replay],
+    runs: Sequence[Runs],
+    beliefs: Mapping[str, Sequence[Belief]],
+    seeds: int,
+) -> dict[str, Any]:
+    """All that follows from the runs, and from the beliefs on each workload (by its name).
+
+    Without beliefs nothing is said of whole spaces: of live runs only a few strategies are known.
+    """
+    at = {r.name: r for r in replays}
+    whole = [r for r in replays if r.name in beliefs]
+    by_method: dict[str, list[Runs]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, []).append(run)
+    return {
+        "workloads": [describe(r, beliefs.get(r.name, ())) for r in replays],
+        "claims": claims(at, by_method, seeds),
+        "groups": groups(at, by_method, seeds),
+        "each": {r.name: each(r, runs, seeds) for r in replays},
+        "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in whole},
+        "scatter": scatter(whole, beliefs),
+        "transfer": transfer(whole),
+        "attribution": attribution(whole),
+        "bico": bico(replays, by_method.get(Bico().name, [])),
+    }
+
+
+def describe(replay: Replay, beliefs: Sequence[Belief] = ()) -> dict[str, Any]:
+    within = replay.times <= replay.optimum / 0.99
+    policy = next((b for b in beliefs if b.name == "policy"), None)
+    return {
+        "name": replay.name,
+        "definition": replay.space.problem.definition,
+        "family": replay.space.family.name,
+        "device": replay.space.device.name,
+        "kind": replay.kind,
+        "strategies": len(replay.times),
+        "failed": int((~np.isfinite(replay.times)).sum()),
+        "choices": {k: list(v) for k, v in replay.choices.items()},
+        "optimum": plain(replay.optimum),
+        "optimum_us": plain(replay.optimum * replay.yardstick),
+        "median_over_optimum": plain(float(np.median(replay.times)) / replay.optimum),
+        "within_1_percent": int(within.sum()),
+        "mass": None if policy is None else plain(policy.mass),
+    }
+
+
+def members(replays: Iterable[Replay]) -> dict[str, list[str]]:
+    """Groups of workloads by name: all, by what training saw of them, and by family."""
+    held = list(replays)
+    out = {"all": [r.name for r in held]}
+    for group, kinds in GROUPS.items():
+        out[group] = [r.name for r in held if r.kind in kinds]
+    families = dict.fromkeys(r.space.family.name for r in held)
+    for family in families if len(families) > 1 else ():
+        own = [r for r in held if r.space.family.name == family]
+        out[family] = [r.name for r in own]
+        for group, kinds in GROUPS.items():
+            out[f"{family}, {group}"] = [r.name for r in own if r.kind in kinds]
+    return {group: names for group, names in out.items() if names}
+
+
+def groups(
+    replays: Mapping[str, Replay], runs: Mapping[str, Sequence[Runs]], seeds: int
+) -> dict[str, Any]:
+    """Each method's figures on each group, where it played on all of its workloads."""
+    out: dict[str, Any] = {}
+    for group, names in members(replays.values()).items():
+        sheets = {}
+        for method, found in runs.items():
+            own = [r for r in found if r.workload in names]
+            if len(own) == len(names):
+                sheets[method] = Sheet.of(own, replays, seeds)
+        figures = {method: judge(sheet, BUDGETS) for method, sheet in sheets.items()}
+        for method, sheet in sheets.items():
+            figures[method]["to_match"] = matching(sheet, sheets)
+            figures[method]["places"] = [plain(v) for v in ends(drawn_again(at_few(sheet)))]
+            if "policy" in sheets:
+                both = at_few(sheet), at_few(sheets["policy"])
+                figures[method]["over_policy"] = [plain(v) for v in ends(paired(*both))]
+        out[group] = {"workloads": names, "methods": figures}
+    return out
+
+
+def matching(sheet: Sheet, others: Mapping[str, Sheet]) -> dict[str, Any]:
+    """Measurements that each other method needs to be as good as this one's best of FEW (median
+    over its seeds), on the same workload: medians over workloads and seeds, with intervals."""
+    goal = np.median(sheet.best[:, :, min(FEW, sheet.best.shape[2]) - 1], axis=1)
+    out = {}
+    for name, other in others.items():
+        there = other.best <= goal[:, None, None] + 1e-12
+        needed = np.where(there.any(2), there.argmax(2) + 1.0, np.inf)
+        out[name] = [plain(v) for v in pooled(needed)]
+    return out
+
+
+def each(replay: Replay, runs: Iterable[Runs], seeds: int) -> dict[str, Any]:
+    """What every method's best of FEW loses on one workload, and when it is within 1%."""
+    out = {}
+    for run in runs:
+        if run.workload == replay.name:
+            sheet = Sheet.of([run], {replay.name: replay}, seeds)
+            gap = interval(sheet.gap()[:, FEW - 1])
+            reach = pooled(sheet.reach(0.99))
+            out[run.method] = {"gap": [plain(v) for v in gap], "reach": [plain(v) for v in reach]}
+    return out
+
+
+def fidelity(replay: Replay, beliefs: Iterable[Belief]) -> dict[str, Any]:
+    """Exact distances on one sub-space, where everything is renormalised to it.
+
+    Of each belief, and of a uniform one, to the target of the measured times; of a belief to the
+    target of the reward that trained it (`own_`); and of that to the measured (`reward_tv`).
+    """
+    truth = measured_target(replay)
+    out = {}
+    for belief in (*beliefs, Belief("uniform", np.zeros(len(replay.times)))):
+        ours = normalised(belief.logs)
+        row = {"tv": total_variation(ours, truth), "js": jensen_shannon(ours, truth)}
+        if belief.own is not None:
+            own = normalised(belief.own)
+            row["own_tv"] = total_variation(ours, own)
+            row["own_js"] = jensen_shannon(ours, own)
+            row["reward_tv"] = total_variation(own, truth)
+        out[belief.name] = {name: plain(value) for name, value in row.items()}
+    return out
+
+
+def scatter(
+    replays: Sequence[Replay], beliefs: Mapping[str, Sequence[Belief]]
+) -> list[dict[str, Any]]:
+    """Learned against exact log-probabilities of the first belief that has a reward of its own;
+    held-out workloads first, strategies evenly spaced by rank."""
+    out: list[dict[str, Any]] = []
+    for replay in sorted(replays, key=lambda r: r.kind == "trained"):
+        belief = next((b for b in beliefs[replay.name] if b.own is not None), None)
+        if belief is None or belief.own is None or len(out) == SHOWN:
+            continue
+        order = np.argsort(-belief.own, kind="stable")
+        picked = order[np.unique(np.linspace(0, len(order) - 1, POINTS).astype(int))]
+        ours, own = normalised(belief.logs), normalised(belief.own)
+        out.append({
+            "workload": replay.name, "kind": replay.kind, "belief": belief.name,
+            "learned": [plain(v) for v in ours[picked]], "exact": [plain(v) for v in own[picked]],
+        })  # fmt: skip
+    return out
+
+
+def bico(replays: Sequence[Replay], runs: Sequence[Runs]) -> dict[str, Any]:
+    """Of each workload: the log of the first run, where runs would stop, and what is guaranteed."""
+    at = {r.name: r for r in replays}
+    return {run.workload: _bico(at[run.workload], run) for run in runs}
+
+
+def _bico(replay: Replay, run: Runs) -> dict[str, Any]:
+    first = run.asked[0]
+    tests = log(
+        reuse(replay.space)[first].tolist(), (replay.times[first] / replay.optimum).tolist()
+    )
+    best = run.best(replay)
+    stops = [plateau(replay.times[asked].tolist()) for asked in run.asked]
+    stopped = [s for s in stops if s is not None]
+    lost = [best[i, s - 1] - 1 for i, s in enumerate(stops) if s is not None]
+    promised = {}
+    for p in PROMISES:
+        edge = guaranteed(best, p)
+        shares = region(np.sort(replay.times / replay.optimum), edge)
+        promised[str(p)] = {
+            "edge": [plain(v - 1) for v in edge],
+            "region": list(map(plain, shares)),
+        }
+    return {
+        "log": [[t.budget, plain(t.reuse), plain(t.time), plain(t.best), t.sink, t.plateau]
+                for t in tests],
+        "plateau": plain(float(np.median(stopped))) if stopped else None,
+        "plateaus": len(stopped) / len(stops),
+        "lost_at_plateau": plain(float(np.median(lost))) if lost else None,
+        "guaranteed": promised,
+    }  # fmt: skip

@@ -1,0 +1,106 @@
+"""Fit a surrogate of the analytic model's errors to measurements, and say how it ranks.
+
+First the surrogate is fitted without a part of the workloads, in turn, and judged on these:
+Spearman and regret beside the model's, and for several kappas (the standard deviations by which the
+reward is pessimistic). Then it is fitted to everything and written. It takes no GPU. A surrogate is
+of one family on one device; --family chooses where the files hold several.
+
+    ptxflow fit-surrogate --device h200 --measurements FILE... \\
+        --out checkpoints/surrogate-gemm-h200.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+import ptxflow
+from ptxflow.command import Parser
+from ptxflow.env.measurements import MeasurementError
+from ptxflow.env.observations import read_observed
+from ptxflow.env.surrogate import Surrogate, SurrogateError
+from ptxflow.env.surrogate_file import write
+from ptxflow.env.surrogate_fit import FitConfig, fit
+from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.eval.study.ranking import (
+    add_arguments,
+    choose_folds,
+    cross_fit,
+    kappa_table,
+    means,
+    one_family,
+    rows_of,
+    successes,
+    text,
+)
+
+
+def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) -> dict[str, Any]:
+    """Print how surrogates rank workloads that they were not fitted on; the means."""
+    sound = successes(observed, args.least)
+    if len(sound) < 2:
+        raise UsageError(
+            f"judging needs two workloads with {args.least} strategies that succeeded: lower "
+            f"--least, or give --no-judge"
+        )
+    folds = choose_folds(sound, args.hold_out, args.folds)
+    predictions = cross_fit(sound, folds, config, args.jobs)
+    rows = rows_of(sound, predictions, config.kappa)
+    print(f"{len(rows)} workloads, each ranked by a fit without it\n{text(rows)}\n")
+    print("kappa  Spearman   top 1   top 8")
+    for kappa, q in kappa_table(sound, predictions):
+        print(f"{kappa:5}  {q.spearman:8.3f}  {q.top1:6.2%}  {q.top8:6.2%}")
+    return means(rows)
+
+
+def run(args: argparse.Namespace) -> int:
+    device = find_device(args.device)
+    held, foreign = read_observed(args.measurements, device)
+    observed = one_family(
+        [o for o in held if o.problem.definition not in args.without], args.family
+    )
+    name = observed[0].family.name
+    total = sum(map(len, observed))
+    print(f"{total} strategies of {len(observed)} workloads of {name} measured on {device.name}"
+          f"{f'; {foreign} of other decisions left out' if foreign else ''}")  # fmt: skip
+    config = FitConfig(kappa=args.kappa, steps=args.steps, seed=args.seed)
+    judged = {} if args.no_judge else {"held_out": judge(observed, args, config)}
+    with tqdm(total=config.steps, desc="fit", unit="step") as bar:
+        fitted: Surrogate = fit(observed, config, bar.update)
+    about = {**fitted.about, **judged, "files": sorted(p.name for p in args.measurements)}
+    about["ptxflow"] = ptxflow.__version__
+    write(args.out, replace(fitted, about=about))
+    print(f"written to {args.out}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="ptxflow fit-surrogate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="the surrogate, as safetensors")
+    add("--without", nargs="+", default=[], metavar="DEFINITION",
+        help="leave out what was measured of these definitions")  # fmt: skip
+    add("--steps", type=positive_int, default=FitConfig.steps, help=f"default: {FitConfig.steps}")
+    add("--seed", type=natural_int, default=0, help="of weights and batches (default: 0)")
+    add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")
+    try:
+        return run(parser.parse_args(argv))
+    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
+        print(f"fit_surrogate: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What a few measurements of a workload are worth to a policy, beside searches that start cold.
+
+Curves say what the strategy loses that one would take after so many measurements: the best that was
+measured; before any, a policy's most probable strategy, and a uniform draw where nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow.env.space import Space
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.training_set import registered
+from ptxflow.eval.study.metrics import (
+    Sheet,
+    interval,
+    measured_target,
+    normalised,
+    plain,
+    total_variation,
+)
+from ptxflow.eval.study.runs import Posted, Runs, evaluate
+from ptxflow.eval.study.search.play import Method
+from ptxflow.eval.study.search.replay import Replay
+
+Array = NDArray[np.float64]
+AT = (0, 8, 16, 32)  # measurements
+STAGES = (0, 8, 32)  # of these at which the policy itself is looked at
+SEEDS = 1  # of a method that is tuned, which takes seconds
+CHECKED = 12  # measurements over which it is checked for peeking: one tuning is among them
+COLD = ("Gaussian process", "TPE", "uniform random")
+
+
+class Tunable(Method, Protocol):
+    """A method that has a distribution over the strategies, and tunes it on what it measures."""
+
+    def logs(self, space: Space, asked: Sequence[int], times: Array) -> Array:
+        """[len(space)] log-probabilities after these measurements, which may be none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A policy that is tuned on workloads by their names, each by a method of its own."""
+
+    name: str
+    group: str
+    workloads: tuple[str, ...]
+    method: Callable[[Replay], Tunable]
+
+
+def unseen(
+    replays: Sequence[Replay], settings: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """By policy (the settings of its training), the workloads on its device whose definitions it
+    was not trained on, though on others of the family."""
+    out = {}
+    for name, about in settings.items():
+        known = set(about.get("definitions", ()))
+        found = [registered(load(d)) for d in known & set(names())]
+        families = {family.name for family in found if family}
+        own = [
+            r.name
+            for r in replays
+            if r.space.device.name == about["device"]
+            and r.space.problem.definition not in known
+            and r.space.family.name in families
+        ]
+        if own:
+            out[name] = own
+    return out
+
+
+def tunings(
+    learners: Sequence[Learner], replays: Sequence[Replay], runs: Sequence[Runs], seeds: int,
+    jobs: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """For each learner its curve beside those of `runs`, and how the policy itself stands."""
+    at, out, few = {r.name: r for r in replays}, [], min(SEEDS, seeds)
+    for learner in learners:
+        own = {name: at[name] for name in learner.workloads}
+        methods = {name: [learner.method(r)] for name, r in own.items()}
+        played = evaluate(list(own.values()), methods, few, AT[-1], jobs, CHECKED)
+        stages = stand([methods[r.workload][0] for r in played], played, own, jobs)
+        first = {s.workload: mode(own[s.workload], s.logs) for s in stages if not s.measurements}
+        curves = {played[0].method: curve(played, own, first, few)}
+        cold = {name: blind(replay) for name, replay in own.items()}
+        for name in (learner.name, f"{learner.name} + feedback", *COLD):
+            beside = [r for r in runs if r.method == name and r.workload in own]
+            if len(beside) == len(own):
+                start = cold if name in COLD else first
+                curves[name] = curve(beside, own, start, seeds)
+        out.append({
+            "policy": learner.name, "group": learner.group, "workloads": list(own),
+            "curves": curves, "standing": standing(stages, own),
+        })  # fmt: skip
+    return out
+
+
+def stand(
+    methods: Sequence[Tunable], played: Sequence[Runs], replays: Mapping[str, Replay], jobs: int
+) -> list[Stage]:
+    """The policies on their workloads, tuned on what their first runs measured."""
+    tasks = [
+        (method, Posted.of(replays[run.workload]), run.asked[0, :n].tolist())
+        for method, run in zip(methods, played, strict=True)
+        for n in STAGES
+    ]
+    if jobs == 1:
+        return [_stand(*task) for task in tqdm(tasks, desc="tune", unit="policy")]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        found = pool.map(_stand, *zip(*tasks, strict=True))
+        return list(tqdm(found, total=len(tasks), desc="tune", unit="policy"))
+
+
+def _stand(method: Tunable, posted: Posted, asked: Sequence[int]) -> Stage:
+    replay = posted.open()
+    times = replay.times[np.asarray(asked, np.int64)]
+    return Stage(replay.name, len(asked), method.logs(replay.space, asked, times))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A policy after so many measurements of a workload: log-probabilities [n] on its sub-space."""
+
+    workload: str
+    measurements: int
+    logs: Array = field(repr=False)
+
+
+def curve(
+    runs: Sequence[Runs], replays: Mapping[str, Replay], first: Mapping[str, float], seeds: int
+) -> list[list[float | None]]:
+    """Of one method, for each of AT: the geometric mean over the workloads of what is lost, its
+    median over seeds and the ends of its interval, None beyond what the runs measured. `first` is
+    the loss before any measurement."""
+    before = plain(float(np.exp(np.mean([np.log1p(first[r.workload]) for r in runs])) - 1))
+    gap = interval(Sheet.of(runs, replays, seeds).gap())
+    reached = ([plain(v[n - 1]) if n <= len(v) else None for v in gap] for n in AT[1:])
+    return [[before] * 3, *reached]
+
+
+def blind(replay: Replay) -> float:
+    """What a uniform draw loses, the median of all."""
+    return float(np.median(np.minimum(replay.times, replay.slowest)) / replay.optimum - 1)
+
+
+def mode(replay: Replay, logs: Array) -> float:
+    """What the most probable strategy loses."""
+    time = min(float(replay.times[int(np.argmax(logs))]), replay.slowest)
+    return time / replay.optimum - 1
+
+
+def standing(stages: Sequence[Stage], replays: Mapping[str, Replay]) -> dict[str, Any]:
+    """The policy itself, by measurements: the mean over workloads of its distance to the measured
+    target, and the geometric mean of what one draw from it loses, expected exactly."""
+    out = {}
+    for n in STAGES:
+        own = [s for s in stages if s.measurements == n]
+        far, lost = [], []
+        for stage in own:
+            replay, logs = replays[stage.workload], normalised(stage.logs)
+            far.append(total_variation(logs, measured_target(replay)))
+            times = np.minimum(replay.times, replay.slowest) / replay.optimum
+            lost.append(float(np.exp(logs) @ np.log(times)))
+        if own:
+            drawn = plain(float(np.exp(np.mean(lost)) - 1))
+            out[str(n)] = {"tv": plain(float(np.mean(far))), "draw": drawn}
+    return out

@@ -1,0 +1,229 @@
+"""What the attention cases share: sequences, page tables, caches, and right values in float64.
+
+Queries come in four sizes by turns: usual ones, ones that make a few keys dominate, zeros, which
+weigh all keys alike, and ones whose exponentials overflow unless the maximum is taken off. What a
+page table does not reach is NaN; slots past a sequence's end hold large numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.family import Problem
+from ptxflow.eval.verify.cases.case import Tensors, Values, plain, stored
+
+Ints = NDArray[np.int64]
+Bounds = dict[str, tuple[Values, Values]]
+SIZES = (1.0, 4.0, 0.0, 16.0)  # of a query, by row and head
+STALE = 2.0**12  # of what lies past the end of a sequence: finite, so that a weight of 0 drops it
+#: of probabilities in 16 bits: half an ulp relative to each, and below the least normal number
+PROBABILITY_ERROR = {"bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
+SUM_ERROR, POWER_ERROR = 2.0**-24, 2.0**-18  # of an addition; of an exponential and its rescaling
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Queries and keys of each sequence, and how many pages the keys are in."""
+
+    queries: Ints
+    keys: Ints
+    pages: Ints
+
+    @property
+    def tokens(self) -> int:
+        return int(self.keys.sum())
+
+
+def sequence_count(problem: Problem) -> int:
+    """How many sequences there are; a prefill over pages of one token says it by len_indptr."""
+    axes = dict(problem.axes)
+    return axes["batch_size"] if "batch_size" in axes else axes["len_indptr"] - 1
+
+
+def bounds_of(sizes: Ints) -> Ints:
+    """Where each of some sizes begins, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def choose(
+    problem: Problem,
+    lengths: Sequence[int] | None,
+    queries: Sequence[int] | None,
+    seed: int,
+) -> Sequences:
+    """Sequences that have the problem's axes: those given, or uneven ones, of which one has more
+    queries than keys. Raises ValueError where the given ones do not have the axes.
+    """
+    axes, count = dict(problem.axes), sequence_count(problem)
+    page = axes.get("page_size", 1)
+    total = axes["total_kv"] if "total_kv" in axes else axes["num_kv_indices"]
+    asked = axes.get("total_q")
+    rng = np.random.default_rng([seed, count, total])
+    if lengths is None:
+        idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
+        pages = _uneven(count, total - idle, rng)
+        keys = _fill(pages, page, asked, rng)
+        if asked is not None:
+            _shorten(keys, pages, page, max(1, (asked - 2) // 3))
+        pages[1:2] += idle
+    else:
+        keys = np.array(lengths, np.int64)
+        pages = -(-keys // page)
+    if (len(keys), int(pages.sum())) != (count, total):
+        raise ValueError(
+            f"lengths {keys.tolist()} fill {pages.sum()} pages of {page} in {len(keys)} sequences; "
+            f"the axes say {total} in {count}"
+        )
+    rows = np.ones(count, np.int64)
+    if asked is not None:
+        rows = _ask(keys, asked, rng) if queries is None else np.array(queries, np.int64)
+        if (len(rows), int(rows.sum())) != (count, asked):
+            raise ValueError(f"queries {rows.tolist()} are not total_q={asked} in {count} rows")
+    return Sequences(rows, keys, pages)
+
+
+def _uneven(count: int, total: int, rng: np.random.Generator) -> Ints:
+    """Pages of each sequence: of three or more the second has none."""
+    weight = rng.uniform(0.2, 1.8, count)
+    if count > 2:
+        weight[1] = 0
+    weight[np.argsort(weight)[: max(0, count - total)]] = 0
+    pages = (weight > 0).astype(np.int64)
+    return pages + rng.multinomial(total - pages.sum(), weight / weight.sum())
+
+
+def _fill(pages: Ints, page: int, asked: int | None, rng: np.random.Generator) -> Ints:
+    """Tokens in the pages: last pages are full in part, unless there are too many queries."""
+    last = rng.integers(1, max(2, page), len(pages))
+    keys = np.where(pages > 0, page * (pages - 1) + last, 0)
+    for b in range(len(keys)):
+        lacking = max(0, (asked or 0) - int(keys.sum()))
+        keys[b] += min(lacking, page * int(pages[b]) - int(keys[b]))
+    return keys
+
+
+def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
+    """Leave the shortest of several sequences so many keys at most that queries can be more; its
+    other pages are the longest's."""
+    live = np.flatnonzero(keys)
+    short, long = live[np.argmin(keys[live])], live[np.argmax(keys[live])]
+    if short == long or keys[short] <= most:
+        return
+    spared = int(pages[short]) + -most // page
+    keys[short], keys[long] = most, keys[long] + spared * page
+    pages[short] -= spared
+    pages[long] += spared
+
+
+def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
+    """Queries of each sequence: at most its keys, but some where there are none, and one more than
+    there are keys in the shortest."""
+    tokens = int(keys.sum())
+    rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
+    rows[-1] += total - rows.sum()
+    wanted = np.where(keys == 0, 2, rows)
+    if len(keys) > 1:
+        live = np.flatnonzero(keys)
+        shortest = live[np.argmin(keys[live])]
+        wanted[shortest] = keys[shortest] + 1
+    for b in np.flatnonzero(wanted > rows):
+        giver = int(np.argmax(np.where(np.arange(len(rows)) == b, -1, rows)))
+        moved = min(int(wanted[b] - rows[b]), int(rows[giver]) - 1)
+        if moved > 0:
+            rows[b] += moved
+            rows[giver] -= moved
+    return rows
+
+
+def page_table(problem: Problem, given: Sequences, rng: np.random.Generator) -> Tensors:
+    """kv_indptr, kv_indices with pages in no order, and kv_last_page_len where pages have room."""
+    page, held = problem["page_size"], int(given.pages.sum())
+    if held > problem["num_pages"]:
+        raise ValueError(f"sequences own {held} pages and the cache has {problem['num_pages']}")
+    indices = rng.permutation(problem["num_pages"])[:held]
+    tensors: Tensors = {
+        "kv_indptr": bounds_of(given.pages).astype(np.int32),
+        "kv_indices": indices.astype(np.int32),
+    }
+    if page > 1:
+        last = given.keys - page * np.maximum(given.pages - 1, 0)
+        tensors["kv_last_page_len"] = last.astype(np.int32)
+    return tensors
+
+
+def cached(problem: Problem, given: Sequences, table: Tensors, tokens: Values) -> Values:
+    """Tokens [tokens, ...] in a cache [num_pages, page_size, ...], as the table says."""
+    page = problem["page_size"]
+    cache = np.full((problem["num_pages"], page, *tokens.shape[1:]), np.nan)
+    starts = bounds_of(given.keys)
+    for b, (first, end) in enumerate(pairwise(table["kv_indptr"].tolist())):
+        own = np.full(((end - first) * page, *tokens.shape[1:]), STALE)
+        own[: given.keys[b]] = tokens[starts[b] : starts[b + 1]]
+        cache[table["kv_indices"][first:end]] = own.reshape(-1, page, *tokens.shape[1:])
+    return stored(cache, problem.dtype)
+
+
+def normal(problem: Problem, rng: np.random.Generator, *shape: int) -> Values:
+    """Standard normal values that the problem's dtype has, in float64."""
+    return plain(stored(rng.normal(size=shape), problem.dtype)).astype(np.float64)
+
+
+def queries(problem: Problem, rng: np.random.Generator, *shape: int, by: float = 1.0) -> Values:
+    """[rows, heads, dim] in float64, of sizes by turns."""
+    turn = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) % len(SIZES)
+    size = by * np.array(SIZES)[turn][..., None]
+    return plain(stored(rng.normal(size=shape) * size, problem.dtype)).astype(np.float64)
+
+
+def expected(
+    problem: Problem, given: Sequences, q: Values, keys: Values, values: Values, scale: float
+) -> Bounds:
+    """Bounds of output [rows, heads, dv] and lse [rows, heads], causal from the end.
+
+    q [rows, heads, d], keys [tokens, kv_heads, d], values [tokens, kv_heads, dv], in float64. Where
+    a query sees no key the output is 0 and lse -inf.
+    """
+    heads, share = q.shape[1], q.shape[1] // keys.shape[1]
+    output = np.zeros((*q.shape[:2], values.shape[-1]))
+    lse = np.full(q.shape[:2], -np.inf)
+    output_error, lse_error = np.zeros_like(output), np.zeros(lse.shape)
+    rows, tokens = bounds_of(given.queries), bounds_of(given.keys)
+    for b, count in enumerate(given.queries):
+        for i in range(count):
+            seen = int(given.keys[b] + i + 1 - count)
+            for h in range(heads if seen > 0 else 0):
+                at, own = (rows[b] + i, h), slice(tokens[b], tokens[b] + seen)
+                k, v = keys[own, h // share], values[own, h // share]
+                found = _row(q[at], k, v, scale, PROBABILITY_ERROR[problem.dtype])
+                output[at], lse[at], output_error[at], lse_error[at] = found
+    ends = [plain(stored(output + e, problem.dtype)) for e in (-output_error, output_error)]
+    return {"output": (ends[0], ends[1]), "lse": (lse - lse_error, lse + lse_error)}
+
+
+def _row(q: Values, k: Values, v: Values, scale: float, rounding: tuple[float, float]) -> Any:
+    """Output and base-2 lse of one query and head, and how far each may be off.
+
+    Scores are sums of float32, their powers of two an exponential's error off; the weights that
+    meet the values are rounded once more, unless they are all 1, which every type has.
+    """
+    bits = scale * LOG2E * (k @ q)
+    top = bits.max()
+    weight = np.exp2(bits - top)
+    total = weight.sum()
+    dot = len(q) * SUM_ERROR * abs(scale) * LOG2E * (np.abs(k) @ np.abs(q))
+    off = POWER_ERROR + (dot + 4 * SUM_ERROR * (np.abs(bits) + abs(top))) / LOG2E
+    off = off + (len(k) + len(q)) * SUM_ERROR
+    of_total = (weight * off).sum() / total
+    relative, absolute = rounding if q.any() else (0.0, 0.0)
+    error = (weight * (off + relative) + absolute) @ np.abs(v) / total
+    output, lse = weight @ v / total, top + math.log2(total)
+    lse_error = of_total * LOG2E + 8 * SUM_ERROR * (1 + abs(lse) + abs(top))
+    return output, lse, error + np.abs(output) * of_total, lse_error

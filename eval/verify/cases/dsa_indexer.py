@@ -1,0 +1,84 @@
+"""Sequences of scores that float32 holds exactly, many of them equal, with the indices they give.
+
+Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
+turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
+that are zero; and equal ones. What lies past a sequence's end is NaN, or the page of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.dsa_indexer.problem import page_bytes
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values
+
+NAN_BYTE = 0x7F  # of float8_e4m3fn
+UNWRITTEN = -7  # an output that a kernel left alone: -1 is padding
+SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
+FEW = 5
+
+
+def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
+    """All tensors; `lengths` are tokens of each sequence, which together must fit the pages."""
+    rng = np.random.default_rng([seed, *dict(problem.axes).values()])
+    batch, heads, dim = (problem[a] for a in ("batch_size", "num_index_heads", "index_head_dim"))
+    width, page = problem["max_num_pages"], problem["page_size"]
+    held = np.array(_lengths(problem) if lengths is None else lengths)
+    pages = -(-held // page)
+    ids = rng.permutation(problem["num_pages"])[: pages.sum()]
+    table = rng.integers(0, problem["num_pages"], (batch, width))
+    for row, own in zip(table, np.split(ids, np.cumsum(pages)[:-1]), strict=True):
+        row[: len(own)] = own
+    q = rng.integers(-2, 3, (batch, heads, dim)).astype(np.float32)
+    weights = rng.integers(-8, 17, (batch, heads)) / 8
+    weights[2::4] = -1 - abs(weights[2::4])
+    weights[2::4, 4:] = 0  # of four heads: zero where no product is positive
+    weights[3::4] = 0
+    keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
+    scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
+    cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
+    for b, length in enumerate(held):
+        _put_pages(cache, table[b], keys[b, :length], scales[b, :length], page)
+    tensors: Tensors = {
+        "q_index_fp8": _float8(q),
+        "k_index_cache_fp8": cache.view(np.int8).reshape(-1, page, 1, dim + 4),
+        "weights": weights.astype(np.float32),
+        "seq_lens": held.astype(np.int32),
+        "block_table": table.astype(np.int32),
+        "topk_indices": np.full((batch, problem["topk"]), UNWRITTEN, np.int32),
+    }
+    expected = np.full((batch, problem["topk"]), -1, np.int32)
+    for b, length in enumerate(held):
+        scaled = keys[b, :length] * scales[b, :length, None]
+        score = np.maximum(scaled @ q[b].T, 0).astype(np.float64) @ weights[b]
+        best = np.argsort(-score, kind="stable")[: problem["topk"]]
+        expected[b, : len(best)] = table[b, best // page] * page + best % page
+    return Case(tensors, {"topk_indices": (expected, expected)})
+
+
+def _lengths(problem: Problem) -> list[int]:
+    """One sequence leaves out some tokens of its last page, others are short, empty or half."""
+    most = problem["max_num_pages"] * problem["page_size"]
+    kinds = (most - 3, FEW, most - 1, most - problem["page_size"], most // 2, 0)
+    return [kinds[b % len(kinds)] if b != 1 else 0 for b in range(problem["batch_size"])]
+
+
+def _float8(values: Values) -> Values:
+    """The bytes of float8_e4m3fn."""
+    held = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float8_e4m3fn)
+    return held.view(torch.uint8).numpy()
+
+
+def _put_pages(cache: Values, pages: Values, keys: Values, scales: Values, page_size: int) -> None:
+    """A sequence's tokens into its pages: all rows of a page, then all scales."""
+    width = keys.shape[-1]
+    for first in range(0, len(keys), page_size):
+        rows, own = _float8(keys[first : first + page_size]), scales[first : first + page_size]
+        page = cache[pages[first // page_size]]
+        page[: rows.size] = rows.reshape(-1)
+        behind = page_size * width
+        page[behind : behind + own.nbytes] = own.view(np.uint8)

@@ -1,0 +1,75 @@
+"""Query tokens that list the latents they see: entries repeat, name nothing, or all name nothing.
+
+What no list names is NaN, the first slot among it. Bounds are those of `cases.attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.launch import Arguments
+from ptxflow.eval.verify.cases import attention
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+
+Lists = NDArray[np.int32]
+EMPTY, GAP = 1, 64  # the token that lists nothing; entries in a row that name nothing
+
+
+def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None = None) -> Case:
+    """All tensors; `lists` are flat slots [num_tokens, topk], -1 for none, and `scale` is that of
+    scores: by default one by the root of a key's dims."""
+    rng = np.random.default_rng([seed, problem["num_tokens"], problem["topk"]])
+    given = lists_of(problem, rng) if lists is None else np.array(lists, np.int32)
+    heads, *dims = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
+    tokens, scale = problem["num_tokens"], scale or sum(dims) ** -0.5
+    q = [attention.queries(problem, rng, tokens, heads, dim) for dim in dims]
+    caches = [_cache(problem, given, rng, dim) for dim in dims]
+    tensors: Tensors = {"sparse_indices": given}
+    for name, part in zip(("q_nope", "q_pe"), q, strict=True):
+        tensors[name] = stored(part, problem.dtype)
+    for name, part in zip(("ckv_cache", "kpe_cache"), caches, strict=True):
+        tensors[name] = part
+    tensors["output"] = poisoned((tokens, heads, dims[0]), problem.dtype)
+    tensors["lse"] = poisoned((tokens, heads), "float32")
+    named = given[given >= 0]
+    rows = [plain(c).astype(np.float64).reshape(-1, c.shape[-1])[named] for c in caches]
+    seen = (given >= 0).sum(1)
+    sequences = attention.Sequences(np.ones(tokens, np.int64), seen, 0 * seen)
+    bounds = attention.expected(
+        problem,
+        sequences,
+        np.concatenate(q, -1),
+        np.concatenate(rows, -1)[:, None],
+        rows[0][:, None],
+        scale,
+    )
+    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
+
+
+def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:
+    """Lists whose entries name half of the slots, several times where there are few.
+
+    The first is full, the second names nothing, others have entries that name nothing in places,
+    and at the beginning many in a row.
+    """
+    tokens, topk = problem["num_tokens"], problem["topk"]
+    slots = problem["num_pages"] * problem["page_size"]
+    used = 1 + rng.permutation(slots - 1)[: max(1, slots // 2)]
+    out = rng.choice(used, (tokens, topk))
+    for t in range(1, tokens):
+        out[t, rng.random(topk) < 0.3] = -1
+        out[t, : GAP if t % 2 else 0] = -1
+    out[EMPTY : EMPTY + 1] = -1
+    return out.astype(np.int32)
+
+
+def _cache(problem: Problem, given: Lists, rng: np.random.Generator, dim: int) -> Values:
+    """[num_pages, page_size, dim]; NaN where no list has an entry."""
+    shape = (problem["num_pages"], problem["page_size"])
+    rows = attention.normal(problem, rng, shape[0] * shape[1], dim)
+    rows[np.setdiff1d(np.arange(len(rows)), given)] = np.nan
+    return stored(rows.reshape(*shape, dim), problem.dtype)

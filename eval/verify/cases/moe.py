@@ -1,0 +1,148 @@
+"""A mixture of experts on one rank: routing to experts with many tokens, few and none.
+
+Outputs are computed in float64. Kernels round what lies between the products to float8 again, with
+a scale for some of its columns: errors of a row's entries are independent and uniform within half
+an ulp, ROUNDING of them in the mean; they add up in quadrature, and DEVIATIONS of that are allowed.
+Scales differ by a factor of up to 16 from block to block, so that a wrong one shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.values import decode, e4m3_bits
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.launch import Arguments
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+
+BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
+ROUNDING, DEVIATIONS = 0.036, 6.0
+FACTOR = 2.5  # routed_scaling_factor
+SPREAD, ONE, NONE = "spread", "one", "none"
+FEWEST = 1e-4  # between scores, at which the choice turns: less could be an error of rounding
+
+
+def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | None = None) -> Case:
+    """All tensors. `routing`: tokens go to some of the local experts, to one, or to none;
+    `offset` is the first local expert, which may lie outside 0..255."""
+    axes = dict(problem.axes)
+    tokens, local = axes["seq_len"], axes["num_local_experts"]
+    hidden, inner = axes["hidden_size"], axes["intermediate_size"]
+    rng = np.random.default_rng([seed, tokens, local, hidden, inner])
+    first = int(rng.integers(0, axes["num_experts"] - local + 1)) if offset is None else offset
+    logits, bias = _routing(rng, tokens, local, first, routing)
+    tensors: Tensors = {
+        "routing_logits": logits,
+        "routing_bias": bias,
+        "hidden_states": _values(rng, tokens, hidden),
+        "hidden_states_scale": _scales(rng, hidden // BLOCK, tokens),
+        "gemm1_weights": _values(rng, local, 2 * inner, hidden),
+        "gemm1_weights_scale": _scales(rng, local, 2 * inner // BLOCK, hidden // BLOCK)
+        / np.float32(hidden**0.5),
+        "gemm2_weights": _values(rng, local, hidden, inner),
+        "gemm2_weights_scale": _scales(rng, local, hidden // BLOCK, inner // BLOCK)
+        / np.float32(inner**0.5),
+        "output": poisoned((tokens, hidden), "bfloat16"),
+    }
+    expected = {"output": _expected(tensors, first)}
+    scalars = {"local_expert_offset": first, "routed_scaling_factor": FACTOR}
+    return Case(tensors, expected, Arguments(scalars))
+
+
+def _values(rng: np.random.Generator, *shape: int) -> Values:
+    return e4m3_bits(rng.normal(size=shape).astype(np.float32))
+
+
+def _scales(rng: np.random.Generator, *shape: int) -> Values:
+    return (4.0 ** rng.uniform(-1, 1, shape)).astype(np.float32)
+
+
+def _routing(
+    rng: np.random.Generator, tokens: int, local: int, first: int, routing: str
+) -> tuple[Values, Values]:
+    """Logits and a bias that leads tokens to local experts or away from them."""
+    count = 32 * GROUPS
+    while True:
+        bias = rng.normal(0, 0.1, count)
+        mine = [e for e in range(first, first + local) if 0 <= e < count]
+        bias[mine] = {SPREAD: 0.4, ONE: -4.0, NONE: -4.0}[routing]
+        if routing == ONE:
+            bias[mine[-1:]] = 4.0
+        elif routing == SPREAD:
+            bias[mine[1:2]] = -4.0  # an expert without tokens
+        held = stored(bias, "bfloat16")
+        logits = rng.normal(size=(tokens, count)).astype(np.float32)
+        if _clear(logits, plain(held)):
+            return logits, held
+
+
+def _scores(logits: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
+
+
+def _clear(logits: Values, bias: Values) -> bool:
+    """Whether no choice hangs on less than FEWEST."""
+    biased = _scores(logits) + bias
+    groups = np.sort(biased.reshape(len(biased), GROUPS, -1), -1)
+    tops = np.sort(groups[..., -2:].sum(-1), -1)
+    kept = np.sort(_kept(biased), -1)
+    gaps = [tops[:, -KEPT_GROUPS] - tops[:, -KEPT_GROUPS - 1]]
+    gaps.append(kept[:, -CHOSEN] - kept[:, -CHOSEN - 1])
+    return bool(min(g.min() for g in gaps) > FEWEST)
+
+
+def _kept(biased: Values) -> Values:
+    """Biased scores, those of lost groups far below."""
+    groups = biased.reshape(len(biased), GROUPS, -1)
+    tops = np.sort(groups, -1)[..., -2:].sum(-1)
+    best = np.argsort(-tops, -1)[:, :KEPT_GROUPS]
+    out = np.full_like(groups, -1e30)
+    rows = np.arange(len(biased))[:, None]
+    out[rows, best] = groups[rows, best]
+    return out.reshape(biased.shape)
+
+
+def shares(logits: Values, bias: Values) -> Values:
+    """[tokens, experts]: the share of each chosen expert times FACTOR, 0 of others."""
+    scores = _scores(logits)
+    best = np.argsort(-_kept(scores + bias), -1)[:, :CHOSEN]
+    rows, out = np.arange(len(scores))[:, None], np.zeros_like(scores)
+    chosen = scores[rows, best]
+    out[rows, best] = chosen / (chosen.sum(-1, keepdims=True) + 1e-20) * FACTOR
+    return out
+
+
+def _wide(values: Values, scales: Values) -> Values:
+    """Values of the last two dimensions by the scales of their blocks, in float64."""
+    rows = values.shape[-2] // scales.shape[-2]
+    return np.asarray(
+        decode(values, "e4m3").astype(np.float64)
+        * scales.repeat(rows, -2).repeat(BLOCK, -1).astype(np.float64)
+    )
+
+
+def _expected(tensors: Tensors, first: int) -> tuple[Values, Values]:
+    """The least and the greatest right outputs."""
+    t: dict[str, Any] = dict(tensors)
+    share = shares(t["routing_logits"], plain(t["routing_bias"]))
+    x = _wide(t["hidden_states"], t["hidden_states_scale"].T)
+    out = np.zeros(x.shape)
+    error = np.zeros(x.shape)  # squared
+    for local in range(len(t["gemm1_weights"])):
+        if not 0 <= first + local < share.shape[1]:
+            continue
+        weight = share[:, first + local]
+        mine = np.flatnonzero(weight)
+        up = _wide(t["gemm1_weights"][local], t["gemm1_weights_scale"][local])
+        down = _wide(t["gemm2_weights"][local], t["gemm2_weights_scale"][local])
+        linear, gate = np.split(x[mine] @ up.T, 2, -1)
+        h = linear * gate / (1 + np.exp(-gate))
+        part = weight[mine, None] * (h @ down.T)
+        out[mine] += part
+        error[mine] += weight[mine, None] ** 2 * ((ROUNDING * h) ** 2 @ (down**2).T)
+        error[mine] += (2.0**-9 * part) ** 2  # an expert's outputs may be stored as bfloat16
+    room = DEVIATIONS * np.sqrt(error) + 2.0**-12 * np.abs(out)
+    low, high = (plain(stored(out + e, "bfloat16")) for e in (-room, room))
+    return low, high

@@ -1,0 +1,205 @@
+"""Strategies of any family, drawn to be proven: uniform over the valid ones of a few workloads, or
+of random shapes.
+
+Which definitions a family builds, and at which workloads, is read from the registry and from
+`env/tasks/workloads`: a family that joins is drawn from without a word here. What a family takes of
+random axes its problem says; here stand only axes that follow from others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ptxflow.compiler.compilation import Job
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem
+from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.env.space import EmptySpace, enumerate_space
+from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space, parse_axes, product
+from ptxflow.env.tasks.definition import Axis, Definition, DefinitionError, Tensor, load, names
+from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.env.tasks.training_set import registered, row_of
+from ptxflow.env.tasks.workload import workloads
+
+Places = list[tuple[Definition, dict[str, int]]]
+
+DOUBLINGS = 20  # of random axes, at the most
+TRIES = 60  # values of an axis that are offered to a family
+ROUNDS = 2  # in which every axis is drawn
+#: axes that follow from another, in definitions that have both
+FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
+    "len_indptr": ("batch_size", lambda n: n + 1),
+    "len_cu_seqlens": ("num_seqs", lambda n: n + 1),
+    "num_k_heads": ("num_q_heads", lambda n: n),
+    "head_dim_with_scale": ("index_head_dim", lambda n: n + 4),
+    "gemm1_out_size": ("intermediate_size", lambda n: 2 * n),
+    "num_gemm1_out_blocks": ("intermediate_size", lambda n: n // 64),
+    "num_intermediate_blocks": ("intermediate_size", lambda n: n // 128),
+    "num_hidden_blocks": ("hidden_size", lambda n: n // 128),
+}
+
+
+def definitions() -> dict[str, list[Definition]]:
+    """By family, in alphabetical order, the definitions that it builds."""
+    found: dict[str, list[Definition]] = {}
+    for definition in map(load, names()):
+        if family := registered(definition):
+            found.setdefault(family.name, []).append(definition)
+    return dict(sorted(found.items()))
+
+
+def places() -> dict[str, Places]:
+    """By family its definitions at each of their workloads that has inputs."""
+    return {
+        family: [(d, dict(w.axes)) for d in found for w in workloads(d.name) if not w.refusal]
+        for family, found in definitions().items()
+    }
+
+
+def draw(
+    definitions: Sequence[str], axes: dict[str, list[int]], device: Device, samples: int, seed: int
+) -> list[Job]:
+    """`samples` strategies, spread evenly over the workloads, uniform over the valid ones.
+
+    Each definition takes the values of its own axes; UsageError for an axis that none has.
+    """
+    held = [load(name) for name in definitions]
+    if unknown := set(axes).difference(*(d.axes for d in held)):
+        raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
+    own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in held]
+    workloads = [(d, bound) for d, values in own for bound in product(values)]
+    rng = np.random.default_rng(seed)
+    jobs: list[Job] = []
+    for i, (definition, bound) in enumerate(workloads):
+        maker, problem = find_problem(definition, bound)
+        space = find_space(maker, problem, device)
+        count = samples // len(workloads) + (i < samples % len(workloads))
+        jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(count, rng)]
+    return jobs
+
+
+def draw_families(families: Sequence[str], device: Device, samples: int, seed: int) -> list[Job]:
+    """`samples` strategies of each family (of none: of every one), over as many of its workloads,
+    spread evenly; what is drawn of a family does not depend on the others.
+
+    UsageError for a family that is not registered.
+    """
+    held, jobs = places(), list[Job]()
+    for name in _known(families, held):
+        rng = _rng(name, seed)
+        count = min(samples, len(held[name]))
+        for i in range(count):
+            definition, axes = held[name][(2 * i + 1) * len(held[name]) // (2 * count)]
+            family, problem = find_problem(definition, axes)
+            space = find_space(family, problem, device)
+            share = samples // count + (i < samples % count)
+            jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(share, rng)]
+    return jobs
+
+
+def _known(families: Sequence[str], held: Mapping[str, object]) -> Sequence[str]:
+    """The families that are asked for, of those that there are: all of them for none."""
+    if unknown := set(families) - set(held):
+        raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(held)}")
+    return families or list(held)
+
+
+def _rng(of: str, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(of.encode())])
+
+
+def draw_shapes(
+    families: Sequence[str], device: Device, samples: int, seed: int
+) -> tuple[list[Job], list[Problem]]:
+    """A strategy of each of `samples` random shapes of each family (of none: of every one), and the
+    problems of shapes for which no strategy is valid.
+
+    What is drawn of a family does not depend on the others. UsageError for one that is not
+    registered.
+    """
+    held, jobs, empty = definitions(), list[Job](), list[Problem]()
+    for name in _known(families, held):
+        rng = _rng(f"{name} on {device.name}", seed)
+        for _ in range(samples):
+            family, problem = random_problem(held[name][rng.integers(len(held[name]))], rng)
+            try:
+                space = enumerate_space(family, problem, device)
+            except EmptySpace:
+                empty.append(problem)
+            else:
+                jobs.append((problem, space.strategy(int(space.sample_uniform(1, rng)[0]))))
+    return jobs, empty
+
+
+def random_problem(definition: Definition, rng: np.random.Generator) -> tuple[Family, Problem]:
+    """The family and a problem of a definition with random axes, constant ones too, and dtype.
+
+    From its typical workload on each axis in turn takes a value that the family takes.
+    """
+    row = row_of(definition)
+    axes = definition.const_axes | (axes_of(definition, row.typical) if row else {})
+    free = replace(definition, axes=dict.fromkeys(definition.axes, Axis()))
+    other = _of_dtype(free, str(rng.choice(list(PTX_TYPE))))
+    if _taken(other, axes):
+        free = other
+    following = {n: FOLLOWING[n] for n in axes if FOLLOWING.get(n, ("",))[0] in axes}
+    for name in map(str, rng.permutation([n for n in axes if n not in following] * ROUNDS)):
+        for _ in range(TRIES):
+            tried = axes | {name: _random_size(rng)}
+            tried |= {n: rule(tried[of]) for n, (of, rule) in following.items()}
+            if _taken(free, tried):
+                axes = tried
+                break
+    return find_problem(free, axes)
+
+
+def _taken(definition: Definition, axes: Mapping[str, int]) -> bool:
+    try:
+        find_problem(definition, axes)
+    except (DefinitionError, UsageError):
+        return False
+    return True
+
+
+def _of_dtype(definition: Definition, dtype: str) -> Definition:
+    """The definition with its 16-bit floats of that dtype."""
+
+    def of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            n: replace(t, dtype=dtype) if t.dtype in PTX_TYPE else t for n, t in tensors.items()
+        }
+
+    return replace(definition, inputs=of(definition.inputs), outputs=of(definition.outputs))
+
+
+def _random_size(rng: np.random.Generator) -> int:
+    """A power of two, or a multiple of one: all magnitudes are as likely."""
+    size = int(2 ** rng.uniform(0, DOUBLINGS))
+    bits = size.bit_length() - 1
+    unit = 1 << (bits if rng.random() < 0.5 else int(rng.integers(bits + 1)))
+    return size // unit * unit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What says where strategies are drawn from."""
+    add = parser.add_argument
+    add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
+        "each at workloads of its definitions")  # fmt: skip
+    add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
+    add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
+
+
+def drawn(args: argparse.Namespace, device: Device, samples: int) -> list[Job]:
+    """What the arguments ask for: `samples` of each family, or of the definitions together."""
+    if not args.definition:
+        if args.axes:
+            raise UsageError("--axes are those of a --definition: name one")
+        return draw_families(args.families, device, samples, args.seed)
+    if args.families:
+        raise UsageError("--families and --definition: give one of them")
+    return draw(args.definition, parse_axes(args.axes), device, samples, args.seed)

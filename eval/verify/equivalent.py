@@ -1,0 +1,477 @@
+"""The pinned list of harmless changes: which mutants change nothing, and why.
+
+`reason` looks at the changed statements alone and not at the validator's verdict, so that the list
+works both ways: what it names must be accepted, and what is accepted must be on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+
+from ptxflow.compiler.atoms import atom
+from ptxflow.compiler.atoms.table import Access, all_atoms
+from ptxflow.compiler.check import Program
+from ptxflow.compiler.check.held import held_names
+from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, body_of, const, special, walk
+from ptxflow.eval.verify.mutants import Mutant, orders
+
+LANES = range(32)
+CHUNK = 16  # bytes that a lane stores in shared memory
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """A kind of harmless change: the sentence is the reason."""
+
+    why: str
+    holds: Callable[[UOp, Mutant], bool]
+
+
+def reason(kernel: UOp, mutant: Mutant) -> str:
+    """Why a mutant computes the same as the kernel, or nothing."""
+    for entry in HARMLESS:
+        if entry.holds(kernel, mutant):
+            return entry.why
+    return ""
+
+
+# -- what a statement is and touches --------------------------------------------------------------
+
+
+def names(node: UOp) -> set[str]:
+    """The atoms of a statement and of what stands in it."""
+    return {n.arg.atom for _, n in walk(node) if n.op is Op.ATOM}
+
+
+def registers(node: UOp) -> set[str]:
+    """The registers that a statement writes."""
+    places = list[UOp]()
+    for _, inner in walk(node):
+        if inner.op is Op.ATOM:
+            row = atom(inner.arg.atom)
+            places += [row.operand(inner, a.operand).src[0] for a in row.accesses if a.mode != "r"]
+    return {place.arg.name for place in places if place.op is Op.FRAG}
+
+
+def warps(kernel: UOp, node: UOp) -> set[int] | None:
+    """The warps of a block that may run a statement; None: that depends on more than the warp."""
+    info: KernelInfo = kernel.arg
+    every = set(range(info.warps))
+    if node.op is Op.ROLE:
+        return set(range(node.arg.first, node.arg.first + node.arg.warps))
+    if node.op is not Op.IF:
+        return every
+    value, ranks = _program(kernel).value(node.src[0]), range(info.cluster)
+    try:
+        return {w for w in every if any(value({"warp": w, "cta_rank": r}) for r in ranks)}
+    except KeyError:
+        return None
+
+
+_program = lru_cache(maxsize=8)(Program)
+
+
+class _Anything(dict[str, int]):
+    """An environment in which every name has a value."""
+
+    def __init__(self, default: int, **known: int):
+        super().__init__(known)
+        self.default = default
+
+    def __missing__(self, name: str) -> int:
+        return self.default
+
+
+def _environments(lanes: range) -> Iterator[dict[str, int]]:
+    for default in (1, 2, 3):
+        for warp in range(4):
+            for lane in lanes:
+                yield _Anything(default, warp=warp, lane=lane)
+
+
+#: (CTA, stage), [lo, hi) in the storage's unit, [lo, hi) across
+Cell = tuple[tuple[int, int], int, int, int, int]
+
+
+def _cells(kernel: UOp, node: UOp, operand: UOp) -> Iterator[list[Cell]]:
+    """The places of an operand, in several environments."""
+    program = _program(kernel)
+    storage, stage_node, offset_node = operand.src
+    row = atom(node.arg.atom)
+    chunks = any(name == "offset" for name, _ in row.operands) and storage.op is Op.SMEM
+    lane_offset = row.operand(node, "offset") if chunks else const(0)
+    remote = any(name == "rank" for name, _ in row.operands) and storage.op is Op.SMEM
+    rank = row.operand(node, "rank") if remote else special("cta_rank")
+    for env in _environments(LANES if chunks else range(1)):
+        stage, first = program.value(stage_node)(env), program.value(offset_node)(env)
+        if storage.op is Op.GLOBAL:
+            rows, columns, *again = operand.arg
+            count, stride = again or (1, 0)
+            starts = range(first, first + count * stride, stride) if count > 1 else [first]
+            yield [((0, 0), stage, stage + rows, c, c + columns) for c in starts]
+            continue
+        place = program.value(rank)(env), stage
+        if chunks:
+            first += program.value(lane_offset)(env)
+            yield [(place, first, first + CHUNK, 0, 1)]
+        else:
+            yield [(place, first, first + operand.arg, 0, 1)]
+
+
+def _meet(p: Cell, q: Cell) -> bool:
+    return p[0] == q[0] and p[1] < q[2] and q[1] < p[2] and p[3] < q[4] and q[3] < p[4]
+
+
+def _apart(kernel: UOp, one: UOp, a: UOp, two: UOp, b: UOp) -> bool:
+    """Two operands never name the same place."""
+    if a.src[0] is not b.src[0]:
+        return True
+    places = zip(_cells(kernel, one, a), _cells(kernel, two, b), strict=False)
+    return not any(_meet(p, q) for ps, qs in places for p in ps for q in qs)
+
+
+def _summands(one: UOp, two: UOp) -> bool:
+    """Two that add to the same sum: their order changes its rounding at most."""
+    if one.arg.atom != two.arg.atom:
+        return False
+    if one.arg.atom == "add_f32":
+        return one.src[0] is two.src[0]
+    if one.arg.atom not in ("wgmma", "tcgen05_mma"):
+        return False
+    added = [atom(n.arg.atom).operand(n, "accumulate") for n in (one, two)]
+    return one.src[0] is two.src[0] and all(a.op is Op.CONST and a.arg[0] == 1 for a in added)
+
+
+def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
+    """Neither orders anything, and what one writes the other does not touch; branches are what
+    stands in them."""
+    for node, other in ((one, two), (two, one)):
+        if node.op is Op.IF:
+            known = registers(other) & held_names(node.src[0])
+            return not known and all(commute(kernel, inner, other) for inner in body_of(node))
+    if one.op is not Op.ATOM or two.op is not Op.ATOM or orders(one) or orders(two):
+        return False
+    if atom(one.arg.atom).effect not in _PLAIN or atom(two.arg.atom).effect not in _PLAIN:
+        return False
+    if registers(one) & held_names(two) or registers(two) & held_names(one):
+        return False
+    if _summands(one, two):
+        return True
+    first, second = atom(one.arg.atom), atom(two.arg.atom)
+    return all(
+        (_only_reads(one, x) and _only_reads(two, y))
+        or _apart(kernel, one, first.operand(one, x.operand), two, second.operand(two, y.operand))
+        for x in first.accesses
+        for y in second.accesses
+    )
+
+
+def _only_reads(node: UOp, access: Access) -> bool:
+    """It leaves what it reads there to be read."""
+    return access.mode == "r" and node.arg.attr("last") != access.operand
+
+
+def unordered(kernel: UOp, one: UOp, two: UOp) -> bool:
+    """One orders others, the other computes in registers that only its own thread's ordinary
+    instructions touch."""
+    if orders(one) == orders(two):
+        return False
+    computes, rest = (two, one) if orders(one) else (one, two)
+    if not _in_registers(kernel, computes):
+        return False
+    used = set().union(*(held_names(s) for s in _operands(rest)))
+    return not (_places(computes) & _places(rest) or registers(computes) & used)
+
+
+def _operands(node: UOp) -> list[UOp]:
+    """Values and places that a statement, or what stands in it, names."""
+    return [s for _, inner in walk(node) for s in inner.src if s.op not in STATEMENTS]
+
+
+def _places(node: UOp) -> set[UOp]:
+    return {s.src[0] for s in _operands(node) if s.op is Op.SLOT}
+
+
+def _in_registers(kernel: UOp, node: UOp) -> bool:
+    """Instructions that order nothing and touch private registers alone."""
+    if node.op is Op.IF:
+        return all(_in_registers(kernel, inner) for inner in body_of(node))
+    if node.op is not Op.ATOM or orders(node) or atom(node.arg.atom).effect:
+        return False
+    return _places(node) <= _program(kernel).private
+
+
+#: effects that order nothing: what arrives adds its bytes to a barrier, in any order
+_PLAIN = {"", "mma", "tma_load", "bulk_load", "st_async"}
+
+
+# -- the list -------------------------------------------------------------------------------------
+
+STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
+LOADS = {row.name for row in all_atoms() if row.effect in ("tma_load", "bulk_load")}
+HINTS = {"prefetch_map", "grid_launch_dependents"}
+FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
+RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
+
+
+def _passing(first: set[str], second: set[str]) -> Callable[[UOp, Mutant], bool]:
+    """A statement of the first atoms alone and one of the second alone pass each other."""
+
+    def holds(kernel: UOp, mutant: Mutant) -> bool:
+        if mutant.operator not in ("swap", "move"):
+            return False
+        one, two = map(names, mutant.nodes)
+        return bool(one and two) and (
+            (one <= first and two <= second) or (one <= second and two <= first)
+        )
+
+    return holds
+
+
+def _in_order(first: set[str], second: set[str]) -> Callable[[UOp, Mutant], bool]:
+    """The second statement, of just these atoms, is moved before the first, of just those."""
+
+    def holds(kernel: UOp, mutant: Mutant) -> bool:
+        return mutant.operator in ("swap", "move") and [*map(names, mutant.nodes)] == [
+            first,
+            second,
+        ]
+
+    return holds
+
+
+def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
+    """An arrival at one barrier passes a statement that has none of the other atoms in it."""
+
+    def holds(kernel: UOp, mutant: Mutant) -> bool:
+        if mutant.operator != "move":
+            return False
+        for node, other in (mutant.nodes, mutant.nodes[::-1]):
+            inner = [n for _, n in walk(node) if n.op is Op.ATOM]
+            alone = len(inner) == 1 and inner[0].arg.atom in {*RELEASES, "mbar_arrive_expect"}
+            if alone and inner[0].src[0].src[0].arg.name == bar:
+                return not names(other) & set(others)
+        return False
+
+    return holds
+
+
+def _drains(kernel: UOp, mutant: Mutant) -> bool:
+    """The loop that waits for all releases of a ring passes what else ends a thread's work."""
+    if mutant.operator not in ("swap", "move"):
+        return False
+    ends = {"bulk_wait_read", "tcgen05_commit", "tma_store", "bulk_commit", *STORES}
+    for node, other in (mutant.nodes, mutant.nodes[::-1]):
+        inner = [n for _, n in walk(node)]
+        drain = any(n.op is Op.LOOP and n.src[0].arg[0] == "drain" for n in inner)
+        if drain and names(node) == {"mbar_wait"}:
+            return names(other) <= ends
+    return False
+
+
+def _one_tile(kernel: UOp) -> bool:
+    """No loop over tiles."""
+    loops = (n.src[0].arg[0] for _, n in walk(kernel) if n.op is Op.LOOP)
+    return not any(name.startswith("tile_") for name in loops)
+
+
+def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
+    """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
+    if mutant.change != "as cluster_arrive_relaxed" or not _one_tile(kernel):
+        return False
+    prologue = takewhile(lambda node: node.op is not Op.ROLE, mutant.tree.src)
+    return _pairs(kernel, mutant) and any("cluster_arrive" in names(node) for node in prologue)
+
+
+def _last_release(kernel: UOp, mutant: Mutant) -> bool:
+    """In a block of one tile, the release of the last stage passes the wait for its last MMA."""
+    if mutant.operator not in ("swap", "move"):
+        return False
+    found = {frozenset(names(n)): n for n in mutant.nodes}
+    wait = found.get(frozenset({"wgmma_wait"}))
+    return (
+        wait is not None
+        and frozenset({"mbar_arrive_peer"}) in found
+        and wait.op is Op.ATOM
+        and wait.arg.attr("pending") == 0
+        and _one_tile(kernel)
+    )
+
+
+def _hints(kernel: UOp, mutant: Mutant) -> bool:
+    """A statement that only prefetches, or lets later launches begin, is moved or left out."""
+    moved = mutant.operator in ("swap", "move", "delete")
+    return moved and any(names(node) and names(node) <= HINTS for node in mutant.nodes)
+
+
+def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
+    return lambda kernel, mutant: all(holds(kernel, mutant) for holds in parts)
+
+
+def _pairs(kernel: UOp, mutant: Mutant) -> bool:
+    return bool(kernel.arg.cta_group == 2)
+
+
+def _on(arch: str) -> Callable[[UOp, Mutant], bool]:
+    return lambda kernel, mutant: bool(kernel.arg.arch == arch)
+
+
+def _not_specialised(kernel: UOp, mutant: Mutant) -> bool:
+    """One thread both fills the stages and uses them."""
+    return sum(s.op is Op.ROLE and bool(names(s) & LOADS) for s in kernel.src) == 1 and any(
+        s.op is Op.ROLE and names(s) & LOADS and names(s) & {"wgmma", "tcgen05_ld"}
+        for s in kernel.src
+    )
+
+
+def _refill(kernel: UOp, mutant: Mutant) -> bool:
+    """A step's commit, or the step, passes the refill of the step before."""
+    if mutant.operator not in ("swap", "move"):
+        return False
+    step, refill = map(names, mutant.nodes)
+    return (
+        "tcgen05_commit" in step
+        and step <= {"mbar_wait", "tcgen05_fence_after", "tcgen05_mma", "tcgen05_commit"}
+        and {"mbar_wait", "mbar_arrive_expect"}
+        <= refill
+        <= {"mbar_wait", "mbar_arrive_expect"} | LOADS
+        and mutant.nodes[1].op is Op.IF
+    )
+
+
+def _begins_only(kernel: UOp, mutant: Mutant) -> bool:
+    """A role that loads and multiplies passes the last meeting of the cluster."""
+    if mutant.operator != "move" or mutant.nodes[0].op is not Op.ROLE:
+        return False
+    role, meeting = map(names, mutant.nodes)
+    works = STORES | {"tcgen05_ld", "wgmma"}
+    return meeting == {"cluster_arrive"} and not role & works
+
+
+def _sums(kernel: UOp, mutant: Mutant) -> bool:
+    """The role that sums parts passes a meeting of the cluster that follows their arrival."""
+    if mutant.operator != "move":
+        return False
+    role, meeting = sorted(map(names, mutant.nodes), key=len, reverse=True)
+    return "add_f32" in role and meeting <= {"cluster_arrive_relaxed", "cluster_wait"}
+
+
+def _pair(holds: Callable[[UOp, UOp, UOp], bool]) -> Callable[[UOp, Mutant], bool]:
+    return lambda kernel, m: m.operator in ("swap", "move") and holds(kernel, *m.nodes)
+
+
+def _other_warps(kernel: UOp, one: UOp, two: UOp) -> bool:
+    a, b = warps(kernel, one), warps(kernel, two)
+    return a is not None and b is not None and not a & b
+
+
+def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
+    """An mbarrier.init moves past the fence, of a barrier that only threads of its CTA use, and
+    learn of from a meeting that is not relaxed."""
+    if names(one) | names(two) != {"mbar_init", "fence_mbar_init"} or one.op is not Op.ATOM:
+        return False
+    prologue = takewhile(lambda node: node.op is not Op.ROLE, kernel.src)
+    if not any(names(node) & {"cta_sync", "cluster_arrive"} for node in prologue):
+        return False
+    bar = (one if one.arg.atom == "mbar_init" else two).src[0].src[0]
+    users = {n.arg.atom for n in _program(kernel).users[bar]}
+    return users <= {"mbar_init", "mbar_wait", "mbar_arrive", "mbar_arrive_expect"}
+
+
+def _free_barrier(kernel: UOp, mutant: Mutant) -> bool:
+    if mutant.change != "next barrier":
+        return False
+    (node,) = mutant.nodes
+    used = {n.arg.attr("id") for _, n in walk(kernel) if n.op is Op.ATOM}
+    return node.arg.attr("id") + 1 not in used
+
+
+def _same_registers(kernel: UOp, mutant: Mutant) -> bool:
+    if mutant.operator != "number" or mutant.change not in ("inc", "dec"):
+        return False
+    return bool(mutant.nodes[0].arg.attr("registers") == _program(kernel).launched)
+
+
+def _tensor_memory_only(kernel: UOp, mutant: Mutant) -> bool:
+    if mutant.change != "as mbar_arrive_peer":
+        return False
+    return bool(mutant.nodes[0].src[0].src[0].arg.name == "acc_empty")
+
+
+HARMLESS = (
+    Harmless(
+        "different warps run them: their order in the text means nothing", _pair(_other_warps)
+    ),
+    Harmless("neither orders anything, and they touch different places", _pair(commute)),
+    Harmless("a thread's registers need no order", _pair(unordered)),
+    Harmless("it says what may begin early, and what follows waits itself", _hints),
+    Harmless(
+        "the bytes may land before they are expected, while the phase lacks an arrival",
+        _passing({"mbar_arrive_expect"}, LOADS),
+    ),
+    Harmless("the order of arrivals means nothing", _passing(RELEASES, RELEASES)),
+    Harmless(
+        "tcgen05 fences order accesses to tensor memory alone",
+        _passing(FENCES, {*STORES, "st_async_v4", "pack", "bulk_wait_read"}),
+    ),
+    Harmless(
+        "two fences for different accesses",
+        _passing(FENCES, {"fence_proxy_async"}),
+    ),
+    Harmless(
+        "they touch different places, and all warps meet after both",
+        _in_order({"mbar_init", "fence_mbar_init"}, {"tmem_alloc", "tmem_relinquish"}),
+    ),
+    Harmless(
+        "a pair meets twice before anyone uses a barrier",
+        _both(_pairs, _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive_relaxed"})),
+    ),
+    Harmless(
+        "the barrier hands over staging memory, not registers or tensor memory",
+        _passing({"named_sync"}, {"pack", "tcgen05_ld"}),
+    ),
+    Harmless(
+        "the arrival releases tensor memory, the proxy fence is for staged memory",
+        _both(_on("sm_100a"), _passing(RELEASES, {"fence_proxy_async"})),
+    ),
+    Harmless(
+        "the arrival releases a stage, which the other statement does not touch",
+        _both(_on("sm_90a"), _passing(RELEASES, {"pack", "bulk_wait_read"})),
+    ),
+    Harmless("what the role begins, others of its CTA see complete and then arrive", _begins_only),
+    Harmless("the CTA sums what has arrived in its own memory, and meets for the others", _sums),
+    Harmless(
+        "the thread has itself waited for the phase before the one that it opens",
+        _both(_not_specialised, _in_order({"mbar_wait"}, {"mbar_arrive_expect"})),
+    ),
+    Harmless("the refill waits for the commit of an earlier step, so that both orders do", _refill),
+    Harmless(
+        "the barrier's users are threads of the CTA, which the next barrier of the CTA orders",
+        _pair(_threads_only),
+    ),
+    Harmless(
+        "the store reads staging memory, which the other statement does not touch",
+        _passing({"tma_store", "bulk_commit"}, {"pack", "tcgen05_ld", "tcgen05_wait_ld"}),
+    ),
+    Harmless("peers release stages until the thread ends, whatever else it does before", _drains),
+    Harmless("the last release of a stage only lets peers leave", _last_release),
+    Harmless(
+        "passing a turn says what was waited for, not what came of it",
+        _about("turn", "mbar_wait"),
+    ),
+    Harmless(
+        "the parts may be expected at any time before the wait for them",
+        _about("parts", "mbar_wait_cluster", "cluster_arrive_relaxed"),
+    ),
+    Harmless("another named barrier that nobody uses", _free_barrier),
+    Harmless("the count is what the lanes have: neither direction changes it",
+             _same_registers),
+    Harmless("waits for more groups than it has to", lambda k, m: m.change == "-1"),
+    Harmless(
+        "hands over tensor memory alone, which its own fences order", _tensor_memory_only
+    ),
+    Harmless("hands over tensor memory alone, which its own fences order", _pair_leaves),
+)  # fmt: skip

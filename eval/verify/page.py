@@ -1,0 +1,153 @@
+"""The tables of eval/results/verification.md: `python -m ptxflow.eval.verify.page eval/results/*.json`.
+
+Reads what `prove` and `mutation` wrote with --out and prints one section a kind, in Markdown; with
+--into PAGE, puts each section between its marks in that page. A pure function of the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.arguments import UsageError
+from ptxflow.eval.verify import strategies
+from ptxflow.eval.verify import summary as proof_summary
+from ptxflow.eval.verify.summary import Summary, told
+
+Row = Sequence[object]
+
+
+def markdown(columns: Row, rows: Iterable[Row]) -> str:
+    """A table; every column but the first is aligned to the right where its cells are numbers."""
+    body = [[str(cell) for cell in row] for row in rows]
+    number = re.compile(r"[\d,.]+( \([\d.]+\))?|\d+-\d+|-")
+    right = [all(number.fullmatch(row[i]) for row in body) for i in range(len(columns))]
+    lines = [columns, ["--:" if r else "---" for r in right], *body]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def proven(summaries: Sequence[Summary]) -> str:
+    """Each device's strategies: what passed, a table by definition, the command."""
+    parts = []
+    for summary in summaries:
+        heads, *rows = strategies.lines(summary)
+        parts += [f"{strategies.conclusion(summary)}.", markdown(heads, rows)]
+        parts += [f"- {line}" for line in summary["failures"]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+def mutated(summaries: Sequence[Summary]) -> str:
+    """The totals of each family and device, then operators and harmless reasons, with a column a
+    device."""
+    names = [s["device"] for s in summaries]
+    heads = [f"{name} {verdict}" for name in names for verdict in _SHOWN]
+    reasons = sorted({why for s in summaries for why in s["harmless"]})
+    parts = [
+        markdown(TOTALS, [row for s in summaries for row in _totals(s)]),
+        markdown(["operator", *heads], _by_operator(summaries)),
+        markdown(
+            ["why harmless", *names],
+            [[why, *(s["harmless"].get(why, 0) for s in summaries)] for why in reasons],
+        ),
+    ]
+    for summary in summaries:
+        for what in ("faults", "refused", "wrong"):
+            parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+_SHOWN = ("killed", "caught", "harmless", "survived")
+TOTALS = (
+    "device", "family", "kernels", "mutants", "killed by the validator", "caught by the emulator",
+    "of these by a fault or hazard", "harmless", "survived", "harmless but refused",
+    "harmless but WRONG", "validator s", "emulator s",
+)  # fmt: skip
+
+
+def _totals(summary: Summary) -> list[Row]:
+    """A row for each family of a device, where the result has them, and one for all."""
+    rows = {**summary.get("families", {}), "all": summary}
+    return [_total(summary["device"], name, row) for name, row in rows.items()]
+
+
+def _total(device: str, name: str, row: Summary) -> Row:
+    counts, ran = row["all"], row["emulated"]
+    return (
+        device, name, row["kernels"], sum(counts.values()), counts["killed"], counts["caught"],
+        ran["faults"], counts["harmless"], counts["survived"], counts["refused"],
+        ran["wrong"] - counts["caught"], told(row["validator_s"]), told(row["emulator_s"]),
+    )  # fmt: skip
+
+
+def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
+    operators = dict.fromkeys(op for s in summaries for op in s["operators"])
+    return [
+        [op, *(s["operators"].get(op, {}).get(v, 0) for s in summaries for v in _SHOWN)]
+        for op in operators
+    ]
+
+
+def _commands(summaries: Sequence[Summary]) -> str:
+    lines = []
+    for s in summaries:
+        versions = ", ".join(f"{name} {version}" for name, version in s["versions"].items())
+        cost = f"{s['seconds']:.0f} s, {s['processes']} processes"
+        lines += [f"$ {s['command']}", f"{cost}; {versions}"]
+    return "\n".join(["```", *lines, "```"])
+
+
+SECTIONS = {"prove": proven, "mutation": mutated}
+
+
+def sections(summaries: Iterable[Summary]) -> dict[str, str]:
+    """The text of each kind of result that there is, devices in alphabetical order."""
+    ordered = sorted(summaries, key=lambda s: str(s["device"]))
+    found = {kind: [s for s in ordered if s["kind"] == kind] for kind in SECTIONS}
+    return {kind: SECTIONS[kind](held) for kind, held in found.items() if held}
+
+
+def placed(page: str, name: str, text: str) -> str:
+    """The page with the text between the marks of that section; UsageError if it has none."""
+    begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- end of {name} -->"
+    head, found, rest = page.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise UsageError(f"the page has no section between {begin.strip()} and {end.strip()}")
+    return f"{head}{begin}{text}{end}{tail}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxflow.eval.verify.page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file or the page cannot be used."""
+    args = arguments().parse_args(argv)
+    try:
+        made = sections(map(proof_summary.read, args.results))
+        if args.into is None:
+            print("\n\n".join(made.values()))
+            return 0
+        page = args.into.read_text(encoding="utf-8")
+        for name, text in made.items():
+            page = placed(page, name, text)
+        write_whole(args.into, page)
+    except (UsageError, OSError) as error:
+        print(f"proof_table: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Prove sampled strategies without the hardware: `ptxflow verify --help`.
+
+For each strategy: the validator's verdict, what ptxas reports, the machine code that was claimed,
+the emulator's verdict on the emitted PTX, run on a small problem with tails under several
+schedules, and what becomes of some mutants of the kernel. What any stage refuses is named with the
+reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ptxflow.command import Parser, align
+from ptxflow.compiler.backend import cache, ptxas, sass
+from ptxflow.compiler.backend.ptxas import Usage
+from ptxflow.compiler.compilation import Job, prepare
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import CompileError, IllegalStrategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.eval.verify import summary as proof_summary
+from ptxflow.eval.verify.draws import add_arguments, drawn
+from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_trial
+from ptxflow.eval.verify.mutation import Judged, judge_strategy, pick
+from ptxflow.eval.verify.summary import Summary, spread, told
+
+STAGES = ("rules", "validator", "ptxas", "SASS", "emulator")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One strategy's verdicts; `refused` is the first of STAGES that said no, or nothing."""
+
+    problem: Problem
+    strategy: Strategy
+    refused: str = ""
+    reasons: tuple[str, ...] = ()
+    check_s: float = 0.0  # rules, build, validator and PTX
+    usage: Usage | None = None
+    smem: int = 0  # bytes of dynamic shared memory
+    emulation: Emulation | None = None
+    mutants: tuple[Judged, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """No stage refuses it, nor did the validator accept a mutant that ends in a fault or shows
+        a hazard; what is wrong in values alone is the emulator's to catch."""
+        return not self.refused and not any(m.fault for m in self.mutants)
+
+    def passed(self, stage: str) -> bool:
+        return not self.refused or STAGES.index(self.refused) > STAGES.index(stage)
+
+    @property
+    def who(self) -> str:
+        axes = " ".join(f"{k}={v}" for k, v in self.problem.axes)
+        return f"{self.strategy.key} of {self.problem.definition} ({axes})"
+
+    def complaints(self) -> Iterator[str]:
+        """One line for everything that should not be."""
+        yield from (f"{self.who}: {self.refused}: {reason}" for reason in self.reasons)
+
+    def caught(self) -> Iterator[str]:
+        """One line for each mutant that the emulator alone shows to be wrong."""
+        yield from (f"{self.who}: mutant: {m}" for m in self.mutants if m.wrong)
+
+
+def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Proof:
+    """Take one strategy through every stage; then `mutants` of its kernel, drawn by `seed`."""
+    problem, strategy = job
+    began = time.process_time()
+    try:
+        draft = prepare(problem, strategy, device)
+    except CompileError as refusal:
+        stage = "rules" if isinstance(refusal, IllegalStrategy) else "validator"
+        return Proof(problem, strategy, stage, (f"{type(refusal).__name__}: {refusal}",))
+    check_s = time.process_time() - began
+
+    def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Proof:
+        return Proof(
+            problem, strategy, stage, tuple(reasons), check_s, usage, draft.launch.smem_bytes
+        )
+
+    try:
+        assembly = cache.assemble(draft.ptx, device.arch)
+    except ptxas.PtxasError as refusal:
+        return ended("ptxas", [str(refusal)])
+    if complaints := ptxas.check(assembly):
+        return ended("ptxas", complaints, assembly.usage)
+    if complaints := sass.check(assembly.cubin, device.arch, draft.expected).complaints():
+        return ended("SASS", complaints, assembly.usage)
+    emulation = run_trial(problem, strategy, device, seeds)
+    judged: list[Judged] = []
+    if mutants and emulation.right:
+        choose = partial(pick, count=mutants, seed=(seed, int(strategy.key, 16)))
+        judged = judge_strategy(device, seeds, job, choose)
+    refused = "" if emulation.right else "emulator"
+    return Proof(
+        problem, strategy, refused, emulation.complaints, check_s, assembly.usage,
+        draft.launch.smem_bytes, emulation, tuple(judged),
+    )  # fmt: skip
+
+
+def prove_all(
+    jobs: Sequence[Job], device: Device, seeds: Sequence[int], workers: int, *,
+    mutants: int = 0, seed: int = 0,
+) -> list[Proof]:  # fmt: skip
+    """Every job's proof, in order, behind a progress bar."""
+    work = partial(prove, device, tuple(seeds), mutants, seed)
+    with tqdm(total=len(jobs), desc=f"prove for {device.arch}", unit="kernel") as bar:
+        if workers <= 1:
+            return [_counted(bar, work(job)) for job in jobs]
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            return [_counted(bar, proof) for proof in pool.map(work, jobs)]
+
+
+def _counted(bar: tqdm, proof: Proof) -> Proof:  # type: ignore[type-arg]
+    bar.update()
+    return proof
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+COLUMNS = (
+    "", "strategies", "validator", "s", "registers", "smem KiB", "spills", "SASS",
+    "emulator", "s",
+)  # fmt: skip
+OF_MUTANTS = ("mutants", "killed", "caught", "right")
+
+
+def count(proofs: Sequence[Proof]) -> Summary:
+    """Verdicts, resources, times and mutants of some strategies; the numbers behind a row."""
+    usages = [p.usage for p in proofs if p.usage]
+    mutants = [m for p in proofs for m in p.mutants]
+    return {
+        "strategies": len(proofs),
+        "passed": {stage: sum(p.passed(stage) for p in proofs) for stage in STAGES},
+        "registers": _range(u.registers for u in usages),
+        "smem_bytes": _range(p.smem for p in proofs if p.usage),
+        "spill_bytes": _range(u.spill_stores + u.spill_loads for u in usages),
+        "validator_s": spread(p.check_s for p in proofs if p.check_s),
+        "emulator_s": spread(p.emulation.seconds for p in proofs if p.emulation),
+        "mutants": {
+            "tried": len(mutants),
+            "killed": sum(bool(m.error) for m in mutants),
+            "caught": sum(m.wrong for m in mutants),
+            "right": sum(m.right for m in mutants),
+        },
+    }
+
+
+def _range(values: Iterable[int]) -> list[int] | None:
+    held = sorted(values)
+    return [held[0], held[-1]] if held else None
+
+
+def summarise(proofs: Sequence[Proof]) -> Summary:
+    """A row for each family; of one, for each definition; of one, for each strategy. All; how many
+    of each definition are proven; and what is not."""
+    families = len({p.strategy.family for p in proofs}) > 1
+    several = len({p.problem.definition for p in proofs}) > 1
+    values = Counter(name for name, _ in {axis for p in proofs for axis in p.problem.axes})
+    rows: dict[str, list[Proof]] = {}
+    for proof in proofs:
+        varying = [f"{name}={value}" for name, value in proof.problem.axes if values[name] > 1]
+        key = proof.problem.definition if several else " ".join([proof.strategy.key, *varying])
+        key = proof.strategy.family if families else key
+        rows.setdefault(key, []).append(proof)
+    return {
+        "schedules": max((p.emulation.schedules for p in proofs if p.emulation), default=0),
+        "rows": {name: count(group) for name, group in rows.items()},
+        "all": count(proofs),
+        "definitions": {
+            name: {
+                "strategies": sum(p.problem.definition == name for p in proofs),
+                "proven": sum(p.problem.definition == name and p.proven for p in proofs),
+            }
+            for name in sorted({p.problem.definition for p in proofs})
+        },
+        "failures": [line for p in proofs for line in p.complaints()],
+        "caught": [line for p in proofs for line in p.caught()],
+    }
+
+
+def lines(summary: Summary) -> list[tuple[str, ...]]:
+    """The table: its heads, a line for each row, and one for all; of mutants where any were
+    tried."""
+    heads = (*COLUMNS, *OF_MUTANTS)
+    rows = {**summary["rows"], "all": summary["all"]}
+    shown = len(heads if summary["all"]["mutants"]["tried"] else COLUMNS)
+    return [heads[:shown], *(cells(name, row)[:shown] for name, row in rows.items())]
+
+
+def cells(name: str, row: Summary) -> tuple[str, ...]:
+    """A row of the table, in the order of COLUMNS and OF_MUTANTS."""
+    total, passed, mutants = row["strategies"], row["passed"], row["mutants"]
+
+    def verdict(stage: str) -> str:
+        return "ok" if passed[stage] == total else f"{passed[stage]} of {total}"
+
+    return (
+        name, str(total), verdict("validator"), told(row["validator_s"]),
+        _from_to(row["registers"]), _from_to(row["smem_bytes"], 1024),
+        _from_to(row["spill_bytes"]), verdict("SASS"), verdict("emulator"),
+        told(row["emulator_s"]),
+        *(str(mutants[k]) for k in ("tried", "killed", "caught", "right")),
+    )  # fmt: skip
+
+
+def _from_to(values: Sequence[int] | None, unit: int = 1) -> str:
+    if not values:
+        return "-"
+    low, high = (round(v / unit) for v in values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def conclusion(summary: Summary) -> str:
+    """The verdict on all strategies and mutants, in one sentence."""
+    row, mutants = summary["all"], summary["all"]["mutants"]
+    proven = row["passed"][STAGES[-1]]
+    text = (
+        f"{proven} of {row['strategies']} proven for {summary['arch']}: validated, assembled, SASS "
+        f"as claimed, and right under {summary['schedules']} emulated schedules"
+    )
+    if mutants["tried"]:
+        text += (
+            f"; mutants: {mutants['tried']} tried, {mutants['killed']} killed by the validator, "
+            f"{mutants['caught']} caught by the emulator, {mutants['right']} right"
+        )
+    return text
+
+
+def table(summary: Summary) -> str:
+    """The rows and their total, what is not proven, mutants that the emulator alone catches, and
+    the verdict."""
+    named = [f"  {line}" for line in (*summary["failures"], *summary["caught"])]
+    return "\n".join([align(lines(summary)), *named, conclusion(summary)])
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="ptxflow verify",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
+        "build, validator\nand PTX, and of all schedules in the emulator; a mutant is killed if "
+        "the validator refuses it,\ncaught if the emulator shows it to be wrong, else right.\n\n"
+        "examples: ptxflow verify --families gqa_decode mla_decode --samples 4\n"
+        "ptxflow verify --definition gemm_n4096_k4096 --axes M=1,1000",
+    )
+    add_arguments(parser)
+    add = parser.add_argument
+    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
+    add("--samples", type=positive_int, default=8,
+        help="strategies of each family, drawn uniformly, or of the definitions together "
+        "(default: 8)")  # fmt: skip
+    add("--schedules", type=positive_int, default=len(SEEDS),
+        help=f"emulated (default: {len(SEEDS)})")  # fmt: skip
+    add("--mutants", type=natural_int, default=2, help="tried of each kernel (default: 2; 0: none)")
+    add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
+    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
+        help="processes (default: one per core)")  # fmt: skip
+    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 if every strategy is proven, and no mutant of one that the validator accepts shows a
+    fault or hazard; 1 if not, 2 on misuse."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = arguments().parse_args(given)
+    began = time.monotonic()
+    try:
+        out = proof_summary.writable(args.out) if args.out else None
+        device = find_device(args.device)
+        jobs = drawn(args, device, args.samples)
+        summary = proof_summary.origin("prove", given, device, args.jobs)
+        proofs = prove_all(
+            jobs, device, range(args.schedules), args.jobs, mutants=args.mutants, seed=args.seed
+        )
+    except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
+        print(f"prove: {error}", file=sys.stderr)
+        return 2
+    summary |= {"seconds": round(time.monotonic() - began, 1), **summarise(proofs)}
+    if out:
+        proof_summary.save(out, summary)
+    print(table(summary))
+    return 0 if all(p.proven for p in proofs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

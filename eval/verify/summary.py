@@ -1,0 +1,78 @@
+"""Results of `prove` and `mutation` as small JSON files: which command, on what, and the counts.
+
+A file is written whole or not at all. `eval.verify.page` renders them for eval/results/verification.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ptxflow import __version__
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.arguments import UsageError
+
+Summary = dict[str, Any]
+
+
+def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary:
+    """What made a result: the command line less its --out, the versions, the device."""
+    places = [i for i, word in enumerate(argv) if word == "--out"]
+    asked = [word for i, word in enumerate(argv) if i not in places and i - 1 not in places]
+    return {
+        "kind": kind,
+        "command": shlex.join(["python", "-m", f"ptxflow.eval.{kind}", *asked]),
+        "device": device.name,
+        "arch": device.arch,
+        "versions": {
+            "ptxflow": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "ptxas": ptxas.version(),
+        },
+        "processes": jobs,
+    }
+
+
+def spread(seconds: Iterable[float]) -> dict[str, float] | None:
+    """Median and maximum of some times in seconds; None of none."""
+    held = list(seconds)
+    return {"median": round(median(held), 3), "max": round(max(held), 3)} if held else None
+
+
+def told(seconds: Mapping[str, float] | None) -> str:
+    """A spread as `median (max)`."""
+    return f"{seconds['median']:.2f} ({seconds['max']:.2f})" if seconds else "-"
+
+
+def writable(path: Path) -> Path:
+    """The path, if a file can be written there; UsageError before any work if not."""
+    if not path.parent.is_dir() or path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--out {path} cannot be written: it must be a file in a folder that is")
+    return path
+
+
+def save(path: Path, summary: Summary) -> None:
+    """Write a result, whole or not at all."""
+    write_whole(path, json.dumps(summary, indent=1) + "\n")
+
+
+def read(path: Path) -> Summary:
+    """A result that `save` wrote; UsageError in one line where the file holds none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    if not isinstance(data, dict) or data.get("kind") not in ("prove", "mutation"):
+        raise UsageError(f"{path} is no result of prove or mutation")
+    return data
