@@ -188,7 +188,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Load:
+class Demand:
     """What strategies ask of the machine, for the analytic model; arrays over candidates.
 
     A block (or a cluster's share of one) works through `tiles` output tiles in sequence, each of
@@ -217,7 +217,7 @@ class Load:
     latency: Any = 1.0  # of a step's loads, over what the device's rates say
     special: Any = 0.0  # results per step: exp2, rsqrt and the like, of all lanes
     imbalance: Any = 1.0  # work of the busiest SM, over that which blocks of this load would make
-    following: Load | None = (
+    following: Demand | None = (
         None  # of the kernel launched next; its blocks are 0 where there is none
     )
 
@@ -270,7 +270,7 @@ class Family:
     rules: tuple[Rule, ...]
     problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem]
     resources: Callable[[Fields, Problem, Device], Resources]
-    load: Callable[[Fields, Problem, Device], Load]
+    demand: Callable[[Fields, Problem, Device], Demand]
     build: Callable[[Problem, Strategy, Device], UOp]
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
     launch: Callable[[Problem, Strategy, Device], Launch]

@@ -1,9 +1,9 @@
 """The analytic model: TFLOP/s of strategies from what they load the machine with.
 
-One model for every family and device: a family says what a strategy asks for (`Load`), `RATES` what
-a device gives. Hopper's rates are fitted to our own kernels. B200's start from published peaks and
-public GEMM figures; their efficiencies, L2 rate and latencies are estimates that no measurement of
-ours has checked.
+One model for every family and device: a family says what a strategy asks for (`Demand`), `RATES`
+what a device gives. Hopper's rates are fitted to our own kernels. B200's start from published peaks
+and public GEMM figures; their efficiencies, L2 rate and latencies are estimates that no measurement
+of ours has checked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Fields, Load, Problem, Strategy
+from ptxflow.compiler.family import Demand, Family, Fields, Problem, Strategy
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def rates(device: Device) -> Rates:
         raise KeyError(f"no cost rates for {device.name!r}; known: {', '.join(RATES)}") from None
 
 
-def seconds(load: Load, device: Device, rates: Rates) -> NDArray[np.float64]:
+def seconds(load: Demand, device: Device, rates: Rates) -> NDArray[np.float64]:
     """Time of each strategy, from launch to the last store of its last kernel, in seconds."""
     time = rates.launch_s + _kernel_seconds(load, device, rates)
     while (load_ := load.following) is not None:
@@ -69,14 +69,14 @@ def seconds(load: Load, device: Device, rates: Rates) -> NDArray[np.float64]:
     return np.asarray(time, np.float64)
 
 
-def _kernel_seconds(load: Load, device: Device, rates: Rates) -> Any:
+def _kernel_seconds(load: Demand, device: Device, rates: Rates) -> Any:
     """Of one kernel, without its launch."""
     sm = sm_cycles(load, device, rates) / (device.clock_ghz * 1e9)
     dram = load.dram_bytes / (device.hbm_bytes_per_s * rates.hbm_efficiency)
     return _join(sm, dram)
 
 
-def sm_cycles(load: Load, device: Device, rates: Rates) -> Any:
+def sm_cycles(load: Demand, device: Device, rates: Rates) -> Any:
     """Cycles of the busiest SM.
 
     A ring slot is refilled one latency after it was drained, so `stages` slots of r resident
@@ -103,7 +103,7 @@ def sm_cycles(load: Load, device: Device, rates: Rates) -> Any:
     return load.imbalance * (per_sm * (load.tiles * tile + between) + around)
 
 
-def _busy_cycles(load: Load, resident: Any, device: Device, rates: Rates) -> Any:
+def _busy_cycles(load: Demand, resident: Any, device: Device, rates: Rates) -> Any:
     """Cycles an SM needs for a step once its data is there: arithmetic, smem, L2 port."""
     active = np.clip(load.blocks, 1, device.sms)
     port = np.minimum(rates.port_bytes_per_cycle, rates.l2_bytes_per_cycle / active)
@@ -119,7 +119,7 @@ def model_tflops(
     family: Family, fields: Fields, problem: Problem, device: Device
 ) -> NDArray[np.float64]:
     """Modelled TFLOP/s of each strategy [n]; never above the problem's roofline."""
-    time = seconds(family.load(fields, problem, device), device, rates(device))
+    time = seconds(family.demand(fields, problem, device), device, rates(device))
     tflops: NDArray[np.float64] = np.atleast_1d(problem.flops / time / 1e12)
     return tflops
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Fields, Load, Problem, Resources
+from ptxflow.compiler.family import Demand, Family, Fields, Problem, Resources
 from ptxflow.env import cost
 from ptxflow.env.features import describe_problem
 from ptxflow.env.space import Space
@@ -54,11 +54,11 @@ def strategy_features(
         for d in family.decisions
         for c in d.choices
     }
-    load_, taken = family.load(f, problem, device), family.resources(f, problem, device)
-    for prefix, source, rows in (("load", load_, Load), ("resources", taken, Resources)):
+    load_, taken = family.demand(f, problem, device), family.resources(f, problem, device)
+    for prefix, source, rows in (("load", load_, Demand), ("resources", taken, Resources)):
         for row in fields(rows):
             value = getattr(source, row.name)
-            if not isinstance(value, Load | None):
+            if not isinstance(value, Demand | None):
                 out[f"{prefix}.{row.name}"] = np.log2(1 + np.asarray(value, np.float64))
     out |= _shares(load_, device, modelled)
     ideal = problem.flops / (problem.roofline_tflops(device) * 1e12)
@@ -76,7 +76,7 @@ def _problem_features(family: Family, problem: Problem, device: Device) -> dict[
     return out | {f"{AXIS}{axis}": np.log2(size) for axis, size in problem.axes}
 
 
-def _shares(load_: Load, device: Device, modelled: Array) -> dict[str, Array]:
+def _shares(load_: Demand, device: Device, modelled: Array) -> dict[str, Array]:
     """log2 of times over the modelled time, and how evenly the blocks fill the SMs."""
     rate, second = cost.rates(device), device.clock_ghz * 1e9
     per_sm = -(-np.asarray(load_.blocks) // device.sms)

@@ -19,5 +19,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="rewrite the expected PTX of tests/golden, and what tests say in eval/results/verification.md",
+        help="rewrite what tests/golden expects, and what tests say in verification.md",
     )

@@ -1,4 +1,4 @@
-"""The atom table as a page: `python -m ptxflow.compiler.atoms.document > eval/results/instructions.md`.
+"""The atom table as a page, instructions.md: `python -m ptxflow.compiler.atoms.document`.
 
 A pure function of the rows; a test keeps the committed page equal to it.
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ptxflow.compiler.check.held import check_held, held_values
 from ptxflow.compiler.check.machine import SCHEDULES, Machine
 from ptxflow.compiler.check.order import awaited, check_order, read_after_write, read_unwritten
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
+from ptxflow.compiler.check.values import check_held, held_values
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trip

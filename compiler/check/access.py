@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, atom
-from ptxflow.compiler.check import explain
+from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.contents import Contents
 from ptxflow.compiler.check.program import Agent, Event, Group, Program
 from ptxflow.compiler.check.state import (
@@ -282,7 +282,7 @@ class Accesses(Contents):
             for history, region in self._places(agent, node, row, operand, cta):
                 conflict = history.conflicts(region, access.mode, known, pipe)
                 if conflict is not None:
-                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
+                    raise HazardError(messages.race(self, agent, node, access, history, conflict))
                 self._check_data(agent, node, access, history, region)
                 if kind is Op.FRAG or history.sums:
                     self._check_sum(agent, node, access, history, region)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ptxflow.compiler.atoms.table import Access, atom
-from ptxflow.compiler.check import explain
+from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.program import Agent, Event, Program
 from ptxflow.compiler.check.state import History, Region, inside, minus, overlap, uncovered
 from ptxflow.compiler.errors import HazardError
@@ -113,7 +113,7 @@ class Contents:
             self._refuse(
                 agent,
                 node,
-                explain.unwritten(self, node, access, history),
+                messages.unwritten(self, node, access, history),
                 "wait for the data before reading it, on a barrier that expects all its bytes",
             )
         history.read(region)

@@ -8,7 +8,7 @@ several schedules (who runs first, how late asynchronous work lands) find parity
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import READ_ONLY, Atom, atom
-from ptxflow.compiler.check import explain
+from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.access import LANES
 from ptxflow.compiler.check.final import check_end
 from ptxflow.compiler.check.program import Agent, Steps
@@ -43,7 +43,7 @@ class Machine(Synchronisation):
             if not progress and running:
                 if not self.landing:
                     waiting = [(a, blocked[a.index]) for a, _ in running]
-                    raise HazardError(explain.deadlock(self, waiting))
+                    raise HazardError(messages.deadlock(self, waiting))
                 self.landing.pop(0)()
         for land in self.landing:
             land()

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
-from ptxflow.compiler.check.held import every_held
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
+from ptxflow.compiler.check.values import every_held
 from ptxflow.compiler.ir import Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms.table import Access, atom
-from ptxflow.compiler.check import explain
+from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.access import LANES, Accesses
 from ptxflow.compiler.check.program import Agent, Group, Steps
 from ptxflow.compiler.check.state import Barrier, Knowledge, Message, Rendezvous
@@ -445,5 +445,5 @@ class Synchronisation(Accesses):
             if key[0] is Op.TMEM and key[2] in ctas:
                 conflict = history.conflicts(everything, "w", agent.knows.tensor, "")
                 if conflict is not None:
-                    raise HazardError(explain.race(self, agent, node, access, history, conflict))
+                    raise HazardError(messages.race(self, agent, node, access, history, conflict))
         memory.state = "deallocated"

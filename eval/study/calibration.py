@@ -107,7 +107,7 @@ def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:
     """[n] the model's log time of the measured strategies, with these constants."""
     family, device = observed.family, observed.device
     with changed(family, device, values):
-        load = family.load(observed.fields(), observed.problem, device)
+        load = family.demand(observed.fields(), observed.problem, device)
         return np.asarray(np.log(cost.seconds(load, device, cost.rates(device))), np.float64)
 
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.atoms.table import Access, all_atoms
 from ptxflow.compiler.check import Program
-from ptxflow.compiler.check.held import held_names
+from ptxflow.compiler.check.values import held_names
 from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, body_of, const, special, walk
 from ptxflow.eval.verify.mutants import Mutant, orders
 

@@ -1,7 +1,7 @@
-"""The tables of eval/results/verification.md: `python -m ptxflow.eval.verify.page eval/results/*.json`.
+"""The tables of eval/results/verification.md, from the results of `verify` and `mutation`.
 
-Reads what `prove` and `mutation` wrote with --out and prints one section a kind, in Markdown; with
---into PAGE, puts each section between its marks in that page. A pure function of the files.
+`python -m ptxflow.eval.verify.page eval/results/*.json` prints one section a kind, in Markdown;
+with --into PAGE, puts each section between its marks in that page. A pure function of the files.
 """
 
 from __future__ import annotations

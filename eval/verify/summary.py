@@ -1,6 +1,6 @@
 """Results of `prove` and `mutation` as small JSON files: which command, on what, and the counts.
 
-A file is written whole or not at all. `eval.verify.page` renders them for eval/results/verification.md.
+A file is written whole or not at all; `eval.verify.page` renders them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""eval/results/evaluation.md is what the committed files give: its sources, and figures of fast methods."""
+"""evaluation.md is what the committed files give: its sources, and figures of fast methods."""
 
 from __future__ import annotations
 

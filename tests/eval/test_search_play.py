@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.family import Decision, Family, Load, Problem, Rule
+from ptxflow.compiler.family import Decision, Demand, Family, Problem, Rule
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
 from ptxflow.eval.study.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
@@ -32,10 +32,10 @@ def none(*_: Any) -> Any:
     raise AssertionError("a search has no use for this")
 
 
-def load(f: Any, problem: Problem, device: Any) -> Load:
+def load(f: Any, problem: Problem, device: Any) -> Demand:
     zero = 0 * f.tall
     moved = 1e6 / f.tall + 1e6 / f.wide
-    return Load(1 + zero, 1, 1, 1, 2, 1, 1, moved, 0, 0, 0, 1, 0)
+    return Demand(1 + zero, 1, 1, 1, 2, 1, 1, moved, 0, 0, 0, 1, 0)
 
 
 FAMILY = Family(

@@ -33,7 +33,7 @@ def _fits(f: Fields, problem: Problem, device: Device) -> Any:
 def make_family(name: str, decisions: tuple[Decision, ...], rules: tuple[Rule, ...]) -> Family:
     return Family(
         name=name, op_types=(), decisions=decisions, rules=rules, problem=_absent,
-        resources=resources, load=_absent, build=_absent, trips=_absent, launch=_absent,
+        resources=resources, demand=_absent, build=_absent, trips=_absent, launch=_absent,
         trial=_absent,
     )  # fmt: skip
 

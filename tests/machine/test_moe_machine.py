@@ -58,8 +58,8 @@ def test_every_wait_fence_and_arrival_is_needed(dev, s, which):  # type: ignore[
 def _check_one(kernels, number, trips, dev) -> None:  # type: ignore[no-untyped-def]
     """Prove one kernel of a program."""
     from ptxflow.compiler.check import Program, check_spec, execute
-    from ptxflow.compiler.check.held import check_held
     from ptxflow.compiler.check.order import awaited
+    from ptxflow.compiler.check.values import check_held
 
     kernel = kernels[number]
     check_spec(kernel, dev)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.family import Load, Problem, Strategy
+from ptxflow.compiler.family import Demand, Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import (
     attainable_tflops,
@@ -85,7 +85,7 @@ def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
     """Tiles cover C, steps cover K, MMAs run no faster than the tensor core, DRAM moves it all."""
     space = gemm_space(m, n, k, device)
     f = space.fields()
-    asked = GEMM.load(f, space.problem, device)
+    asked = GEMM.demand(f, space.problem, device)
     assert (asked.blocks * asked.tiles * f.tile_m * f.tile_n >= m * n).all()
     assert (asked.blocks[f.persistent == 1] <= device.sms).all()
     assert (asked.tiles[f.persistent == 0] == 1).all()
@@ -103,7 +103,7 @@ def test_mma_cycles_are_the_published_ones() -> None:
                  (1, 64, 128): 64.6, (2, 128, 256): 128.7, (2, 128, 128): 64.8}  # fmt: skip
     space = gemm_space(8192, 8192, 8192, B200)
     f = space.fields()
-    cycles = GEMM.load(f, space.problem, B200).mma_cycles / (f.tile_k / 16)
+    cycles = GEMM.demand(f, space.problem, B200).mma_cycles / (f.tile_k / 16)
     for (group, tile_m, tile_n), expected in published.items():
         same = (f.cta_group == group) & (f.tile_m == tile_m) & (f.tile_n == tile_n)
         assert cycles[same] == pytest.approx(expected, rel=0.035)
@@ -114,7 +114,7 @@ def test_a_cluster_loads_less_from_l2() -> None:
     alone = space.strategy(int(space.codes[len(space) // 2])).replace(cluster="1x1")
     share = {
         cluster: float(
-            GEMM.load(alone.replace(cluster=cluster).fields(), space.problem, H200).l2_bytes
+            GEMM.demand(alone.replace(cluster=cluster).fields(), space.problem, H200).l2_bytes
         )
         for cluster in ("1x1", "2x1", "1x2")
     }
@@ -152,7 +152,7 @@ def test_a_second_accumulator_is_faster() -> None:
 
 def test_walking_rows_together_saves_dram_where_operands_exceed_l2() -> None:
     space = gemm_space(8192, 28672, 4096, H200)
-    asked = GEMM.load(space.fields(), space.problem, H200)
+    asked = GEMM.demand(space.fields(), space.problem, H200)
     one, eight = (asked.dram_bytes[space.fields().raster_group == g].mean() for g in (1, 8))
     assert eight < 0.5 * one
 
@@ -201,12 +201,12 @@ def test_a_device_without_rates_is_named() -> None:
         rates(other)
 
 
-def plain(**changes: Any) -> Load:
+def plain(**changes: Any) -> Demand:
     """One block for each SM, of one tile, whose steps wait for 1 MB from DRAM altogether."""
     per_step = {"mma_cycles": 100.0, "smem_bytes": 0.0, "l2_bytes": 1000.0, "issue_cycles": 0.0}
     around = {"epilogue_cycles": 0.0, "overlap": 0.0, "setup_cycles": 0.0}
     once = {"blocks": 132, "resident": 1, "tiles": 1, "steps": 8, "stages": 1, "dram_bytes": 1e6}
-    return Load(**{**once, **per_step, **around, **changes})
+    return Demand(**{**once, **per_step, **around, **changes})
 
 
 def cycles(**changes: Any) -> float:
@@ -227,7 +227,7 @@ def test_other_limits_of_a_step_take_their_time() -> None:
 
 
 def test_kernels_in_sequence_add_up() -> None:
-    def us(load: Load) -> float:
+    def us(load: Demand) -> float:
         return float(seconds(load, H200, rates(H200))) * 1e6
 
     alone, gap = us(plain()), rates(H200).gap_s * 1e6

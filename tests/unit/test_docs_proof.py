@@ -1,7 +1,7 @@
-"""eval/results/verification.md: its tables are those of the committed results, and of the tests themselves.
+"""verification.md: its tables are those of the committed results, and of the tests themselves.
 
 `pytest tests/unit/test_docs_proof.py --update-golden` writes the sections that the tests make;
-`python -m ptxflow.eval.verify.page eval/results/*.json --into eval/results/verification.md` those of the results.
+`python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE` those of the results.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_sections_are_those_of_the_committed_results() -> None:
     assert set(made) == {"prove", "mutation"}
     for name, text in made.items():
         assert placed(page, name, text) == page, (
-            "run python -m ptxflow.eval.verify.page eval/results/*.json --into eval/results/verification.md"
+            "run python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.kernels.rounds import compared, filled, spread
+from ptxflow.compiler.kernels.waves import compared, filled, spread
 from ptxflow.env.features import describe_problem
 from ptxflow.env.tasks.training_set import PRESETS, Member, chosen, members
 

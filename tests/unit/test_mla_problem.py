@@ -159,7 +159,7 @@ def test_definitions_of_many_heads_are_those_of_fewer_but_for_these(path: Path) 
         assert np.array_equal(
             found.resources(f, many, dev).smem_bytes, found.resources(f, half, dev).smem_bytes
         )
-        loads = [found.load(f, p, dev) for p in (many, half)]
+        loads = [found.demand(f, p, dev) for p in (many, half)]
         assert np.array_equal(loads[0].blocks, 2 * loads[1].blocks)
         s = wide.strategy(int(wide.codes[0]))
         grids = [evaluate(found.launch(p, s, dev).grid[0], dict(p.axes)) for p in (many, half)]

@@ -10,8 +10,8 @@ import pytest
 
 from ptxflow.compiler.kernels import family_for
 from ptxflow.compiler.kernels.moe import products
+from ptxflow.compiler.kernels.moe.cost import row_tiles
 from ptxflow.compiler.kernels.moe.decisions import smem_bytes, tmem_columns
-from ptxflow.compiler.kernels.moe.load import row_tiles
 from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.lower import layout
 from ptxflow.env.cost import model_tflops

@@ -9,6 +9,7 @@ from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, hopper
+from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     DECISIONS,
     MAX_RANKED,
@@ -18,7 +19,6 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     score_smem,
     score_threads,
 )
-from ptxflow.compiler.kernels.dsa_indexer.load import COSTS, features, load
 from ptxflow.compiler.kernels.dsa_indexer.problem import accepts, problem
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
@@ -110,7 +110,7 @@ DSA_INDEXER = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

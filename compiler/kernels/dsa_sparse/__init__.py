@@ -8,13 +8,13 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
 from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChunks
 from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
-from ptxflow.compiler.kernels.dsa_sparse.load import COSTS, features, load
 from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
-from ptxflow.compiler.kernels.mla.launching import launch_of, shared, with_sums
+from ptxflow.compiler.kernels.mla.launches import launch_of, shared, with_sums
 from ptxflow.compiler.kernels.mla.shape import BLOCK
 from ptxflow.compiler.kernels.mla.span import COUNT
 from ptxflow.compiler.launch import Launch
@@ -85,7 +85,7 @@ DSA_SPARSE = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

@@ -8,9 +8,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, TENSORS, Kernel
-from ptxflow.compiler.kernels.gdn_decode.load import COSTS, features, load
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import problem
 from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
@@ -96,7 +96,7 @@ GDN_DECODE = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         revise=revise,

@@ -8,9 +8,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, TENSORS, Kernel
-from ptxflow.compiler.kernels.gdn_prefill.load import COSTS, features, load
 from ptxflow.compiler.kernels.gdn_prefill.problem import problem
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
@@ -78,7 +78,7 @@ GDN_PREFILL = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

@@ -20,9 +20,9 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.gdn_prefill.mains import Mains
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
+from ptxflow.compiler.kernels.gdn_prefill.state_warps import Mains
 from ptxflow.compiler.lower import finish
 
 ENTRY = "gdn_prefill"

@@ -9,7 +9,7 @@ from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
-from ptxflow.compiler.kernels.gemm.costs import COSTS
+from ptxflow.compiler.kernels.gemm.cost import demand, features
 from ptxflow.compiler.kernels.gemm.decisions import (
     DECISIONS,
     RULES,
@@ -17,8 +17,8 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     smem_bytes,
     warps,
 )
-from ptxflow.compiler.kernels.gemm.load import features, load
 from ptxflow.compiler.kernels.gemm.problem import problem
+from ptxflow.compiler.kernels.gemm.rates import COSTS
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.launch import Launch
 
@@ -81,7 +81,7 @@ GEMM = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

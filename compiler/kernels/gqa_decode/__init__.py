@@ -11,10 +11,10 @@ from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
+from ptxflow.compiler.kernels.gqa_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
-from ptxflow.compiler.kernels.gqa_decode.load import COSTS, features, load
 from ptxflow.compiler.kernels.gqa_decode.problem import problem
 from ptxflow.compiler.kernels.gqa_decode.shape import STATS
 from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
@@ -157,7 +157,7 @@ GQA_DECODE = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     GROUP_WARPS,
@@ -16,7 +17,6 @@ from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     MMA_K,
     ROWS,
 )
-from ptxflow.compiler.kernels.gqa_decode.weights import MEET, THREADS, Weights
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import finish, single
 

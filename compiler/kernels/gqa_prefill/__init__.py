@@ -11,6 +11,7 @@ from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
+from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     ALWAYS,
     DECISIONS,
@@ -20,7 +21,6 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     resources,
     smem_bytes,
 )
-from ptxflow.compiler.kernels.gqa_prefill.load import COSTS, features, load
 from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
 from ptxflow.compiler.launch import Launch
 
@@ -128,7 +128,7 @@ GQA_PREFILL = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

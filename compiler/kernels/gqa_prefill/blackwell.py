@@ -47,7 +47,7 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
 from ptxflow.compiler.kernels.gqa_prefill.output import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.rows import RowSoftmax
+from ptxflow.compiler.kernels.gqa_prefill.row_softmax import RowSoftmax
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import single

@@ -33,7 +33,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.work import WARP_LANES, Work
+from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import PointerParam, TensorMapParam
 from ptxflow.compiler.layout import SmemTile, descriptor_hopper

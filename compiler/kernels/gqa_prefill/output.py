@@ -14,8 +14,8 @@ from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
 from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_prefill.schedule import Work
 from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
-from ptxflow.compiler.kernels.gqa_prefill.work import Work
 from ptxflow.compiler.layout import SmemTile
 
 if TYPE_CHECKING:

@@ -11,6 +11,13 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
+from ptxflow.compiler.kernels.mla.cost import (
+    COSTS,
+    demand,
+    features,
+    prefill_demand,
+    prefill_features,
+)
 from ptxflow.compiler.kernels.mla.decisions import (
     DECODE_DECISIONS,
     DECODE_RULES,
@@ -23,14 +30,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
-from ptxflow.compiler.kernels.mla.launching import launch_of, shared, with_sums
-from ptxflow.compiler.kernels.mla.load import (
-    COSTS,
-    features,
-    load,
-    prefill_features,
-    prefill_load,
-)
+from ptxflow.compiler.kernels.mla.launches import launch_of, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.kernels.mla.shape import BLOCK
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
@@ -231,7 +231,7 @@ MLA_DECODE = register(
         rules=DECODE_RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,
@@ -249,7 +249,7 @@ MLA_PREFILL = register(
         rules=PREFILL_RULES,
         problem=problem,
         resources=prefill_resources,
-        load=prefill_load,
+        demand=prefill_demand,
         features=prefill_features,
         costs=COSTS,
         build=build,

@@ -9,12 +9,12 @@ from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.moe import blackwell, hopper
+from ptxflow.compiler.kernels.moe.combine import ENTRY as TOTAL
+from ptxflow.compiler.kernels.moe.combine import Total
+from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
-from ptxflow.compiler.kernels.moe.load import COSTS, features, load
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
-from ptxflow.compiler.kernels.moe.route import LANES, PLACE, ROUTE, Place, Route
-from ptxflow.compiler.kernels.moe.total import ENTRY as TOTAL
-from ptxflow.compiler.kernels.moe.total import Total
+from ptxflow.compiler.kernels.moe.routing import LANES, PLACE, ROUTE, Place, Route
 from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam
 
 SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
@@ -154,7 +154,7 @@ MOE = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

@@ -30,8 +30,8 @@ from ptxflow.compiler.kernels.moe.decisions import (
     TMEM_ROWS,
     smem_bytes,
 )
+from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
-from ptxflow.compiler.kernels.moe.lanes import TokenLanes, WeightLanes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch

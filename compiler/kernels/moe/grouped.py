@@ -274,7 +274,7 @@ class Grouped(Shape):
     # -- scales -------------------------------------------------------------------------------
 
     def weight_scale(self, name: str, row: Value, k: UOp) -> UOp:
-        """Load the scale of the weights' rows from `row` on, of the consumer's expert."""
+        """Demand the scale of the weights' rows from `row` on, of the consumer's expert."""
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
         block = self.told("c_expert") * blocks + value(row) // BLOCK

@@ -29,8 +29,8 @@ from ptxflow.compiler.kernels.moe.decisions import (
     WARPGROUP_ROWS,
     smem_bytes,
 )
+from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
-from ptxflow.compiler.kernels.moe.leave import Columns, Rows
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Launch
 

@@ -46,7 +46,7 @@ class Shape:
         return held(register)
 
     def word(self, name: str, tensor: str, index: Value, inside: Value = 1) -> UOp:
-        """Load a word that a kernel before has written."""
+        """Demand a word that a kernel before has written."""
         place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
         return at.ld_global(
             self.r(name, 1), param(tensor), index, inside, place, element=4, handed=True

@@ -8,9 +8,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
-from ptxflow.compiler.kernels.rmsnorm.load import COSTS, features, load
 from ptxflow.compiler.kernels.rmsnorm.problem import problem
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
 
@@ -72,7 +72,7 @@ RMSNORM = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         revise=revise,

@@ -8,9 +8,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import register
+from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, RANDOM, Kernel
-from ptxflow.compiler.kernels.sampling.load import COSTS, features, load
 from ptxflow.compiler.kernels.sampling.problem import problem
 from ptxflow.compiler.launch import Launch, PointerParam, RandomParam
 
@@ -60,7 +60,7 @@ SAMPLING = register(
         rules=RULES,
         problem=problem,
         resources=resources,
-        load=load,
+        demand=demand,
         features=features,
         costs=COSTS,
         build=build,

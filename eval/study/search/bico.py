@@ -27,8 +27,8 @@ GAIN = 0.01  # of the best so far, that counts as one
 
 
 def reuse(space: Space) -> Array:
-    """[len(space)] FLOP for each byte that moves from L2 into SMs, by the family's `Load`."""
-    load = space.family.load(space.fields(), space.problem, space.device)
+    """[len(space)] FLOP for each byte that moves from L2 into SMs, by the family's `Demand`."""
+    load = space.family.demand(space.fields(), space.problem, space.device)
     moved = np.asarray(load.l2_bytes, np.float64) * load.steps * load.tiles * load.blocks
     return np.broadcast_to(space.problem.flops / np.maximum(moved, 1.0), len(space)).copy()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem
+from ptxflow.compiler.family import Demand, Fields, Problem
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, ROWS, resources, row_bytes
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 
@@ -32,7 +32,7 @@ class Costs:
     stage: float = 1000.0  # for outputs, which pass through shared memory
 
 
-def load(f: Fields, problem: Problem, device: Device, c: Costs, other: Load) -> Load:
+def demand(f: Fields, problem: Problem, device: Device, c: Costs, other: Demand) -> Demand:
     """The load of each strategy; `other`: were it one by mma.sync, which has as many CTAs."""
     latent, row = problem["head_dim_ckv"], row_bytes(problem)
     keys = row // ELEMENT * np.where(f.tile < ROWS, 1 + c.narrow, 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     DECISIONS,
     entries,
@@ -19,7 +19,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     select_smem,
 )
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, tokens
-from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 LANES, ISSUED = 128, 4  # of an SM: float32 results, and instructions of warps, in a cycle
 
@@ -51,7 +51,7 @@ def length(problem: Problem) -> float:
     return tokens(dict(problem.axes)) / problem["batch_size"]
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a step of the first kernel is a tile of tokens."""
     c = costs_of("dsa_indexer", COSTS, device)
     zero, heads, dim = 0 * f.tile, problem["num_index_heads"], problem["index_head_dim"]
@@ -60,7 +60,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     work = resources(f, problem, device)
     products = f.tile * heads
     keys = f.tile * (dim + SCALE)
-    return Load(
+    return Demand(
         blocks=problem["batch_size"] * spans,
         resident=work.occupancy,
         tiles=zero + 1,
@@ -80,7 +80,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     )
 
 
-def _choice(f: Fields, problem: Problem, c: Costs) -> Load:
+def _choice(f: Fields, problem: Problem, c: Costs) -> Demand:
     """The second kernel: its steps are passes over the keys, of which each turn waits for loads."""
     zero, each = 0 * f.tile, length(problem)
     most = entries(f, problem)
@@ -96,7 +96,7 @@ def _choice(f: Fields, problem: Problem, c: Costs) -> Load:
         rank = listed * listed * c.compare / LANES * np.maximum(1.0, 256.0 / f.threads)
     settle = (passes - 1) * (c.digit + 2 * meet + (1 << f.bits) / 32.0)
     keys = 4 * f.loads * f.threads
-    return Load(
+    return Demand(
         blocks=problem["batch_size"] * f.ctas,
         resident=np.maximum(np.minimum(2048 // f.threads, 232448 // select_smem(f, problem)), 1),
         tiles=zero + 1,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     ALWAYS,
     DECISIONS,
@@ -26,7 +26,7 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     tile_rows,
 )
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT, keys, sequences
-from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def busiest(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     return np.where(blocks <= device.sms, mean, np.maximum(balanced, most))
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy."""
     c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
     blocks, mean, _ = steps(f, problem, device)
@@ -97,7 +97,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
     late = (f.order != HEADS) & (mean > 1) & (blocks > device.sms)
     even = np.ceil(blocks / device.sms) * mean
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=resources(f, problem, device).occupancy,
         tiles=1 + 0 * blocks,

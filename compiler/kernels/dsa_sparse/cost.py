@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, chunks, span
+from ptxflow.compiler.kernels.mla.cost import (
+    Costs,
+    latency_cycles,
+    mma_cycles,
+    shared_bytes,
+    sums_load,
+)
 from ptxflow.compiler.kernels.mla.decisions import (
     MMA_DIMS,
     SUM_WARPS,
@@ -17,15 +24,8 @@ from ptxflow.compiler.kernels.mla.decisions import (
     resources,
     stage_bytes,
 )
-from ptxflow.compiler.kernels.mla.load import (
-    Costs,
-    latency_cycles,
-    mma_cycles,
-    shared_bytes,
-    sums_load,
-)
 from ptxflow.compiler.kernels.mla.problem import head_ctas
-from ptxflow.compiler.kernels.rounds import choices, compared, spread
+from ptxflow.compiler.kernels.waves import choices, compared, spread
 
 FIRST = 1200.0  # cycles to load a list's first entries; there are no sequences to find
 CHUNKS = choices(DECISIONS, "chunk")
@@ -36,13 +36,13 @@ COSTS = {
 }
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
     c = costs_of("dsa_sparse", COSTS, device)
     zero, parts = 0 * f.warps, chunks(f, problem)
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
     blocks = rows * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
-    return Load(
+    return Demand(
         blocks=rows * parts,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
         tiles=zero + 1,

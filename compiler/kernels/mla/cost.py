@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
-from ptxflow.compiler.kernels.mla import hopper_load
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
+from ptxflow.compiler.kernels.mla import hopper_cost
 from ptxflow.compiler.kernels.mla.decisions import (
     DECODE_DECISIONS,
     DIMS,
@@ -33,11 +33,11 @@ from ptxflow.compiler.kernels.mla.decisions import (
 )
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import ELEMENT, cta_heads, head_ctas
-from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
 @dataclass(frozen=True)
-class Costs(hopper_load.Costs):
+class Costs(hopper_cost.Costs):
     """Cycles, or the unit that is given; estimates, which no measurement has checked."""
 
     mma: float = 0.62  # of the tensor core's rate, what mma.sync reaches
@@ -56,12 +56,12 @@ MOST_TOKENS = 64  # of a step
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's span of tokens, a step a tile of the ring."""
     c = costs_of("mla", COSTS, device)
     zero = 0 * f.warps
     blocks, steps, imbalance = _spans(f, problem, device)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
         tiles=zero + 1,
@@ -81,18 +81,18 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     )
 
 
-def prefill_load(f: Fields, problem: Problem, device: Device) -> Load:
+def prefill_demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy of a prefill, by either instruction."""
-    others = load(f, problem, device)
-    by_wgmma = hopper_load.load(f, problem, device, costs_of("mla", COSTS, device), others)
+    others = demand(f, problem, device)
+    by_wgmma = hopper_cost.demand(f, problem, device, costs_of("mla", COSTS, device), others)
     both: dict[str, Any] = {
         each.name: np.where(
             f.core == WGMMA, getattr(by_wgmma, each.name), getattr(others, each.name)
         )
-        for each in fields(Load)
+        for each in fields(Demand)
         if each.name != "following"
     }
-    return Load(**both, following=others.following)
+    return Demand(**both, following=others.following)
 
 
 def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
@@ -161,7 +161,7 @@ def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
     return problem.bytes + handed * problem["head_dim_ckv"]
 
 
-def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand:
     if not decodes(problem):
         return _parts_load(f, problem, device, c)
     length = tokens(problem) / problem["batch_size"]
@@ -171,7 +171,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
     return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
 
 
-def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
+def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand:
     """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
     count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
     heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
@@ -185,10 +185,10 @@ def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Load:
     )
 
 
-def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Load:
+def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Demand:
     """The second kernel, which few bytes pass: it waits for its loads."""
     zero = 0 * f.warps
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=zero + 8,
         tiles=zero + 1,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gqa_decode.decisions import (
     DECISIONS,
     MMA_DIMS,
@@ -34,7 +34,7 @@ from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     WARP,
     boxes,
 )
-from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ HEADS = choices(DECISIONS, "heads")
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's chunk, a step a tile of each of its warps."""
     c, zero = costs_of("gqa_decode", COSTS, device), 0 * f.warps
     batch, size = problem["batch_size"], problem["head_dim"]
@@ -87,7 +87,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
     alone = f.mma == SYNC
     apart = np.where(f.arrival == APART, c.apart, 0)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=resident,
         tiles=1 + zero,
@@ -127,7 +127,7 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     return mmas * c.group_mma + weighed + 2 * f.tile * row
 
 
-def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Load:
+def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
     zero, size = 0 * f.warps, problem["head_dim"]
     per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
@@ -138,7 +138,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
     read = f.sum_warps // together * loaded * WARP * 32
     steps = np.where(several, np.ceil(chunks / loaded), 1)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=resident,
         tiles=1 + zero,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gdn_decode.decisions import (
     APART,
     BULK,
@@ -66,7 +66,7 @@ class Costs:
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(latency=0.32, dram=1.0)}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's part of a head, a step its rows at a time.
 
     Half of the traffic are stores, which nobody waits for: a step waits for what it loads.
@@ -89,7 +89,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     latency = _latency(f, c)
     idle = c.ramp + c.exposed * (each * c.lane + latency) / second  # seconds of DRAM
     round_ = each * alone + latency + _around(f, c, count, steps)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=resident,
         tiles=count,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     DECISIONS,
     HALF,
@@ -28,7 +28,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     value_pitch,
 )
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.rounds import choices, compared, filled, spread
+from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's sequence, a step a chunk of it."""
     c, zero = costs_of("gdn_prefill", COSTS, device), 0 * f.rows
     size, sequences = problem["head_size"], problem["num_seqs"]
@@ -66,7 +66,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     products = main_warps(f) * f.row_tiles * own + shared
     state_bytes = 8 * f.rows * size
     row_bytes = ELEMENT * (2 * size + 2 * f.rows)
-    return Load(
+    return Demand(
         blocks=count,
         resident=np.maximum(taken.occupancy, 1),
         tiles=1 + zero,

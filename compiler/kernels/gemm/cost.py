@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem
-from ptxflow.compiler.kernels.gemm.costs import costs
+from ptxflow.compiler.family import Demand, Fields, Problem
 from ptxflow.compiler.kernels.gemm.decisions import (
     DECISIONS,
     DIRECT,
@@ -28,21 +27,22 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     swizzle,
     tiles_at_once,
 )
+from ptxflow.compiler.kernels.gemm.rates import costs
 
 MMA_K = 16  # elements of K in one 16-bit MMA
 WGMMA_M, TCGEN05_M = 64, 128  # rows of C in one instruction and SM
 SMEM_BYTES_PER_CYCLE = 128
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
-    """The load of each strategy; arrays over candidates, as `Load` describes."""
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
+    """The load of each strategy; arrays over candidates, as `Demand` describes."""
     tiles_m, tiles_n = tile_counts(f, problem)
     total = tiles_m * tiles_n * f.split_k
     k_steps = -(-problem["K"] // f.tile_k)
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
         tiles=-(-total // blocks),

@@ -15,7 +15,7 @@ import numpy as np
 
 from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.moe.decisions import (
     DECISIONS,
     FLOAT32,
@@ -25,8 +25,8 @@ from ptxflow.compiler.kernels.moe.decisions import (
     WEIGHTS,
 )
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, mean_rows, touched
-from ptxflow.compiler.kernels.moe.route import PLACE_WARPS, TOKENS
-from ptxflow.compiler.kernels.rounds import choices, compared, spread
+from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, TOKENS
+from ptxflow.compiler.kernels.waves import choices, compared, spread
 
 TILES, WIDTHS = choices(DECISIONS, "tile_t"), choices(DECISIONS, "up_tile")
 
@@ -72,7 +72,7 @@ def all_row_tiles(f: Fields, problem: Problem) -> Any:
     return local * np.select(found, [row_tiles(tokens, t) for t in TILES])
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The loads of the five kernels, each behind the one before it."""
     c = costs_of("moe", COSTS, device)
     tokens, hidden = problem["seq_len"], problem["hidden_size"]
@@ -93,7 +93,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     return _first(joined, place, route)
 
 
-def _first(joined: Any, place: Load, route: Load) -> Load:
+def _first(joined: Any, place: Demand, route: Demand) -> Demand:
     """The first kernel: that of places, or that of routing, behind which places come."""
     found = {
         name: np.where(joined, value, getattr(route, name))
@@ -101,15 +101,15 @@ def _first(joined: Any, place: Load, route: Load) -> Load:
         if name != "following"
     }
     behind = replace(place, blocks=np.where(joined, 0, place.blocks))
-    return Load(**found, following=behind)
+    return Demand(**found, following=behind)
 
 
 def _small(
-    blocks: Any, cycles: Any, moved: Any, setup: float, following: Load | None = None
-) -> Load:
+    blocks: Any, cycles: Any, moved: Any, setup: float, following: Demand | None = None
+) -> Demand:
     """A kernel of one step that threads do."""
     none = 0.0 * blocks
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=8 + none,
         tiles=1 + none,
@@ -134,8 +134,8 @@ def _product(
     c: Costs,
     up: bool,
     late: Any,
-    following: Load,
-) -> Load:
+    following: Demand,
+) -> Demand:
     """Either grouped product."""
     axes = dict(problem.axes)
     hidden, inner, rows = axes["hidden_size"], axes["intermediate_size"], mean_rows(axes)
@@ -152,7 +152,7 @@ def _product(
     issue = np.where(f.consumers == 2, c.others, c.alone) * sums + c.wave * f.waves * sets
     gathered = c.gather * f.tile_t / 4 if up else 0.0
     left = real * tile_w * (0.5 if up else np.where(f.partials == FLOAT32, 4, 2))
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=1 + 0 * blocks,
         tiles=np.ceil(tiles / np.maximum(blocks, 1)),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.rmsnorm.decisions import (
     LATE,
     REGISTERS,
@@ -70,7 +70,7 @@ class Costs:
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(latency=0.47, dram=0.92)}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a group of rows, a step a wait for a part of it.
 
     What a thread asks for before it waits is a step: all of a row in registers, else `unroll`
@@ -96,7 +96,7 @@ def load(f: Fields, problem: Problem, device: Device) -> Load:
     round_ = each * alone + reduction + np.where(loops(f), c.turn + c.start / tiles, 0)
     idle = c.ramp + c.exposed * (each * c.lane + reduction) / second  # seconds of DRAM
     steps = _steps(f, problem, c)
-    return Load(
+    return Demand(
         blocks=blocks,
         resident=resident,
         tiles=tiles,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Helpers
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
-from ptxflow.compiler.kernels.gdn_prefill.helpers import Helpers
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import (
     K_COLUMN,

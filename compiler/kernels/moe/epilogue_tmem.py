@@ -11,7 +11,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
 from ptxflow.compiler.kernels.attention.softmax import across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
-from ptxflow.compiler.kernels.moe.leave import MEETING, quantise
+from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 
 if TYPE_CHECKING:

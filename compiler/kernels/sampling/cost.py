@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Load, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.sampling.decisions import (
     REREAD,
     SHARED,
@@ -42,14 +42,14 @@ class Costs:
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
-def load(f: Fields, problem: Problem, device: Device) -> Load:
+def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's share of a row, a step what it has in flight."""
     c = costs_of("sampling", COSTS, device)
     passes = np.where(f.residency == REREAD, 2, 1)
     chunks = vectors(f, problem) // at_once(f, problem)
     steps = chunks * passes
     share = vectors(f, problem) * f.vector * f.threads  # elements of a CTA
-    return Load(
+    return Demand(
         blocks=problem["batch_size"] * f.ctas + 0 * f.threads,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
         tiles=1 + 0 * f.threads,
