@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _LOADED, _TMA_LOAD, _TMA_RULES
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    TENSOR,
-    Access,
-    Atom,
-    Lanes,
-    Rule,
-    Scope,
-    define,
-)
+from ptxflow.compiler.atoms.table import GENERIC, TENSOR, Access, Atom, Lanes, Rule, Scope, define
 from ptxflow.compiler.ir import UOp
 
 _BLACKWELL = ("sm_100a",)

@@ -7,15 +7,7 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    Access,
-    Atom,
-    Lanes,
-    Rule,
-    Scope,
-    define,
-)
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
 from ptxflow.compiler.atoms.threads import OF_ONE
 from ptxflow.compiler.ir import UOp
 
