@@ -15,7 +15,7 @@ from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
 from ptxflow.eval.verify.cases.mla_decode import case as decode_case
 from ptxflow.eval.verify.cases.mla_prefill import case as prefill_case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.mla_cases import (
     B200,
     CASES,
@@ -54,7 +54,7 @@ def wrong(
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
-    result = run_trial(problem_of(s, 64 if dev is H200 else 1), s, dev, (dev is H200,))
+    result = run_emulation(problem_of(s, 64 if dev is H200 else 1), s, dev, (dev is H200,))
     assert result.right, result
 
 

@@ -1,4 +1,4 @@
-"""Causal latent attention of packed queries: all heads share a key, whose latent is the value too.
+"""Causal MLA of packed queries: all heads share a key, whose latent is the value too.
 
 Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and one
 more queries than keys.
