@@ -147,7 +147,9 @@ def test_what_the_committed_results_claim() -> None:
             assert summary["failures"] == []
             assert set(summary["all"]["passed"].values()) == {summary["all"]["strategies"]}
             assert set(summary["definitions"]) == set(names())
-            assert all(d["verified"] == d["strategies"] > 0 for d in summary["definitions"].values())
+            assert all(
+                d["verified"] == d["strategies"] > 0 for d in summary["definitions"].values()
+            )
         else:
             assert set(summary["families"]) == set(places())
             assert summary["emulated"]["right"] > 0
