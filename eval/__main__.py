@@ -397,7 +397,7 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
     played = {}
     families = [f.space.family for f in fields]
     command = "ptxflow evaluate --live"
-    with measurer.on_demand(path, fields[0].space.device, families, command) as measure:
+    with measurer.open_measurer(path, fields[0].space.device, families, command) as measure:
         for field, scores in zip(fields, fitted, strict=True):
             beliefs = beliefs_on(field.space, policies, {}, absent)
             methods = players(beliefs, field.space, scores, args.methods)

@@ -42,7 +42,7 @@ def on_gpus(workloads: Sequence[Workload], path: Path) -> None:
     origin = replace(origin, run={**origin.run, "command": COMMAND})
     with RecordFile(path) as records:
         tasks = tasks_of(workloads, records.records, again=False)
-        settings = Settings(jobs=os.cpu_count(), every_peer=False)
+        settings = Settings(jobs=os.cpu_count(), every_baseline=False)
         measure(tasks, workers, settings, records, origin, float("inf"))
 
 

@@ -47,7 +47,7 @@ from ptxflow.env.tasks.arguments import (
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.candidates import compile_all, listed_workload
-from ptxflow.eval.bench.measurer import on_demand, seconds
+from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.study.metrics import plain
 from ptxflow.eval.study.optimum import relative_times
 from ptxflow.eval.study.runs import Runs
@@ -342,7 +342,7 @@ def measured_here(
     """Times of the strategies on this machine's GPU, all in the same rounds."""
     family, device = space.family, space.device
     candidates = listed_workload(definition, axes, device, chosen, "ablation").candidates
-    with on_demand(path, device, [family], "ptxflow ablation --measure") as measure:
+    with open_measurer(path, device, [family], "ptxflow ablation --measure") as measure:
         screened = zip(candidates, measure(candidates), strict=True)
         right = [c for c, record in screened if record.status == "ok"]
         records = measure.together(right)

@@ -29,9 +29,9 @@ from ptxflow.eval.bench.records import Record, RecordError, read_records
 from ptxflow.eval.bench.report import BLIND, Place, best_ratios, best_records, settled
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
-from ptxflow.eval.verify import summary as proof_summary
+from ptxflow.eval.verify import results
 from ptxflow.eval.verify.page import markdown, placed
-from ptxflow.eval.verify.summary import Summary
+from ptxflow.eval.verify.results import Summary
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("b200", "h200")
@@ -76,9 +76,9 @@ def proven(summaries: Sequence[Summary], device: str) -> dict[str, str]:
     """By definition, how many of the strategies that were drawn for a device pass every stage."""
     found: dict[str, list[tuple[int, int]]] = {}
     for summary in summaries:
-        if summary["kind"] == "prove" and summary["device"] == device:
+        if summary["kind"] == "verify" and summary["device"] == device:
             for name, row in summary["definitions"].items():
-                found.setdefault(name, []).append((row["proven"], row["strategies"]))
+                found.setdefault(name, []).append((row["verified"], row["strategies"]))
     return {
         name: f"{sum(p for p, _ in counts)} of {sum(n for _, n in counts)}"
         for name, counts in found.items()
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     require_checkout("definitions_page")
     try:
-        summaries = [proof_summary.read(path) for path in args.proof]
+        summaries = [results.read(path) for path in args.proof]
         records = [r for path in args.records for r in read_records(path)]
         made = {SPACES: spaces(summaries), MEASURED: measured(records)}
         if args.into is None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.baselines import __main__ as command
-from ptxflow.eval.bench.baselines import beside as peers
-from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines import registry as baselines
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.references import attention as reference
@@ -181,12 +181,12 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)  # type: ignore[arg-type]
 
 
-def beside(name: str, **changed: int) -> Beside:
+def beside(name: str, **changed: int) -> Baselines:
     definition = load(name)
     sizes = {a: SIZES[a] for a, value in definition.const_axes.items() if value != 1}
     definition = definition.resized(**sizes)
     axes = {a: changed.get(a, AXES[a]) for a in definition.var_axes}
-    return Beside(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1, 2)))
+    return Baselines(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1, 2)))
 
 
 def expected_peers(name: str) -> list[str]:
@@ -280,7 +280,7 @@ def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
 
 def test_every_definition_has_a_library_beside_it() -> None:
     for name in names():
-        assert len(peers.makers_of(load(name))) > 1
+        assert len(baselines.makers_of(load(name))) > 1
 
 
 def test_libraries_are_timed_without_a_kernel(

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.bench.baselines import beside as peers
-from ptxflow.eval.bench.baselines.beside import Beside
-from ptxflow.eval.bench.baselines.ready import Given
+from ptxflow.eval.bench.baselines import registry as baselines
+from ptxflow.eval.bench.baselines.baseline import Given
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import load_reference
@@ -71,11 +71,11 @@ def test_flashinfer_gets_decays_and_strengths(monkeypatch: pytest.MonkeyPatch) -
     definition = load(PREFILL).resized(**SIZES)
     bench = Bench(case_of(definition, AXES, CPU), CPU, (1, 2))
     assert 0 in bench.fill(1)[0]["cu_seqlens"].diff()
-    found = Beside(definition, AXES, bench)
+    found = Baselines(definition, AXES, bench)
     assert list(found.calls(every=True)) == [COPY, "torch.chunked", "flashinfer"]
     assert found.about() == {}
     monkeypatch.setitem(library.__dict__, "chunk_gated_delta_rule", _transposed)
-    found = Beside(definition, AXES, bench)
+    found = Baselines(definition, AXES, bench)
     found.calls(every=True)
     assert list(found.disagree["flashinfer"]) == ["new_state"]
 
@@ -98,7 +98,7 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
         inputs["state"] = None
     tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
     given = Given(definition, tensors, {"scale": inputs["scale"]}, 0)
-    made = peers.makers_of(definition)["torch.chunked"](given)
+    made = baselines.makers_of(definition)["torch.chunked"](given)
     assert made.outputs is not None
     expected = load_reference(definition)(*inputs.values())
     for ours, right in zip(made.outputs(), expected, strict=True):
@@ -106,5 +106,5 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
 
 
 def test_prefill_has_the_chunked_form_and_decoding_the_reference() -> None:
-    assert list(peers.makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
-    assert list(peers.makers_of(load(DECODE))) == [COPY, "torch"]
+    assert list(baselines.makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
+    assert list(baselines.makers_of(load(DECODE))) == [COPY, "torch"]

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
-from ptxflow.eval.bench.baselines import beside as peers
 from ptxflow.eval.bench.baselines import moe, sparse
-from ptxflow.eval.bench.baselines.beside import Beside
-from ptxflow.eval.bench.baselines.ready import Given, NotOffered
+from ptxflow.eval.bench.baselines import registry as baselines
+from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import Bench, compare
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references.moe import dequantise
@@ -59,7 +59,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]) -> None:
     definition = resized(name)
     bench = Bench(case_of(definition, axes, CPU), CPU, (1, 2))
-    found = Beside(definition, axes, bench)
+    found = Baselines(definition, axes, bench)
     calls = found.calls(every=True)
     formulas = [peer for peer in calls if peer.startswith("torch")]
     assert formulas == ["torch.grouped" if name == MOE else "torch", "torch.compile"]
@@ -69,7 +69,7 @@ def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]
         inputs, expected = bench.fill(seed)
         given = Given(definition, bench.tensors, bench.scalars, 0)
         for peer in formulas:
-            ready = peers.makers_of(definition)[peer](given)
+            ready = baselines.makers_of(definition)[peer](given)
             assert ready.outputs is not None
             for out, (output, right) in zip(ready.outputs(), expected.items(), strict=True):
                 assert out.dtype == bench.case.outputs[output][1]
@@ -83,7 +83,7 @@ def test_a_mixture_follows_weights_that_change() -> None:
     bench = Bench(case_of(definition, {"seq_len": 20}, CPU), CPU, (1, 2))
     bench.fill(1)
     given = Given(definition, bench.tensors, bench.scalars, 0)
-    ready = peers.makers_of(definition)["torch.grouped"](given)
+    ready = baselines.makers_of(definition)["torch.grouped"](given)
     expected = bench.fill(2)[1]["output"]
     limit = bench.case.tolerance["output"]
     assert ready.outputs is not None
@@ -104,7 +104,7 @@ def test_a_count_of_rows_changes_nothing(tokens: int, elsewhere: bool) -> None:
     given = Given(definition, tensors, scalars, 0)
     counted = moe.arguments(given)
     assert counted[-1] == (tokens >= moe.COUNTED)
-    one, other = (moe.mixture(*[*counted[:-1], flag]) for flag in (False, True))
+    one, other = (moe.experts(*[*counted[:-1], flag]) for flag in (False, True))
     assert torch.equal(one, other)
     assert bool(one.any()) == (not elsewhere)
 
@@ -120,7 +120,7 @@ def test_nothing_waits_for_the_device() -> None:
             tensors[n] = torch.empty(shape or (), device="meta")
         scalars = {n: x for n, x in made.items() if n not in tensors}
         given = Given(definition, tensors, scalars, 0)
-        ready = peers.makers_of(definition)["torch.compile"](given)
+        ready = baselines.makers_of(definition)["torch.compile"](given)
         assert ready.outputs is not None
         for out, shape in zip(ready.outputs(), shapes.values(), strict=True):
             assert out.shape == shape
@@ -173,8 +173,8 @@ def test_flashinfer_gets_a_choice_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", library)  # type: ignore[arg-type]
     definition, axes = resized(MOE), {"seq_len": 21}
     bench = Bench(case_of(definition, axes, CPU), CPU, (1, 2))
-    found = Beside(definition, axes, bench)
+    found = Baselines(definition, axes, bench)
     assert "flashinfer" in found.calls(every=True) and found.about() == {}
     given = Given(definition, bench.tensors, {**bench.scalars, "local_expert_offset": 6}, 0)
-    with pytest.raises(NotOffered, match="ranks of 4 experts"):
-        peers.makers_of(definition)["flashinfer"](given)
+    with pytest.raises(Unsupported, match="ranks of 4 experts"):
+        baselines.makers_of(definition)["flashinfer"](given)

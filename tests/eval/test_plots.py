@@ -23,8 +23,8 @@ from ptxflow.eval.study import style as looks
 from ptxflow.eval.study import training_plots as plots
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.prefill_error import FORMS, growth
 from ptxflow.eval.study.tuning import AT
-from ptxflow.eval.verify.prefill_error import FORMS, growth
 
 METHODS = (*looks.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
 LONG = "gqa_paged_prefill_causal_h32_kv8_d128_ps64_of_a_long_name"

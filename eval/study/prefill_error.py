@@ -1,4 +1,4 @@
-"""How errors of GDN prefill grow with length: `python -m ptxflow.eval.verify.prefill_error`.
+"""How errors of GDN prefill grow with length: `python -m ptxflow.eval.study.prefill_error`.
 
 A model in numpy of what the kernels compute, with their roundings, beside the recurrence in
 float64, token by token, on the inputs with which kernels are checked. Errors are shares of the
