@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ptxflow.gfn.inference import Policy
 
 
-def beliefs(
+def prior(
     args: argparse.Namespace, name: str, definition: Definition, space: Space
 ) -> tuple[Reward | None, Live]:
-    """What is believed of a workload before it is measured (None: what the policy says), and what
-    measures it; BadInput where that cannot be."""
+    """The reward of a workload before it is measured (None: the policy's own), and what measures
+    it; BadInput where that cannot be."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.env.reward import ModelReward, Remembered
     from ptxflow.env.reward_source import RewardError, build, describe
@@ -72,7 +72,7 @@ def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], 
 
 
 def tune(args: argparse.Namespace) -> int:
-    """Tune a trained policy to one workload: by beliefs, by files of measurements, by measuring."""
+    """Tune a trained policy to one workload: by a reward, by measurements, by measuring."""
     definition, axes, space = one_workload(args)
     from ptxflow.env.measurements import MeasurementError
     from ptxflow.env.reward import TAU
@@ -87,7 +87,7 @@ def tune(args: argparse.Namespace) -> int:
     except CheckpointError as error:
         raise BadInput(str(error)) from None
     say_other_device(policy, name)
-    base, live = beliefs(args, name, definition, space)
+    base, live = prior(args, name, definition, space)
     tau = float(policy.about.get("train", {}).get("tau", TAU))
     seed = args.seed or 0
     try:

@@ -52,7 +52,7 @@ def joined_with(first: Checkpoint, second: Checkpoint) -> Checkpoint:
     targets = [f"{s['device']} with tau {tau}, by {s['reward']['source']}" for s, tau in told]
     if targets[0] != targets[1]:
         raise ValueError(f"these are for {targets[0]}, and for {targets[1]}")
-    towers = {t.shape.name: t for c in (first, second) for t in c.network.towers}
+    policies = {t.shape.name: t for c in (first, second) for t in c.network.policies}
     theirs = {f.name for f in second.network.families}
     reward = reward_of(*map(Trained.of, (first, second)))
     tensors = {k: v for k, v in first.tensors.items() if k.split(".")[2] not in theirs}
@@ -67,7 +67,7 @@ def joined_with(first: Checkpoint, second: Checkpoint) -> Checkpoint:
         "result": with_kept(second.config["result"], first.config["result"]["families"]),
         "before": [*runs_of(first.config), *second.config.get("before", [])],
     }
-    return Checkpoint(NetworkConfig(tuple(towers.values())), about, tensors | second.tensors)
+    return Checkpoint(NetworkConfig(tuple(policies.values())), about, tensors | second.tensors)
 
 
 def reward_of(first: Trained, second: Trained) -> dict[str, Any]:

@@ -37,7 +37,7 @@ GROUPS = {"held out": ("held_out", "unseen"), "trained": ("trained",)}
 
 
 @dataclass(frozen=True)
-class Belief:
+class Distribution:
     """A distribution over a sub-space's strategies: log-probabilities [n], not normalised.
 
     own: those of the reward that it was trained to follow, where that can be had.
@@ -58,34 +58,34 @@ class Belief:
 def assemble(
     replays: Sequence[Replay],
     runs: Sequence[Runs],
-    beliefs: Mapping[str, Sequence[Belief]],
+    distributions: Mapping[str, Sequence[Distribution]],
     seeds: int,
 ) -> dict[str, Any]:
-    """All that follows from the runs, and from the beliefs on each workload (by its name).
+    """All that follows from the runs, and from the distributions on each workload (by its name).
 
-    Without beliefs nothing is said of whole spaces: of live runs only a few strategies are known.
+    Without any nothing is said of whole spaces: of live runs only a few strategies are known.
     """
     at = {r.name: r for r in replays}
-    whole = [r for r in replays if r.name in beliefs]
+    whole = [r for r in replays if r.name in distributions]
     by_method: dict[str, list[Runs]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     return {
-        "workloads": [describe(r, beliefs.get(r.name, ())) for r in replays],
+        "workloads": [describe(r, distributions.get(r.name, ())) for r in replays],
         "claims": claims(at, by_method, seeds),
         "groups": groups(at, by_method, seeds),
         "each": {r.name: each(r, runs, seeds) for r in replays},
-        "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in whole},
-        "scatter": scatter(whole, beliefs),
+        "beliefs": {r.name: fidelity(r, distributions[r.name]) for r in whole},
+        "scatter": scatter(whole, distributions),
         "transfer": transfer(whole),
         "attribution": attribution(whole),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }
 
 
-def describe(replay: Replay, beliefs: Sequence[Belief] = ()) -> dict[str, Any]:
+def describe(replay: Replay, distributions: Sequence[Distribution] = ()) -> dict[str, Any]:
     within = replay.times <= replay.optimum / 0.99
-    policy = next((b for b in beliefs if b.name == "policy"), None)
+    policy = next((b for b in distributions if b.name == "policy"), None)
     return {
         "name": replay.name,
         "definition": replay.space.problem.definition,
@@ -164,41 +164,41 @@ def each(replay: Replay, runs: Iterable[Runs], seeds: int) -> dict[str, Any]:
     return out
 
 
-def fidelity(replay: Replay, beliefs: Iterable[Belief]) -> dict[str, Any]:
+def fidelity(replay: Replay, distributions: Iterable[Distribution]) -> dict[str, Any]:
     """Exact distances on one sub-space, where everything is renormalised to it.
 
-    Of each belief, and of a uniform one, to the target of the measured times; of a belief to the
+    Of each, and of a uniform one, to the target of the measured times; of each to the
     target of the reward that trained it (`own_`); and of that to the measured (`reward_tv`).
     """
     truth = measured_target(replay)
     out = {}
-    for belief in (*beliefs, Belief("uniform", np.zeros(len(replay.times)))):
-        ours = normalised(belief.logs)
+    for learned in (*distributions, Distribution("uniform", np.zeros(len(replay.times)))):
+        ours = normalised(learned.logs)
         row = {"tv": total_variation(ours, truth), "js": jensen_shannon(ours, truth)}
-        if belief.own is not None:
-            own = normalised(belief.own)
+        if learned.own is not None:
+            own = normalised(learned.own)
             row["own_tv"] = total_variation(ours, own)
             row["own_js"] = jensen_shannon(ours, own)
             row["reward_tv"] = total_variation(own, truth)
-        out[belief.name] = {name: plain(value) for name, value in row.items()}
+        out[learned.name] = {name: plain(value) for name, value in row.items()}
     return out
 
 
 def scatter(
-    replays: Sequence[Replay], beliefs: Mapping[str, Sequence[Belief]]
+    replays: Sequence[Replay], distributions: Mapping[str, Sequence[Distribution]]
 ) -> list[dict[str, Any]]:
-    """Learned against exact log-probabilities of the first belief that has a reward of its own;
+    """Learned against exact log-probabilities of the first that has a reward of its own;
     held-out workloads first, strategies evenly spaced by rank."""
     out: list[dict[str, Any]] = []
     for replay in sorted(replays, key=lambda r: r.kind == "trained"):
-        belief = next((b for b in beliefs[replay.name] if b.own is not None), None)
-        if belief is None or belief.own is None or len(out) == SHOWN:
+        learned = next((b for b in distributions[replay.name] if b.own is not None), None)
+        if learned is None or learned.own is None or len(out) == SHOWN:
             continue
-        order = np.argsort(-belief.own, kind="stable")
+        order = np.argsort(-learned.own, kind="stable")
         picked = order[np.unique(np.linspace(0, len(order) - 1, POINTS).astype(int))]
-        ours, own = normalised(belief.logs), normalised(belief.own)
+        ours, own = normalised(learned.logs), normalised(learned.own)
         out.append({
-            "workload": replay.name, "kind": replay.kind, "belief": belief.name,
+            "workload": replay.name, "kind": replay.kind, "belief": learned.name,
             "learned": [plain(v) for v in ours[picked]], "exact": [plain(v) for v in own[picked]],
         })  # fmt: skip
     return out
