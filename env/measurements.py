@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.family import Choice
 from ptxflow.compiler.files import write_whole
 
@@ -24,7 +25,7 @@ COPY = "copy"  # the peer that is no library: as many bytes, half of them read, 
 Column = list[Any]
 
 
-class MeasurementError(ValueError):
+class MeasurementError(BadInput):
     """A file of measurements cannot be read; one line."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ptxflow.command import BadInput
 from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RECORDS, RESULTS, arguments
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS, CHECKPOINTS = ROOT / "eval" / "measurements", ROOT / "checkpoints"
-
-
-class BadInput(ValueError):
-    """What the user asked for cannot be done; the message is one line."""
 
 
 def digest(path: Path) -> str:
@@ -74,14 +71,14 @@ def find_policies(given: Sequence[str]) -> dict[str, Policy]:
 
 def rewards_of(policies: Mapping[str, Policy]) -> dict[str, Reward]:
     """The rewards that policies were trained on, where their files are still the same."""
-    from ptxflow.env.reward_source import RewardError, build
+    from ptxflow.env.reward_source import build
 
     out = {}
     for name, policy in policies.items():
         settings = policy.about["settings"]
         try:
             out[name], _ = build(settings["reward"], settings["device"])
-        except RewardError as error:
+        except BadInput as error:
             print(f"evaluate: the reward of policy {name}: {error}", file=sys.stderr)
     return out
 
@@ -471,21 +468,15 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    from ptxflow.env.measurements import MeasurementError
     from ptxflow.eval.bench.campaign import FAILURES
     from ptxflow.eval.study.search.play import Foul
-    from ptxflow.eval.study.tables import PageError
-    from ptxflow.gfn.checkpoint import CheckpointError
 
     try:
         return run(args)
     except Foul as foul:
         print(f"evaluate: {foul}", file=sys.stderr)
         return 1
-    except (
-        *FAILURES, BadInput, CheckpointError, MeasurementError, OSError, PageError,
-        json.JSONDecodeError,
-    ) as error:  # fmt: skip
+    except (*FAILURES, BadInput, OSError, json.JSONDecodeError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -6,7 +6,8 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ptxflow.gfn.options import BadInput, known_device, require_there, require_writable
+from ptxflow.command import BadInput
+from ptxflow.gfn.options import known_device, require_there, require_writable
 
 if TYPE_CHECKING:
     from ptxflow.env.observations import Observed
@@ -24,17 +25,17 @@ def prior(
     it; BadInput where that cannot be."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.env.reward import ModelReward, Remembered
-    from ptxflow.env.reward_source import RewardError, build, describe
+    from ptxflow.env.reward_source import build, describe
     from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
 
     base: Reward | None = None
+    if args.reward != "policy":
+        asked = None if args.reward == "replay" else args.reward
+        built, _ = build(describe(asked, name, args.surrogate or ()), name)
+        base = Remembered(built)
     try:
-        if args.reward != "policy":
-            asked = None if args.reward == "replay" else args.reward
-            built, _ = build(describe(asked, name, args.surrogate or ()), name)
-            base = Remembered(built)
         gpus = count_gpus(space.device) if args.measure else 0
-    except (RewardError, RuntimeUnavailable) as error:
+    except RuntimeUnavailable as error:
         raise BadInput(str(error)) from None
     if args.measure and args.definition.endswith(".json"):
         raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
@@ -74,26 +75,19 @@ def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], 
 def tune(args: argparse.Namespace) -> int:
     """Tune a trained policy to one workload: by a reward, by measurements, by measuring."""
     definition, axes, space = one_workload(args)
-    from ptxflow.env.measurements import MeasurementError
     from ptxflow.env.reward import TAU
-    from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, write
+    from ptxflow.gfn.checkpoint import Checkpoint, write
     from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
     from ptxflow.gfn.inference import load_policy
     from ptxflow.gfn.walks import family_shape
 
     name = space.device.name
-    try:
-        policy = load_policy(args.init)
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
+    policy = load_policy(args.init)
     say_other_device(policy, name)
     base, live = prior(args, name, definition, space)
     tau = float(policy.about.get("train", {}).get("tau", TAU))
     seed = args.seed or 0
-    try:
-        known = live.observed(0)
-    except MeasurementError as error:
-        raise BadInput(str(error)) from None
+    known = live.observed(0)
     print(f"{space.problem.definition} {axes} on {name}: {len(space)} strategies, "
           f"{0 if known is None else len(known)} measured before", flush=True)  # fmt: skip
     if family_shape(space) not in policy.network.config.families:

@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
 from ptxflow.env import cost
-from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observations import Observed, read_observed
-from ptxflow.env.tasks.arguments import UsageError, find_device, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.eval.study.ranking import Quality, by_family, choose_folds, quality, successes
 
 Array = NDArray[np.float64]
@@ -227,14 +225,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
     observed = successes(held, args.least)
     if len(observed) < 2:
-        raise UsageError(
-            f"calibrating needs two workloads with {args.least} strategies; see --least"
-        )
+        raise BadInput(f"calibrating needs two workloads with {args.least} strategies; see --least")
     few = [thinned(o, args.most) for o in observed]
     families = list({o.family.name: o.family for o in few}.values())
     free = felt(few, constants(families, device, args.keep_rates))
     if not free:
-        raise UsageError("nothing to fit: no constant moves what was measured")
+        raise BadInput("nothing to fit: no constant moves what was measured")
     folds = choose_folds(observed, args.hold_out, args.folds)
     judged = cross_fit(observed, free, folds, args.most)
     print(f"by constants fitted without the workload, now and then\n{text(observed, judged)}\n")
@@ -243,12 +239,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@reports("calibrate")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow calibrate", description=__doc__)
     add = parser.add_argument
     add("--device", default="h200", help="whose measurements and rates (default: h200)")
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
@@ -262,11 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of workloads with so many strategies or more (default: 16)")  # fmt: skip
     add("--most", type=positive_int, default=300, metavar="N",
         help="fit to so many strategies of each, half the fastest (default: 300)")  # fmt: skip
-    try:
-        return run(parser.parse_args(argv))
-    except (UsageError, MeasurementError, DefinitionError, OSError) as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        return 2
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ measured, for the samples and for uniform draws from the sub-space alike.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,8 @@ from math import comb, exp, log
 from pathlib import Path
 from statistics import median
 
-from ptxflow.command import Parser, align
-from ptxflow.env.measurements import (
-    REFINE,
-    Measured,
-    MeasurementError,
-    by_workload,
-    load_measurements,
-)
+from ptxflow.command import BadInput, Parser, align, reports
+from ptxflow.env.measurements import REFINE, Measured, by_workload, load_measurements
 from ptxflow.env.tasks.arguments import positive_int
 
 LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
@@ -112,26 +105,18 @@ def table(rows: Sequence[Loss]) -> str:
     return align(cells)
 
 
+@reports("optimum")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow optimum",
-        description=__doc__.partition("\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow optimum", description=__doc__)
     add = parser.add_argument
     add("--space", nargs="+", type=Path, required=True, metavar="FILE", help="brute force")
     add("--samples", nargs="+", type=Path, required=True, metavar="FILE", help="of a policy")
     add("--least", type=positive_int, default=LEAST,
         help=f"strategies of a sub-space (default: {LEAST})")  # fmt: skip
     args = parser.parse_args(argv)
-    try:
-        rows = losses(load_measurements(args.space), load_measurements(args.samples), args.least)
-    except MeasurementError as error:
-        print(f"optimum: {error}", file=sys.stderr)
-        return 2
+    rows = losses(load_measurements(args.space), load_measurements(args.samples), args.least)
     if not rows:
-        print("optimum: no workload is in both, with enough strategies", file=sys.stderr)
-        return 2
+        raise BadInput("no workload is in both, with enough strategies")
     print(table(rows))
     return 0
 

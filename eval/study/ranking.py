@@ -30,15 +30,13 @@ from scipy.special import gammaln
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.measurements import MeasurementError
 from ptxflow.env.observations import Observed, read_observed
-from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
+from ptxflow.env.surrogate import Ensemble, Surrogate
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
-from ptxflow.env.tasks.arguments import UsageError, find_device, parse_axes, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
 
 Array = NDArray[np.float64]
 TOP = 8
@@ -201,12 +199,12 @@ def successes(observed: Sequence[Observed], least: int) -> list[Observed]:
 
 
 def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, list[Observed]]:
-    """The workloads of each family, or of the one that is wanted; UsageError where none is."""
+    """The workloads of each family, or of the one that is wanted; BadInput where none is."""
     held: dict[str, list[Observed]] = {}
     for o in sorted(observed, key=lambda o: o.family.name):
         held.setdefault(o.family.name, []).append(o)
     if wanted is not None and wanted not in held:
-        raise UsageError(f"--family {wanted}: the measurements are of {', '.join(held)}")
+        raise BadInput(f"--family {wanted}: the measurements are of {', '.join(held)}")
     return held if wanted is None else {wanted: held[wanted]}
 
 
@@ -214,7 +212,7 @@ def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observe
     """The workloads of the one family that is wanted, or that there is."""
     held = by_family(observed, wanted)
     if len(held) > 1:
-        raise UsageError(f"the measurements are of {', '.join(held)}: choose one with --family")
+        raise BadInput(f"the measurements are of {', '.join(held)}: choose one with --family")
     return next(iter(held.values()))
 
 
@@ -225,7 +223,7 @@ def choose_folds(observed: Sequence[Observed], hold_out: str | None, folds: int)
     ((axis, values),) = parse_axes([hold_out]).items()
     held = [i for i, o in enumerate(observed) if dict(o.problem.axes).get(axis) in values]
     if not held or len(held) == len(observed):
-        raise UsageError(f"--hold-out {hold_out}: {len(held)} of {len(observed)} workloads have it")
+        raise BadInput(f"--hold-out {hold_out}: {len(held)} of {len(observed)} workloads have it")
     return [held]
 
 
@@ -258,7 +256,7 @@ def run(args: argparse.Namespace) -> int:
     for name, of_family in by_family(held, wanted).items():
         observed = successes(of_family, args.least)
         if not observed:
-            raise UsageError(
+            raise BadInput(
                 f"no workload of {name} has {args.least} strategies that succeeded; see --least"
             )
         rows += judge(observed, surrogate, args)
@@ -285,20 +283,13 @@ def judge(
     return rows
 
 
+@reports("ranking")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow ranking",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow ranking", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--surrogate", type=Path, help="judge this file instead of fitting")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
-    try:
-        return run(parser.parse_args(argv))
-    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
-        print(f"ranking: {error}", file=sys.stderr)
-        return 2
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

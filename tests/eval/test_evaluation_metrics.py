@@ -15,7 +15,6 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.records import Record
-from ptxflow.eval.study.claims import claims
 from ptxflow.eval.study.kernels import fast, summary
 from ptxflow.eval.study.knowledge import distance, look_up, trained_problems
 from ptxflow.eval.study.metrics import (
@@ -34,7 +33,7 @@ from ptxflow.eval.study.metrics import (
     share,
     total_variation,
 )
-from ptxflow.eval.study.results import Distribution, describe, fidelity, matching
+from ptxflow.eval.study.results import Distribution, claims, describe, fidelity, matching
 from ptxflow.eval.study.runs import Runs, evaluate
 from ptxflow.eval.study.search.optimisers import Annealing, CmaEs
 from ptxflow.eval.study.search.plain import Exhaustive, Ranked, Uniform
