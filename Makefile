@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each makes the environment it needs.
+# `make demo`, `make test` (minutes) and `make test-all` (slow tests too); each makes the environment it needs.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV ?= .venv
@@ -13,7 +13,7 @@ INSTALL = echo "$(VENV): pip downloads what is missing of PyTorch and the rest: 
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test clean
+.PHONY: demo test test-all clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python train.py --preset demo --out $(OUT)/train
@@ -25,6 +25,9 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-all: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow or not slow"
 
 clean:
 	rm -rf $(VENV) out build dist ptxflow.egg-info

@@ -232,7 +232,7 @@ def origin_of(workloads: Sequence[Workload], argv: Sequence[str]) -> Origin:
     now = datetime.now(UTC)
     run = {
         "id": f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
-        "command": shlex.join(["python", "-m", "ptxflow.eval.bench.campaign", *argv]),
+        "command": shlex.join(["ptxflow", "campaign", *argv]),
         "code": cache.sources(),
         "spaces": {name: decision_digest(f) for name, f in families.items()},
     }

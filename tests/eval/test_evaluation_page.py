@@ -77,7 +77,7 @@ def test_no_kernel_is_told_to_be_faster_than_attainable() -> None:
 def test_every_plot_of_the_page_is_there() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in PLOTS:
-        assert f"(../plots/evaluation/{name}.png)" in text
+        assert f"(../../plots/evaluation/{name}.png)" in text
         assert (ROOT / "plots" / "evaluation" / f"{name}.png").is_file()
 
 
