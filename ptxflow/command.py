@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
-Main = Callable[[Sequence[str] | None], int]
+Main = TypeVar("Main", bound=Callable[..., int])
 
 
 class BadInput(ValueError):
@@ -60,7 +60,7 @@ def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
                 print(f"{name}: {one_line(error)}", file=sys.stderr)
                 return 2
 
-        return reporting
+        return cast(Main, reporting)
 
     return decorate
 
