@@ -48,6 +48,7 @@ class Parser(argparse.ArgumentParser):
 def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
     """Decorates a command's `main`: BadInput, OSError and `failures` become one line on stderr that
     begins with the command's name, and exit code 2."""
+    caught: tuple[type[Exception], ...] = (BadInput, OSError, *failures)
 
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
@@ -56,7 +57,7 @@ def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
                 return main(argv)
             except BrokenPipeError:  # who reads has enough: see `ptxflow.__main__.run`
                 raise
-            except (BadInput, OSError, *failures) as error:
+            except caught as error:
                 print(f"{name}: {one_line(error)}", file=sys.stderr)
                 return 2
 
