@@ -23,7 +23,7 @@ from ptxflow.gfn.options import (
 )
 
 if TYPE_CHECKING:
-    from ptxflow.env.reward import Remembered, Reward
+    from ptxflow.env.reward import CachedReward, Reward
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.training_set import Member
     from ptxflow.eval.bench.live_reward import Live
@@ -98,7 +98,7 @@ class Workloads:
         return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
 
 
-def workloads(settings: Settings, reward: Remembered) -> Workloads:
+def workloads(settings: Settings, reward: CachedReward) -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
     from ptxflow.compiler.device import device
     from ptxflow.env.tasks.spaces import cores, spaces_of
@@ -271,8 +271,8 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.compiler.device import device
-    from ptxflow.env.replay import ReplayReward
-    from ptxflow.env.reward import ModelReward, Remembered
+    from ptxflow.env.observations import ReplayReward
+    from ptxflow.env.reward import CachedReward, ModelReward
     from ptxflow.env.reward_source import ROOT
     from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
 
@@ -286,7 +286,7 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
     path = folder / MEASUREMENTS
-    return Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
+    return Live(definitions, held.of("trained"), path, CachedReward(fallback), files, gpus)
 
 
 def measure_round(run: Run, live: Live) -> None:
@@ -355,7 +355,7 @@ def make_run(
 def start(args: argparse.Namespace) -> int:
     if args.compute != "cpu":  # before numpy: a core each for the processes that prepare
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from ptxflow.env.reward import Remembered
+    from ptxflow.env.reward import CachedReward
 
     folder, settings, state = prepare(args)
     for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
@@ -363,7 +363,7 @@ def start(args: argparse.Namespace) -> int:
     reward, settings = source(settings)
     if not state:
         settings = replace(settings, begun=begun_with(settings))
-    kept = Remembered(reward)
+    kept = CachedReward(reward)
     held = workloads(settings, kept)
     trained = held.of("trained")
     live = live_measuring(folder, settings, held, reward) if settings.live else None

@@ -14,14 +14,12 @@ from typing import Any
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
-from ptxflow.env.observations import digest, read_observed
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import ReplayReward, digest, read_observed
 from ptxflow.env.reward import FamilyRewards, ModelReward, Reward
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward
 from ptxflow.env.surrogate_file import family_of, read
 from ptxflow.env.tasks.arguments import find_device
 
-SOURCES = ("model", "surrogate", "replay")
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "checkpoints"
 

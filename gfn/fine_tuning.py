@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.reward import TAU, Reward, log_reward
 from ptxflow.env.space import Codes, Space
 from ptxflow.gfn.inference import Policy, log_probs, sample_distinct, with_family
@@ -79,7 +79,7 @@ def propose(
 def posterior_log_rewards(
     policy: Policy,
     space: Space,
-    measured: Observed | None,
+    measured: Observations | None,
     base: Reward | None,
     tau: float,
     optimism: float = 0.0,
@@ -115,7 +115,7 @@ def posterior_log_rewards(
 def fine_tune(
     policy: Policy,
     space: Space,
-    measured: Observed | None,
+    measured: Observations | None,
     base: Reward | None = None,
     config: TuneConfig | None = None,
     seed: int = 0,
@@ -149,13 +149,13 @@ def fine_tune(
 def tune_by_measuring(
     policy: Policy,
     space: Space,
-    measure: Callable[[Codes], Observed],
+    measure: Callable[[Codes], Observations],
     count: int,
-    measured: Observed | None = None,
+    measured: Observations | None = None,
     base: Reward | None = None,
     config: TuneConfig | None = None,
     seed: int = 0,
-) -> Iterator[tuple[Policy, Observed]]:
+) -> Iterator[tuple[Policy, Observations]]:
     """The tuned policy and all that was measured, after each EVERY of `count` measurements.
 
     `measure` times strategies of these codes and returns everything that it has measured of the

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.space import Space
 from ptxflow.gfn.fine_tuning import EVERY, fine_tune, propose
 from ptxflow.gfn.inference import Policy, log_probs
@@ -61,7 +61,7 @@ def tuned(
     if len(asked):
         order = np.argsort(asked)
         places = np.asarray(asked, np.int64)[order]
-        measured = Observed(
+        measured = Observations(
             space.family, space.problem, space.device, space.codes[places], seconds[order]
         )
     return fine_tune(policy, space, measured, seed=seed)

@@ -10,7 +10,7 @@ from ptxflow.command import BadInput
 from ptxflow.gfn.options import known_device, require_there, require_writable
 
 if TYPE_CHECKING:
-    from ptxflow.env.observations import Observed
+    from ptxflow.env.observations import Observations
     from ptxflow.env.reward import Reward
     from ptxflow.env.space import Codes, Space
     from ptxflow.env.tasks.definition import Definition
@@ -24,7 +24,7 @@ def prior(
     """The reward of a workload before it is measured (None: the policy's own), and what measures
     it; BadInput where that cannot be."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
-    from ptxflow.env.reward import ModelReward, Remembered
+    from ptxflow.env.reward import CachedReward, ModelReward
     from ptxflow.env.reward_source import build, describe
     from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
 
@@ -32,7 +32,7 @@ def prior(
     if args.reward != "policy":
         asked = None if args.reward == "replay" else args.reward
         built, _ = build(describe(asked, name, args.surrogate or ()), name)
-        base = Remembered(built)
+        base = CachedReward(built)
     try:
         gpus = count_gpus(space.device) if args.measure else 0
     except RuntimeUnavailable as error:
@@ -44,7 +44,7 @@ def prior(
     return base, Live([definition], [space], path, ModelReward(), files, gpus)
 
 
-def timed(live: Live, codes: Codes) -> Observed:
+def timed(live: Live, codes: Codes) -> Observations:
     """All that is measured of the one workload, these codes too."""
     live.measure({0: codes})
     observed = live.observed(0)

@@ -28,7 +28,7 @@ from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.compiler.launch import Launch, evaluate
-from ptxflow.env.measurements import Measured, by_workload, load_measurements
+from ptxflow.env.measurements import Measurement, by_workload, load_measurements
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -147,7 +147,7 @@ class Taken:
 
 
 def ablations(
-    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measured], jobs: int
+    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measurement], jobs: int
 ) -> list[dict[str, Any]]:
     """Of one workload of each family, a held-out one where there is any: the best of the first 8
     that a policy drew in its first run, or the optimum where no policy played, taken apart."""
@@ -324,7 +324,7 @@ def _told(name: str, ours: Any, other: Any) -> str:
 
 
 def replayed(paths: Iterable[Path], definition: str, axes: Mapping[str, int], device: str
-             ) -> list[Measured]:  # fmt: skip
+             ) -> list[Measurement]:  # fmt: skip
     """What the files hold of one workload."""
     place = definition, tuple(sorted(axes.items())), device
     return [m for m in load_measurements(paths) if m.workload == place]

@@ -30,7 +30,7 @@ from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
 from ptxflow.env import cost
-from ptxflow.env.observations import Observed, read_observed
+from ptxflow.env.observations import Observations, read_observed
 from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.eval.study.ranking import Quality, by_family, choose_folds, quality, successes
 
@@ -101,7 +101,7 @@ def changed(family: Family, device: Device, values: Mapping[str, float]) -> Iter
                 table[name] = before[prefix]
 
 
-def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:
+def log_seconds(observed: Observations, values: Mapping[str, float]) -> Array:
     """[n] the model's log time of the measured strategies, with these constants."""
     family, device = observed.family, observed.device
     with changed(family, device, values):
@@ -112,7 +112,7 @@ def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:
 class Problem:
     """The least-squares problem over some workloads: residuals of log-scaled constants."""
 
-    def __init__(self, observed: Sequence[Observed], free: Sequence[Constant]) -> None:
+    def __init__(self, observed: Sequence[Observations], free: Sequence[Constant]) -> None:
         self.observed = list(observed)
         self.free = list(free)
         self.weights = [_weights(o) for o in observed]
@@ -141,14 +141,14 @@ class Problem:
         return {c.name: float(math.exp(x)) for c, x in zip(self.free, found.x, strict=True)}
 
 
-def _weights(observed: Observed) -> Array:
+def _weights(observed: Observations) -> Array:
     """[n] of a workload's strategies, with sum 1."""
     gap = observed.seconds / observed.seconds.min() - 1
     weight = FLOOR + (1 - FLOOR) * np.exp(-gap / NEAR)
     return np.asarray(weight / weight.sum())
 
 
-def thinned(observed: Observed, most: int) -> Observed:
+def thinned(observed: Observations, most: int) -> Observations:
     """At most `most` strategies of a workload: the fastest half of them, and an even spread."""
     if len(observed) <= most:
         return observed
@@ -159,7 +159,7 @@ def thinned(observed: Observed, most: int) -> Observed:
     return observed.pick(np.sort(np.concatenate([order[:half], spread])))
 
 
-def felt(observed: Sequence[Observed], known: Sequence[Constant]) -> list[Constant]:
+def felt(observed: Sequence[Observations], known: Sequence[Constant]) -> list[Constant]:
     """The constants that move the modelled order or level of anything that was measured."""
     plain = [log_seconds(o, {}) for o in observed]
     out = []
@@ -172,7 +172,7 @@ def felt(observed: Sequence[Observed], known: Sequence[Constant]) -> list[Consta
 
 
 def cross_fit(
-    observed: Sequence[Observed],
+    observed: Sequence[Observations],
     free: Sequence[Constant],
     folds: Sequence[Sequence[int]],
     most: int,
@@ -189,7 +189,7 @@ def cross_fit(
     return sorted(out, key=lambda row: row[0])
 
 
-def text(observed: Sequence[Observed], judged: Sequence[tuple[int, Quality, Quality]]) -> str:
+def text(observed: Sequence[Observations], judged: Sequence[tuple[int, Quality, Quality]]) -> str:
     """Spearman and regrets of each workload and on average, before and after."""
     width = max(len(o.name) for o in observed)
     lines = [f"{'workload':{width}} {'n':>6} | {'rho':>14} | {'top 1':>16} | {'top 8':>16}"]

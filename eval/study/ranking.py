@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.observations import Observed, read_observed
+from ptxflow.env.observations import Observations, read_observed
 from ptxflow.env.surrogate import Ensemble, Surrogate
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
@@ -95,7 +95,7 @@ def deal(count: int, folds: int, seed: int = 0) -> list[list[int]]:
 
 
 def cross_fit(
-    observed: Sequence[Observed], folds: Sequence[Sequence[int]], config: FitConfig, jobs: int
+    observed: Sequence[Observations], folds: Sequence[Sequence[int]], config: FitConfig, jobs: int
 ) -> list[Prediction | None]:
     """Of each workload, by a surrogate that was fitted without its fold; None where in no fold.
 
@@ -114,7 +114,7 @@ def cross_fit(
 
 
 def _collect(
-    rows: Table, observed: Sequence[Observed], folds: Sequence[Sequence[int]],
+    rows: Table, observed: Sequence[Observations], folds: Sequence[Sequence[int]],
     fits: Any, out: list[Prediction | None],
 ) -> None:  # fmt: skip
     bar = tqdm(zip(folds, fits, strict=True), total=len(folds), desc="fit", unit="fold")
@@ -123,20 +123,20 @@ def _collect(
             out[i] = _predict(ensemble, rows, observed[i], i)
 
 
-def _predict(ensemble: Ensemble, rows: Table, observed: Observed, workload: int) -> Prediction:
+def _predict(ensemble: Ensemble, rows: Table, observed: Observations, workload: int) -> Prediction:
     held = rows.workload == workload
     mean, std = ensemble.correction(rows.x[held])
     return Prediction(np.log(observed.seconds) - rows.residual[held] + mean, std)
 
 
-def modelled(observed: Observed) -> Prediction:
+def modelled(observed: Observations) -> Prediction:
     """The analytic model's times, which know no uncertainty."""
     tflops = model_tflops(observed.family, observed.fields(), observed.problem, observed.device)
     return Prediction(np.log(observed.problem.flops / tflops / 1e12), np.zeros(len(observed)))
 
 
 def rows_of(
-    observed: Sequence[Observed], predictions: Sequence[Prediction | None], kappa: float
+    observed: Sequence[Observations], predictions: Sequence[Prediction | None], kappa: float
 ) -> list[dict[str, Any]]:
     """A row a workload that has a prediction: its strategies, and each predictor's quality."""
     out = []
@@ -164,7 +164,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def kappa_table(
-    observed: Sequence[Observed], predictions: Sequence[Prediction | None]
+    observed: Sequence[Observations], predictions: Sequence[Prediction | None]
 ) -> list[tuple[float, Quality]]:
     """The surrogate's mean quality at several kappas: what the choice of kappa rests on."""
     out = []
@@ -192,15 +192,17 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def successes(observed: Sequence[Observed], least: int) -> list[Observed]:
+def successes(observed: Sequence[Observations], least: int) -> list[Observations]:
     """The workloads with at least `least` strategies that succeeded, without those that failed."""
     sound = [o.succeeded for o in observed]
     return [o for o in sound if len(o) >= least]
 
 
-def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, list[Observed]]:
+def by_family(
+    observed: Sequence[Observations], wanted: str | None
+) -> dict[str, list[Observations]]:
     """The workloads of each family, or of the one that is wanted; BadInput where none is."""
-    held: dict[str, list[Observed]] = {}
+    held: dict[str, list[Observations]] = {}
     for o in sorted(observed, key=lambda o: o.family.name):
         held.setdefault(o.family.name, []).append(o)
     if wanted is not None and wanted not in held:
@@ -208,7 +210,7 @@ def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, lis
     return held if wanted is None else {wanted: held[wanted]}
 
 
-def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observed]:
+def one_family(observed: Sequence[Observations], wanted: str | None) -> list[Observations]:
     """The workloads of the one family that is wanted, or that there is."""
     held = by_family(observed, wanted)
     if len(held) > 1:
@@ -216,7 +218,9 @@ def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observe
     return next(iter(held.values()))
 
 
-def choose_folds(observed: Sequence[Observed], hold_out: str | None, folds: int) -> list[list[int]]:
+def choose_folds(
+    observed: Sequence[Observations], hold_out: str | None, folds: int
+) -> list[list[int]]:
     """`M=17,128`: one fold of all workloads with these values; else `folds` random ones."""
     if hold_out is None:
         return deal(len(observed), folds)
@@ -266,7 +270,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(
-    observed: Sequence[Observed], surrogate: Surrogate | None, args: argparse.Namespace
+    observed: Sequence[Observations], surrogate: Surrogate | None, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Print the table of one family; its rows."""
     family, device = observed[0].family.name, observed[0].device.name

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.reward import log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import read, write
@@ -44,11 +44,11 @@ def policy(toy: SpaceOf, toy_reward: Any, tmp_path_factory: pytest.TempPathFacto
     return load_policy(path)
 
 
-def measured(space: Space, reward: Any, codes: Any, failed: Any = ()) -> Observed:
+def measured(space: Space, reward: Any, codes: Any, failed: Any = ()) -> Observations:
     codes = np.sort(codes)
     seconds = space.problem.flops / reward.tflops(space, codes) / 1e12
     seconds[np.isin(codes, failed)] = np.inf
-    return Observed(space.family, space.problem, space.device, codes, seconds)
+    return Observations(space.family, space.problem, space.device, codes, seconds)
 
 
 @dataclass(frozen=True)
