@@ -210,7 +210,6 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
 def begun_with(settings: Settings) -> dict[str, Any]:
     """What the policy that a run begins with was trained on, with what results by family, and how
     long each of the runs was that made it."""
-    from ptxflow.eval.sample.tuning import say_other_device
     from ptxflow.eval.study.joint_policy import runs_of
     from ptxflow.gfn.inference import load_policy
 
@@ -218,7 +217,8 @@ def begun_with(settings: Settings) -> dict[str, Any]:
     if settings.init:
         policy = load_policy(Path(settings.init))
         about = policy.about
-        say_other_device(policy, settings.device)
+        if other := policy.trained_elsewhere(settings.device):
+            print(other, flush=True)
     return {
         "device": about.get("settings", {}).get("device"),
         "definitions": about.get("settings", {}).get("definitions", []),
@@ -405,10 +405,12 @@ def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None)
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    from ptxflow.eval.sample.tuning import tune
-
     try:
-        return tune(args) if args.definition else start(args)
+        if args.definition:
+            from ptxflow.eval.sample.tuning import tune
+
+            return tune(args)
+        return start(args)
     except KeyboardInterrupt:
         print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130

@@ -320,8 +320,7 @@ def chosen_parts(text: str | None) -> list[str]:
 def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[Learner]:
     """Policies that are tuned: on one held-out workload of each family, and on definitions and on
     families that they never saw."""
-    from ptxflow.eval.study.tuning import Learner, unseen
-    from ptxflow.gfn.tuned_search import Tuned
+    from ptxflow.eval.study.tuning import Learner, TunedSearch, unseen
 
     never = unseen(replays, {n: p.about["settings"] for n, p in policies.items()})
     held, home = [r for r in replays if r.kind != "trained"], replays[0].space.device.name
@@ -340,8 +339,10 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[
     for name, group, workloads in asked:
         shown = "policy" if name == home else f"policy {name}"
 
-        def method(replay: Replay, policy: Policy = policies[name], shown: str = shown) -> Tuned:
-            return Tuned(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
+        def method(
+            replay: Replay, policy: Policy = policies[name], shown: str = shown
+        ) -> TunedSearch:
+            return TunedSearch(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
 
         if workloads:
             out.append(Learner(shown, group, tuple(workloads), method))

@@ -37,6 +37,12 @@ class Policy:
         name: str | None = self.about.get("settings", {}).get("device")
         return name
 
+    def trained_elsewhere(self, device: str) -> str:
+        """A line where it was trained for another device than this one; else nothing."""
+        if self.device in (None, device):
+            return ""
+        return f"{self.path} was trained for {self.device}, and goes on for {device}"
+
 
 def load_policy(path: str | Path) -> Policy:
     """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""

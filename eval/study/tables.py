@@ -13,8 +13,7 @@ from typing import Any
 from ptxflow.command import BadInput
 from ptxflow.eval.study import runs
 from ptxflow.eval.study.metrics import MODES_IN
-from ptxflow.eval.study.runs import BUDGETS
-from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.study.runs import AT, BUDGETS
 
 Results = Mapping[str, Any]
 Row = Sequence[str]

@@ -23,7 +23,7 @@ from ptxflow.eval.study import style
 from ptxflow.eval.study import training_plots as plots
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.plots import PLOTS
-from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.study.runs import AT
 from ptxflow.eval.verify.prefill_error import FORMS, growth
 
 METHODS = (*style.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
