@@ -9,19 +9,18 @@ of committed files.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from statistics import geometric_mean
 
-from ptxflow.command import require_checkout
+from ptxflow.command import Parser, reports, require_checkout
 from ptxflow.compiler.device import DEVICES, H200, Device
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.space import EmptySpace, enumerate_space
-from ptxflow.env.tasks.arguments import UsageError, find_problem
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
+from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import degenerate
@@ -142,11 +141,7 @@ def measured(records: Sequence[Record]) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ptxflow.eval.study.definitions_page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m ptxflow.eval.study.definitions_page", description=__doc__)
     add = parser.add_argument
     add("--proof", nargs="*", type=Path, metavar="FILE.json", help="default: eval/results/*.json",
         default=sorted((ROOT / "eval" / "results").glob("*.json")))  # fmt: skip
@@ -156,26 +151,22 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+@reports("definitions_page", RecordError)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)
     require_checkout("definitions_page")
-    try:
-        summaries = [results.read(path) for path in args.proof]
-        records = [r for path in args.records for r in read_records(path)]
-        made = {SPACES: spaces(summaries), MEASURED: measured(records)}
-        if args.into is None:
-            print("\n\n".join(made.values()))
-            return 0
-        page = args.into.read_text(encoding="utf-8")
-        for name, text in made.items():
-            page = placed(page, name, text)
-        write_whole(args.into, page)
-    except (UsageError, DefinitionError, RecordError, OSError) as error:
-        print(f"whole_set: {error}", file=sys.stderr)
-        return 2
+    summaries = [results.read(path) for path in args.proof]
+    records = [r for path in args.records for r in read_records(path)]
+    made = {SPACES: spaces(summaries), MEASURED: measured(records)}
+    if args.into is None:
+        print("\n\n".join(made.values()))
+        return 0
+    page = args.into.read_text(encoding="utf-8")
+    for name, text in made.items():
+        page = placed(page, name, text)
+    write_whole(args.into, page)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -17,7 +17,7 @@ from ptxflow.eval.bench.worker import Worker, WorkerError
 from ptxflow.eval.study.arguments import arguments
 from ptxflow.eval.study.live import find_fields
 from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import family_shape
 from tests.scripted_gpu import MADE, scripted_gpu
 
@@ -31,7 +31,7 @@ def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     space = find_fields([NAME], ["batch_size=20"], "h200")[0].space
     shape = family_shape(space)
     count = len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
+    config = NetworkConfig((FamilyConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     about = {
         "settings": {"device": "h200", "reward": {"source": "model"}},

@@ -13,7 +13,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.sample import draws
 from ptxflow.gfn.checkpoint import Checkpoint, write
 from ptxflow.gfn.inference import load_policy, sample_distinct
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import family_shape
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
@@ -23,7 +23,7 @@ NAME = "gdn_decode_qk16_v32_d128_k_last"
 def checkpoint(tmp_path: Path) -> Path:
     shape = family_shape(find_space(*find_problem(load(NAME), {"batch_size": 1}), H200))
     rows = (0.0,) * len(shape.features), (1.0,) * len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, *rows, 16, 1),))
+    config = NetworkConfig((FamilyConfig(shape, *rows, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     write(tmp_path / "p.safetensors", Checkpoint(config, {}, tensors))
     return tmp_path / "p.safetensors"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
+from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
@@ -183,8 +183,10 @@ def test_differences_of_several_workloads(found: list[dict[str, Any]], text: str
     assert describe(merge(found)) == text
 
 
-def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
-    return Measured("d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, peer_us=8.0)
+def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measurement:
+    return Measurement(
+        "d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, baseline_us=8.0
+    )
 
 
 def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[str]):

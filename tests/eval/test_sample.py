@@ -28,7 +28,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space, re
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample import pipeline
 from ptxflow.gfn.checkpoint import Checkpoint, read, write
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import family_shape
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space = find_space(*find_problem(definition, {"M": 17}), H200)
     shape = family_shape(space)
     count = len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
+    config = NetworkConfig((FamilyConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     path = tmp_path_factory.mktemp("policy") / "gemm-h200.safetensors"
     write(path, Checkpoint(config, {}, tensors))
@@ -245,8 +245,8 @@ def test_features_of_devices_have_gain_0_in_every_network() -> None:
     """As sample.py says where a policy serves another device."""
     of_device = [f"device.{name}" for name in describe_device(H200)]
     for path in {sample.default_checkpoint(d) for d in DEVICES}:
-        for tower in read(path).network.towers:
-            gains = dict(zip(tower.shape.features, tower.gain, strict=True))
+        for policy in read(path).network.policies:
+            gains = dict(zip(policy.shape.features, policy.gain, strict=True))
             assert [gains[name] for name in of_device] == [0.0] * len(of_device), path
 
 

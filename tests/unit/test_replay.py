@@ -7,8 +7,7 @@ import pytest
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.env.observations import Observed, Timed, digest, observe
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import Observations, ReplayReward, StrategyTime, digest, observe
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, enumerate_space
 
@@ -22,10 +21,10 @@ def space_of(m: int, device: Device = H200) -> Space:
     return enumerate_space(GEMM, Problem("gemm", "g_n512_k512", axes, "float16", *work), device)
 
 
-def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observed:
+def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observations:
     """(leaf, seconds, refined) as measurements."""
     timed = [
-        Timed(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
+        StrategyTime(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
         for leaf, seconds, refined in rows
     ]
     observed, foreign = observe(GEMM, space.problem, space.device, timed)
@@ -59,7 +58,7 @@ def test_what_today_cannot_express_is_counted_and_left_out() -> None:
         {k: v for k, v in choices.items() if k != last},
     ]
     observed, foreign = observe(
-        GEMM, space.problem, H200, [Timed(c, 1e-6) for c in [*other, choices]]
+        GEMM, space.problem, H200, [StrategyTime(c, 1e-6) for c in [*other, choices]]
     )
     assert foreign == 3 and len(observed) == 1
 
