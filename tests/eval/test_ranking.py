@@ -119,7 +119,7 @@ def test_sessions_are_compared_by_what_the_library_took_in_each() -> None:
     assert seconds == pytest.approx([15e-6, 30e-6, 15e-6, 7e-6, 9e-6, float("inf")])
 
 
-@pytest.mark.parametrize("family", WORKLOADS)
+@pytest.mark.parametrize("family", ["gemm", pytest.param("rmsnorm", marks=pytest.mark.slow)])
 def test_surrogates_rank_the_workloads_that_they_have_not_seen(
     family: str, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ PAGE = definitions_page.ROOT / "eval" / "results" / "definitions.md"
 NAME = "gemm_n128_k2048"
 
 
+@pytest.mark.slow
 def test_the_page_is_today_s(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")

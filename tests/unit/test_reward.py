@@ -7,19 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.reward import TAU, ModelReward, Remembered, expected_best, log_reward, target
-from ptxflow.env.space import Space, enumerate_space
-
-GEMM = family("gemm")
-
-
-def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
-    axes = (("M", m), ("N", n), ("K", k))
-    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    return enumerate_space(GEMM, Problem("gemm", "g", axes, "float16", *work), device)
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
 
 class Planted:
