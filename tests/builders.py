@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ptxflow.compiler.backend.ptxas import Usage
 from ptxflow.compiler.backend.sass import SassReport
 from ptxflow.compiler.compilation import CompiledKernel
@@ -19,6 +21,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.candidates import Workload
 from ptxflow.eval.bench.records import Record, RecordFile
 
+Main = Callable[[Sequence[str]], int]
 GEMM = family("gemm")
 LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
@@ -26,6 +29,18 @@ LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C")
 def absent(*_: Any) -> Any:
     """In place of what a test must not ask for."""
     raise AssertionError("this must not be asked for")
+
+
+def refused(main: Main, capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The one line on stderr of a command that ends with 2 and prints nothing else."""
+    code: object
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as stop:  # argparse's own
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2 and not out and err.count("\n") == 1, err
+    return err
 
 
 def toy_family(
@@ -83,12 +98,17 @@ def record(
     return Record(name, axes, strategy.to_json(), strategy.key, "h200", "ok", **fields)
 
 
-def played(seconds: Callable[[Strategy], float]) -> Callable[[Sequence[Workload], Path], None]:
+def by_key(strategy: Strategy) -> float:
+    """Microseconds that differ from strategy to strategy."""
+    return 5.0 + int(strategy.key[:2], 16) / 100
+
+
+def played(us: Callable[[Strategy], float]) -> Callable[[Sequence[Workload], Path], None]:
     """In place of `live_reward.on_gpus`: every kernel is right, and takes the microseconds told."""
 
     def play(workloads: Sequence[Workload], path: Path) -> None:
         with RecordFile(path) as file:
             for c in (c for w in workloads for c in w.candidates):
-                file.append(record(c.definition.name, c.axes, c.strategy, seconds(c.strategy)))
+                file.append(record(c.definition.name, c.axes, c.strategy, us(c.strategy)))
 
     return play

@@ -16,7 +16,7 @@ from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker, WorkerError
 from ptxflow.eval.study.arguments import arguments
 from ptxflow.eval.study.live import find_fields
-from tests.builders import untrained
+from tests.builders import refused, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
@@ -110,9 +110,4 @@ def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
 def test_bad_input_is_one_line(
     given: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = evaluate.main([*given, "--out", str(tmp_path / "out")])
-    except SystemExit as stop:  # argparse
-        code = int(str(stop.code))
-    said = capsys.readouterr().err
-    assert code == 2 and says in said and len(said.strip().splitlines()) == 1
+    assert says in refused(evaluate.main, capsys, *given, "--out", tmp_path / "out")
