@@ -110,11 +110,10 @@ def test_samples_alone_are_no_space() -> None:
         assert brute_forced(group, 8) is None
 
 
-def test_every_committed_space_is_found_and_named_once() -> None:
-    found = read_replays([HELD_OUT])
-    assert len(found) == len({r.name for r in found}) == 2
-    assert all(len(r.times) == len(r.space) >= 1500 for r in found)
-    assert all(not r.space.codes.flags.writeable for r in found)
+def test_every_committed_space_is_found_and_named_once(replays: list[Replay]) -> None:
+    assert len(replays) == len({r.name for r in replays}) == 2
+    assert all(len(r.times) == len(r.space) >= 1500 for r in replays)
+    assert all(not r.space.codes.flags.writeable for r in replays)
 
 
 def test_choices_that_are_no_more_are_left_out_and_counted(

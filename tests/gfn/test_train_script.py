@@ -17,6 +17,7 @@ import pytest
 
 import train
 from ptxflow.gfn import checkpoint
+from tests import builders
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
@@ -26,16 +27,8 @@ RUN = [
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line on stderr of a call that exits with 2."""
-    code: object
-    try:
-        code = train.main(argv)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert not out
-    assert err.startswith("train.py: ") and err.count("\n") == 1, err
+    err = builders.refused(train.main, capsys, *argv)
+    assert err.startswith("train.py: ")
     return err
 
 

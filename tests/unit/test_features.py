@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxflow.compiler.device import B200, DEVICES, H100, H200, Device
-from ptxflow.compiler.family import Family, Problem
-from ptxflow.compiler.kernels import family
-from ptxflow.env.features import describe_device, describe_problem
-
-
-def _absent(*_: Any) -> Any:
-    raise AssertionError("features must not ask for this")
-
-
-GEMM = family("gemm")
-
-
-def gemm_problem(m: int, n: int, k: int, dtype: str = "float16") -> Problem:
-    axes = (("M", m), ("N", n), ("K", k))
-    return Problem("gemm", "g", axes, dtype, 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n))
-
+from ptxflow.env.features import (
+    describe_device,
+    describe_problem,
+)
+from tests.builders import GEMM, gemm_problem, toy_family
 
 NAMES = tuple(describe_problem(gemm_problem(1, 8, 8), B200, GEMM))
 
@@ -65,8 +52,6 @@ def test_dtype_and_device_are_told_apart() -> None:
 
 
 def test_a_family_adds_its_features_under_its_own_name() -> None:
-    no = _absent
-    plain = Family("toy", (), (), (), no, no, no, no, no, no, no)
-    generic = tuple(describe_problem(gemm_problem(1, 8, 8), B200, plain))
+    generic = tuple(describe_problem(gemm_problem(1, 8, 8), B200, toy_family("toy", (), ())))
     assert generic == NAMES[: len(generic)]
     assert all(name.startswith("gemm.") for name in NAMES[len(generic) :])

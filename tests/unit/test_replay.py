@@ -6,19 +6,16 @@ import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
 from ptxflow.env.observations import Observations, ReplayReward, StrategyTime, digest, observe
 from ptxflow.env.reward import ModelReward
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
-GEMM = family("gemm")
 INF = float("inf")
 
 
 def space_of(m: int, device: Device = H200) -> Space:
-    axes = (("M", m), ("N", 512), ("K", 512))
-    work = 2.0 * m * 512 * 512, 2.0 * (2 * m * 512 + 512 * 512)
-    return enumerate_space(GEMM, Problem("gemm", "g_n512_k512", axes, "float16", *work), device)
+    return gemm_space(m, 512, 512, device)
 
 
 def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observations:

@@ -7,20 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.reward import TAU, CachedReward, ModelReward, log_reward, target
-from ptxflow.env.space import Space, enumerate_space
-
-Array = NDArray[np.float64]
-GEMM = family("gemm")
-
-
-def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
-    axes = (("M", m), ("N", n), ("K", k))
-    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    return enumerate_space(GEMM, Problem("gemm", "g", axes, "float16", *work), device)
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
 
 class Planted:
@@ -72,7 +62,9 @@ def test_a_sharp_target_does_not_overflow() -> None:
     assert np.isfinite(log_z) and np.exp(logs).sum() == pytest.approx(1)
 
 
-def expected_best(tflops: Array, probabilities: Array, draws: int) -> float:
+def expected_best(
+    tflops: NDArray[np.float64], probabilities: NDArray[np.float64], draws: int
+) -> float:
     """Exact expectation of the best TFLOP/s of independent draws, with replacement."""
     order = np.argsort(tflops)
     below = np.concatenate([[0.0], np.cumsum(probabilities[order])])

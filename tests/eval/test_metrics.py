@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,16 +37,9 @@ from ptxflow.eval.study.runs import Runs, evaluate
 from ptxflow.eval.study.search.optimisers import Annealing, CmaEs
 from ptxflow.eval.study.search.plain import Exhaustive, Ranked, Uniform
 from ptxflow.eval.study.search.play import Foul, Method
-from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.tables import mass
 from ptxflow.eval.study.tables import share as percentage
-
-HELD_OUT = Path(__file__).resolve().parents[2] / "eval/measurements/h200-gemm-held-out.jsonl.xz"
-
-
-@pytest.fixture(scope="module")
-def replays() -> list[Replay]:
-    return read_replays([HELD_OUT])
 
 
 def sheet(rows: list[list[float]]) -> Sheet:

@@ -20,10 +20,14 @@ from ptxflow.eval.bench.report import (
     summary,
 )
 
-MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
+FILES = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
+LARGE = 30_000  # bytes
+MEASURED = [
+    pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.stat().st_size > LARGE)) for p in FILES
+]
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", MEASURED)
 def test_committed_measurements(path: Path):
     records = read_records(path)
     assert records

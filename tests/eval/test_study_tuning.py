@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ptxflow.eval.study.metrics import measured_target
 from ptxflow.eval.study.runs import AT, evaluate
 from ptxflow.eval.study.search.plain import Ranked, Uniform
 from ptxflow.eval.study.search.play import interference, play
-from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.tables import standing as standing_table
 from ptxflow.eval.study.tables import tuning as tuning_table
 from ptxflow.eval.study.tuning import (
@@ -30,13 +29,6 @@ from ptxflow.eval.study.tuning import (
     unseen,
 )
 from ptxflow.gfn.fine_tuning import EVERY
-
-FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
-
-
-@pytest.fixture(scope="module")
-def replays() -> list[Replay]:
-    return read_replays([FOLDER / "h200-gemm-held-out.jsonl.xz"])[:2]
 
 
 def test_what_was_measured_is_what_it_is_tuned_on(

@@ -16,12 +16,13 @@ from ptxflow.eval.bench.records import Record
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study import definitions_page
 from ptxflow.eval.study.definitions_page import main, proven, space_cells, speeds, typical
-from ptxflow.eval.verify.summary import Summary
+from ptxflow.eval.verify.results import Summary
 
 PAGE = definitions_page.ROOT / "eval" / "results" / "definitions.md"
 NAME = "gemm_n128_k2048"
 
 
+@pytest.mark.slow
 def test_the_page_is_today_s(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
