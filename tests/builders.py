@@ -48,7 +48,7 @@ def toy_family(
 ) -> Family:
     """A family of decisions and rules, and of what else is given."""
     needed = "problem", "resources", "demand", "build", "trips", "launch", "trial"
-    functions = dict.fromkeys(needed, absent) | given
+    functions: dict[str, Any] = dict.fromkeys(needed, absent) | given
     return Family(name, (name,), tuple(decisions), tuple(rules), **functions)
 
 
@@ -62,7 +62,7 @@ def gemm_space(m: int, n: int, k: int, device: Device = H200) -> Space:
     return enumerate_space(GEMM, gemm_problem(m, n, k), device)
 
 
-def space_at(name: str, device: Device = H200, **axes: int) -> Space:
+def space_at(name: str, axes: dict[str, int], device: Device = H200) -> Space:
     """The space of a definition at axes."""
     return find_space(*find_problem(load(name), axes), device)
 
