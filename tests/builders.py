@@ -62,7 +62,7 @@ def gemm_space(m: int, n: int, k: int, device: Device = H200) -> Space:
     return enumerate_space(GEMM, gemm_problem(m, n, k), device)
 
 
-def space_at(name: str, device: Device = H200, /, **axes: int) -> Space:
+def space_at(name: str, axes: dict[str, int], device: Device = H200) -> Space:
     """The space of a definition at axes."""
     return find_space(*find_problem(load(name), axes), device)
 

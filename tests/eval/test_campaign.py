@@ -290,7 +290,7 @@ def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
 
 
 def listed_row(name: str, axes: dict[str, int]) -> dict[str, Any]:
-    space = space_at(name, **axes)
+    space = space_at(name, axes)
     strategy = space.strategy(int(space.codes[0])).to_json()
     return {"definition": name, "axes": axes, **strategy}
 
@@ -301,7 +301,7 @@ def test_a_strategy_of_earlier_decisions_is_todays(tmp_path: Path, capsys: Any) 
     axes = {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 102, "num_pages": 143,
             "total_q": 300}  # fmt: skip
     axes = {a: n for a, n in axes.items() if a in load(name).var_axes}
-    space = space_at(name, **axes)
+    space = space_at(name, axes)
     f = space.fields()
     today = space.strategy(int(space.codes[(f.parts == 1).argmax()]))
     old = today.to_json()
@@ -366,7 +366,7 @@ def test_a_definition_that_comes_with_its_strategies(tmp_path: Path, capsys: Any
 def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:
     fixed = ("--fix", "tile_k=64", "--all", "--plan")
     assert call(tmp_path / "r.jsonl", "M=64", *fixed) == 0
-    space = space_at(NAME, M=64)
+    space = space_at(NAME, {"M": 64})
     size = int((space.fields().tile_k == 64).sum())
     shown = capsys.readouterr().out
     assert f"{NAME} M=64: {size} of {size} in the sub-space, {size} to measure" in shown
@@ -388,7 +388,7 @@ def test_what_is_not_named_follows_from_the_axes(tmp_path: Path, capsys: Any) ->
 
 
 def test_a_subspace_is_what_its_decisions_say() -> None:
-    space = space_at(NAME, M=64)
+    space = space_at(NAME, {"M": 64})
     at = space.decisions[0].name, space.decisions[-1].name
     fix = {name: [str(c) for c in space.decisions[i].choices[:2]]
            for name, i in zip(at, (0, -1), strict=True)}  # fmt: skip

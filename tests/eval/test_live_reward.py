@@ -21,7 +21,7 @@ PLACES = [("gemm_n128_k2048", "M", m) for m in (1, 2, 4, 8, 16)] + [
 
 @pytest.fixture(scope="module")
 def spaces() -> list[Space]:
-    return [space_at(n, **{axis: size}) for n, axis, size in PLACES]
+    return [space_at(n, {axis: size}) for n, axis, size in PLACES]
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def planted_records() -> list[Record]:
 
 
 def planted_workload(name: str, axes: dict[str, int]) -> list[Record]:
-    space = space_at(name, **axes)
+    space = space_at(name, axes)
     family, problem = space.family, space.problem
     rng = np.random.default_rng(sum(axes.values()))
     codes = rng.choice(space.codes, PER_WORKLOAD, replace=False)

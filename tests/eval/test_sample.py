@@ -36,7 +36,7 @@ Outcomes = list[CompiledKernel | Exception]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policy") / "gemm-h200.safetensors"
-    return untrained(path, space_at(NAME, M=17))
+    return untrained(path, space_at(NAME, {"M": 17}))
 
 
 def fake_compile(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
@@ -142,7 +142,7 @@ def test_what_is_more_than_there_is_is_told(
     monkeypatch.setattr(pipeline, "compile_and_rank", stop)
     monkeypatch.setattr(sample, "MOST", 10**6)
     assert call(checkpoint, tmp_path / "a", "-k", "1000000") == 2
-    size = len(space_at(NAME, M=17))
+    size = len(space_at(NAME, {"M": 17}))
     told, chosen = capsys.readouterr().err.splitlines()
     assert told == f"-k 1000000: taking all {size:,} valid strategies"
     assert chosen == f"sample: {size} chosen"

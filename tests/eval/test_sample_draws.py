@@ -18,7 +18,7 @@ NAME = "rmsnorm_h128"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return untrained(tmp_path / "p.safetensors", space_at(NAME, batch_size=1))
+    return untrained(tmp_path / "p.safetensors", space_at(NAME, {"batch_size": 1}))
 
 
 def test_draws_are_those_of_the_policy_at_workloads_of_a_definition(
@@ -32,7 +32,7 @@ def test_draws_are_those_of_the_policy_at_workloads_of_a_definition(
     rows = read_strategies(out)
     assert len(rows) == 6 and len({(a["batch_size"], s.key) for _, a, s in rows}) == 6
     axes = rows[0][1]
-    space = space_at(NAME, **axes)
+    space = space_at(NAME, axes)
     expected = sample_distinct(load_policy(checkpoint), space, 3, 5)
     keys = [space.strategy(int(c)).key for c in expected]
     assert [s.key for _, a, s in rows if a == axes] == keys

@@ -47,7 +47,7 @@ def test_the_power_that_trained_workloads_would_choose_is_told() -> None:
 
 
 def test_another_device_by_its_model() -> None:
-    space = space_at("rmsnorm_h4096", B200, batch_size=7)
+    space = space_at("rmsnorm_h4096", {"batch_size": 7}, B200)
     tflops = model_tflops(space.family, space.fields(), space.problem, B200)
     item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
     assert (item["device"], item["workloads"]) == ("b200", 1)

@@ -37,7 +37,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def space() -> Space:
-    return space_at(NAME, M=64)
+    return space_at(NAME, {"M": 64})
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
 
 
 def test_measured_strategies_change_the_target_of_their_workload_alone(space: Space) -> None:
-    other = space_at(NAME, M=128)
+    other = space_at(NAME, {"M": 128})
     trainer = Trainer([space, other], TrainConfig(tau=0.03, batch=16, stages=1), 10)
     codes = trainer.propose(0, 5)
     assert len(set(codes)) == 5 and np.isin(codes, space.codes).all()
