@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import sample
+from ptxflow.compiler.device import H200
+from ptxflow.env.space import enumerate_space
+from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.sample.selection import choose
+from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 API, TUTORIAL, SCHEMA = (ROOT / "docs" / f"{n}.md" for n in ("api", "tutorial", "schema"))
@@ -57,3 +63,23 @@ def test_the_tutorial_unpacks_a_solution(
     assert capsys.readouterr().out == "one ['kernel.ptx', 'main.py']\n"
     assert (made.parent / "solution" / "main.py").read_text() == sources[0]["content"]
     compile(call, str(TUTORIAL), "exec")
+
+
+def test_the_tutorial_quotes_what_is_sampled() -> None:
+    """Keys, sources, times and the remark of its first table."""
+    page = TUTORIAL.read_text(encoding="utf-8")
+    definition = parse(json.loads(DEFINITION.findall(page)[0]))
+    quoted = page.partition("$ ptxflow sample ")[2].partition("```")[0]
+    rows = re.findall(r"^\d+ +(\w{16}) +(\w+) +([\d.]+) ", quoted, re.M)
+    space = enumerate_space(*find_problem(definition, {"M": 77}), H200)
+    assert f"{len(space):,} valid strategies" in " ".join(page.split())
+    policy = load_policy(sample.default_checkpoint("h200"))
+    scores = log_probs(policy, space)
+    chosen = choose(policy.about, definition, space, scores, draw_distinct(scores, 4, seed=0), 4)
+    best = sorted(map(int, chosen.places), key=lambda p: -chosen.predicted[p])
+    drawn = set(chosen.places[: chosen.drawn].tolist())
+    assert {key for key, _, _ in rows} == {space.strategy(int(space.codes[p])).key for p in best}
+    assert [source for _, source, _ in rows] == ["policy" if p in drawn else "reward" for p in best]
+    for (_, _, us), place in zip(rows, best, strict=True):
+        modelled = space.problem.flops / chosen.predicted[place] / 1e6
+        assert modelled == pytest.approx(float(us), rel=5e-3)
