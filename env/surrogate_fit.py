@@ -52,7 +52,7 @@ class FitConfig:
     balance: float = 0.5  # exponent of a workload's total weight in its number of strategies
     level: float = 20.0  # strategies' worth of belief that a workload's own level is 0
     ridge: float = 10.0  # of the Gram matrix behind the leverage
-    kappa: float = 0.5  # chosen by held-out regret: docs/training.md
+    kappa: float = 0.5  # chosen by held-out regret: env/README.md
     seed: int = 0
 
 

@@ -5,7 +5,7 @@ decided choice and each position owns a learned vector; the workload's features 
 encoder. Their sum goes through a residual trunk, and the rows of the output table that belong to
 the next decision give its logits. Families share no parameter: their decisions, features and
 rewards have nothing in common but names, and a shared trunk let each one's steps disturb the others
-(docs/training.md has the figures). So one can be trained alone, and joins others as it is.
+(gfn/README.md has the figures). So one can be trained alone, and joins others as it is.
 """
 
 from __future__ import annotations

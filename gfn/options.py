@@ -23,7 +23,7 @@ A run  1. enumerates the valid strategies of each workload, and says how many th
           the target falls; now and then it prints that distance;
        3. measures the exact distance of every workload, those held out and never trained too (a
           star), and prints a table: 0 is the target itself, 1 the farthest, below 0.05 is good.
-It needs no GPU, and trains on one if PyTorch sees one. docs/training.md tells the rest.
+It needs no GPU, and trains on one if PyTorch sees one. gfn/README.md tells the rest.
 """
 EPILOG = """\
 where to begin:
