@@ -1,7 +1,7 @@
 """The table of all definitions: `python -m ptxflow.eval.study.definitions_page --into PAGE`.
 
 Of every definition, on both targets: how many strategies are valid at a typical workload, which
-share that is of what the decisions could combine, and how many of those that `prove` drew pass
+share that is of what the decisions could combine, and how many of those that `verify` drew pass
 every stage; and what was measured of it on an H200. Spaces are counted anew; all else is a function
 of committed files.
 """
@@ -71,7 +71,7 @@ def space_cells(definition: Definition, device: Device) -> tuple[str, str]:
     return f"{count:,}", f"{count / prod(len(d.choices) for d in maker.decisions):.1e}"
 
 
-def proven(summaries: Sequence[Summary], device: str) -> dict[str, str]:
+def verified(summaries: Sequence[Summary], device: str) -> dict[str, str]:
     """By definition, how many of the strategies that were drawn for a device pass every stage."""
     found: dict[str, list[tuple[int, int]]] = {}
     for summary in summaries:
@@ -85,8 +85,8 @@ def proven(summaries: Sequence[Summary], device: str) -> dict[str, str]:
 
 
 def spaces(summaries: Sequence[Summary]) -> str:
-    """The table of spaces and proofs, a row a definition."""
-    passed = {device: proven(summaries, device) for device in TARGETS}
+    """The table of spaces and verified strategies, a row a definition."""
+    passed = {device: verified(summaries, device) for device in TARGETS}
     rows = []
     for definition in map(load, names()):
         family = registered(definition)
@@ -95,7 +95,7 @@ def spaces(summaries: Sequence[Summary]) -> str:
             sizes = space_cells(definition, DEVICES[device]) if family else (NONE, NONE)
             cells += [*sizes, passed[device].get(definition.name, NONE)]
         rows.append(cells)
-    heads = [f"{d.upper()} {what}" for d in TARGETS for what in ("strategies", "share", "proven")]
+    heads = [f"{d.upper()} {what}" for d in TARGETS for what in ("strategies", "share", "verified")]
     return markdown(["definition", "family", *heads], rows)
 
 
