@@ -123,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m ptxflow.eval.study.data_path",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m ptxflow.eval.study.data_path --out plots/data_path.png",
     )
     parser.add_argument("--out", type=Path, default=Path("out/data_path.png"), metavar="FILE.png")
     args = parser.parse_args(argv)
