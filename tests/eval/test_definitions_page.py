@@ -1,4 +1,4 @@
-"""eval/results/definitions.md says what spaces, verification and committed measurements say today."""
+"""eval/results/definitions.md says what spaces, results and measurements say today."""
 
 from __future__ import annotations
 
