@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import shlex
@@ -27,7 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
@@ -118,18 +119,18 @@ def from_list(
     """The rows of a strategy file, by workload."""
     groups: dict[str, tuple[Definition, dict[str, int], list[Strategy]]] = {}
     for definition, axes, strategy in rows:
-        group = groups.setdefault(f"{definition.name} {sorted(axes.items())}",
-                                  (definition, axes, []))  # fmt: skip
-        group[2].append(strategy)
+        place = f"{definition.name} {sorted(axes.items())}"
+        groups.setdefault(place, (definition, axes, []))[2].append(strategy)
     return [listed_workload(d, axes, device, listed, where) for d, axes, listed in groups.values()]
 
 
 def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Workload]:
-    """A workloads file: a JSON list of {definition, axes, fix?, all? | samples? | strategies?}."""
+    """A workloads file: a JSON list of {definition, axes, fix?, all? | samples? | strategies?}.
+
+    UsageError for a file that is none; OSError where it cannot be read.
+    """
     try:
         rows = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     known = {"definition", "axes", "fix", "all", "samples", "strategies", "seed"}
@@ -148,10 +149,10 @@ def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Work
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"{where}: samples or seed {error}") from None
         axes = {n: v if isinstance(v, list) else [v] for n, v in row["axes"].items()}
-        for bound in product(axes):
-            found.append(sample_workload(load(row["definition"]), bound, device,
-                                         _fix(row.get("fix", {}), where), count,
-                                         seed))  # fmt: skip
+        definition, fix = load(row["definition"]), _fix(row.get("fix", {}), where)
+        found += [
+            sample_workload(definition, bound, device, fix, count, seed) for bound in product(axes)
+        ]
     return found
 
 
@@ -333,7 +334,6 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     ptxflow campaign --workloads workloads.json --time-limit 540
 
 exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by --time-limit""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _what(parser)
     _how(parser)
@@ -346,101 +346,54 @@ exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by 
 
 def _what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to measure").add_argument
+    count = functools.partial(add, type=positive_int)
+    files = functools.partial(add, type=Path, metavar="FILE")
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
-    add("--definition", nargs="+", metavar="NAME|PATH",
-        help="default: all with kernels, of the axes given")  # fmt: skip
-    add(
-        "--axes",
-        nargs="+",
-        metavar="M=1,17",
-        help="values of the variable axes, by comma; several axes combine (default: the workloads "
-        "that come with the definition)",
-    )
-    add(
-        "--fix",
-        nargs="+",
-        metavar="NAME=A|B",
-        default=[],
-        help="only strategies with these choices: tile_k=64,tile_m=64|128",
-    )
-    add("--samples", type=positive_int, default=8,
-        help="strategies per definition and axes (default: 8)")  # fmt: skip
+    about = "default: all with kernels, of the axes given"
+    add("--definition", nargs="+", metavar="NAME|PATH", help=about)
+    about = "values of the variable axes, by comma; several axes combine (default: the workloads "
+    add("--axes", nargs="+", metavar="M=1,17", help=f"{about}that come with the definition)")
+    about = "only strategies with these choices: tile_k=64,tile_m=64|128"
+    add("--fix", nargs="+", metavar="NAME=A|B", default=[], help=about)
+    count("--samples", default=8, help="strategies per definition and axes (default: 8)")
     add("--all", action="store_true", help="every valid strategy instead of samples")
     add("--seed", type=natural_int, default=0, help="of the uniform draw (default: 0)")
-    add(
-        "--strategies",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="the strategies of these JSON files instead (sample.py's summary.json)",
-    )
-    add(
-        "--workloads",
-        type=Path,
-        metavar="FILE",
-        help="a JSON list of workloads instead: definition, axes, and fix, all, samples, seed or "
-        "strategies (a file beside it)",
-    )
+    about = "the strategies of these JSON files instead (sample.py's summary.json)"
+    files("--strategies", nargs="+", help=about)
+    about = "a JSON list of workloads instead: definition, axes, and fix, all, samples, seed or "
+    files("--workloads", help=f"{about}strategies (a file beside it)")
     add("--plan", action="store_true", help="print how many strategies that is, and stop")
 
 
 def _how(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how").add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs/campaign.jsonl"),
-        help="the record file, appended to (default: runs/campaign.jsonl)",
-    )
-    add(
-        "--measured",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="record files, packed or not: what they hold is not measured again",
-    )
+    count = functools.partial(add, type=positive_int)
+    seconds = functools.partial(add, type=float, metavar="SECONDS")
+    out = Path("runs/campaign.jsonl")
+    add("--out", type=Path, default=out, help=f"the record file, appended to (default: {out})")
+    about = "record files, packed or not: what they hold is not measured again"
+    add("--measured", nargs="+", type=Path, metavar="FILE", help=about)
     add("--again", action="store_true", help="measure what is recorded, too")
-    add(
-        "--time-limit",
-        type=float,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="after this, finish what is in flight, refine what is screened, and stop",
-    )
-    add("--rounds", type=positive_int, default=7, help="timed samples per kernel (default: 7)")
-    add(
-        "--refine",
-        type=natural_int,
-        default=32,
-        metavar="N",
-        help="of each workload, time the best N again, all in the same rounds (default: 32)",
-    )
-    add(
-        "--refine-rounds",
-        type=positive_int,
-        default=40,
-        help="samples of each of those, or as many as take 1 s (default: 40)",
-    )
-    add("--check-seeds", type=positive_int, default=2, help="fresh inputs per kernel (default: 2)")
-    add(
-        "--settle",
-        type=float,
-        default=0.5,
-        help="seconds of the yardstick before a workload, for the clocks (default: 0.5)",
-    )
-    add("--timeout", type=float, default=20.0, help="seconds per kernel (default: 20)")
-    add("--jobs", type=positive_int,
-        help="compiler processes (default: one per core, less the GPUs)")  # fmt: skip
+    about = "after this, finish what is in flight, refine what is screened, and stop"
+    seconds("--time-limit", default=float("inf"), help=about)
+    count("--rounds", default=7, help="timed samples per kernel (default: 7)")
+    about = "of each workload, time the best N again, all in the same rounds (default: 32)"
+    add("--refine", type=natural_int, default=32, metavar="N", help=about)
+    about = "samples of each of those, or as many as take 1 s (default: 40)"
+    count("--refine-rounds", default=40, help=about)
+    count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
+    about = "of the yardstick before a workload, for the clocks (default: 0.5)"
+    seconds("--settle", default=0.5, help=about)
+    seconds("--timeout", default=20.0, help="per kernel (default: 20)")
+    count("--jobs", help="compiler processes (default: one per core, less the GPUs)")
 
 
+@reports("campaign", *FAILURES)
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = arguments(argv)
     try:
         return run(args, argv)
-    except FAILURES as error:
-        print(f"campaign: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("campaign: interrupted; the records so far are kept", file=sys.stderr)
         return 130

@@ -8,6 +8,7 @@ line only. `ptxflow records pack` makes the small form that is committed.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import (
     COPY,
@@ -142,6 +143,13 @@ def read_records(path: Path) -> list[Record]:
     except MeasurementError as error:
         raise RecordError(str(error)) from None
     return records
+
+
+def require_records(path: Path) -> list[Record]:
+    """`read_records`, with a RecordError where there is none."""
+    if not (found := read_records(path)):
+        raise RecordError(f"{path}: no records there")
+    return found
 
 
 class RecordFile:
@@ -348,6 +356,7 @@ def _time(start: str, second: int | None) -> str:
     return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()
 
 
+@reports("records", RecordError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(
@@ -356,25 +365,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="example: ptxflow records pack runs/h200.jsonl runs/h200.jsonl.xz",
     )
     parser.add_argument("action", choices=["pack"])
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="records, packed or not"
-    )
-    parser.add_argument("out", type=Path, metavar="OUT.jsonl.xz", help="the file to write")
+    file = functools.partial(parser.add_argument, type=Path)
+    file("files", nargs="+", metavar="FILE", help="records, packed or not")
+    file("out", metavar="OUT.jsonl.xz", help="the file to write")
     args = parser.parse_args(argv)
-    try:
-        if args.out.suffix != ".xz":
-            raise RecordError(f"{args.out}: the name of a packed file ends in .xz")
-        records = []
-        for path in args.files:
-            found = read_records(path)
-            if not found:
-                raise RecordError(f"{path}: no records there")
-            records += found
-        tables = pack(records)
-        write_tables(args.out, tables)
-    except (RecordError, OSError) as error:
-        print(f"records: {error}", file=sys.stderr)
-        return 2
+    if args.out.suffix != ".xz":
+        raise RecordError(f"{args.out}: the name of a packed file ends in .xz")
+    tables = pack([r for path in args.files for r in require_records(path)])
+    write_tables(args.out, tables)
     count, size = sum(map(len, tables)), args.out.stat().st_size
     print(f"{count} records in {len(tables)} tables, {size} bytes, {size / count:.0f} a record")
     return 0

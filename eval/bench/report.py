@@ -12,17 +12,16 @@ alike.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from ptxflow.command import Parser, align
+from ptxflow.command import Parser, align, reports
 from ptxflow.env.measurements import (
     COPY,
     REFINE,
@@ -40,7 +39,7 @@ from ptxflow.eval.bench.records import (
     RecordError,
     best_baseline,
     libraries,
-    read_records,
+    require_records,
     yardstick_time,
 )
 
@@ -67,8 +66,7 @@ def bench_table(records: Iterable[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     records = settled(records)
     for record in records:
-        axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
-        groups.setdefault((record.definition, axes), []).append(record)
+        groups.setdefault((record.definition, axes_text(record.axes)), []).append(record)
     baseline = f"{baseline_name(records)} us"
     head = "definition", "axes", "right", "best us", baseline, "best", "median", "of copy", EAGER
     rows: list[tuple[str, ...]] = [(*head, "ratios")]
@@ -76,6 +74,11 @@ def bench_table(records: Iterable[Record]) -> str:
         right = [r for r in group if r.status == "ok"]
         rows.append((name, axes, f"{len(right)}/{len(group)}", *_speed(right)))
     return align(_filled(rows))
+
+
+def axes_text(axes: Mapping[str, int]) -> str:
+    """`M=1 N=17`."""
+    return " ".join(f"{name}={value}" for name, value in axes.items())
 
 
 def baseline_name(records: Iterable[Record]) -> str:
@@ -94,7 +97,7 @@ def _speed(right: Sequence[Record]) -> tuple[str, ...]:
     latency = min(r.latency_us["median"] for r in best if r.latency_us)
     baseline = _middle(best_baseline(r.definition, r.peers) for r in best)
     eager = [r for name in _baselines([best], eager=True) for r in _beside([best], name)]
-    copied = _share(best)
+    copied = next(_beside([best], COPY), None)
     ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
     return (
@@ -126,13 +129,6 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
     return f"{library / ours:.2f}" if library and ours else "-"
 
 
-def _share(best: Sequence[Record]) -> float | None:
-    """The best bytes/s of a workload's kernels over those of a copy in the same rounds."""
-    shares = [r.peers[COPY] / r.latency_us["median"] for r in best
-              if r.latency_us and COPY in r.peers]  # fmt: skip
-    return max(shares, default=None)
-
-
 def speaking(right: Sequence[Record]) -> list[Record]:
     """Of right records of one workload, those whose times compare best: the refined, if any."""
     refined = [r for r in right if r.timing_pass == REFINE]
@@ -153,17 +149,20 @@ def best_records(records: Iterable[Record]) -> dict[Place, list[Record]]:
 
 def best_ratios(records: Iterable[Record]) -> dict[Place, float]:
     """The best ratio to the best library by workload, where one was timed."""
-    best = {
-        place: max((r.ratio for r in group if r.ratio is not None), default=None)
+    return {
+        place: max(ratios)
         for place, group in best_records(records).items()
+        if (ratios := [r.ratio for r in group if r.ratio is not None])
     }
-    return {place: ratio for place, ratio in best.items() if ratio is not None}
 
 
 def shares_of_copy(records: Iterable[Record]) -> dict[Place, float]:
     """The best bytes/s over those of a copy by workload, where one was timed."""
-    shares = {place: _share(group) for place, group in best_records(records).items()}
-    return {place: share for place, share in shares.items() if share is not None}
+    return {
+        place: share
+        for place, group in best_records(records).items()
+        for share in _beside([group], COPY)
+    }
 
 
 def matrix(best: Mapping[Place, float], form: str) -> str:
@@ -276,15 +275,11 @@ def _filled(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
 
 def _baselines(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
     """The eager references, or the libraries, that some workload was timed beside."""
-    held = [r for group in groups for r in group]
-    return [
-        *dict.fromkeys(
-            name
-            for r in held
-            for name in r.peers
-            if name != COPY and is_eager_reference(r.definition, name) == eager
-        )
-    ]
+    named = dict.fromkeys(
+        (r.definition, name) for group in groups for r in group for name in r.peers
+    )
+    found = (n for d, n in named if n != COPY and is_eager_reference(d, n) == eager)
+    return list(dict.fromkeys(found))
 
 
 def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
@@ -293,7 +288,7 @@ def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
     return ", ".join(f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in found.items())
 
 
-def _beside(groups: Iterable[Sequence[Record]], baseline: str) -> Iterable[float]:
+def _beside(groups: Iterable[Sequence[Record]], baseline: str) -> Iterator[float]:
     """The best kernel's ratio to one baseline, of each workload that was timed beside it."""
     for group in groups:
         ratios = [r.peers[baseline] / r.latency_us["median"] for r in group
@@ -328,7 +323,7 @@ def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agr
     for place in groups[0]:
         if place in groups[1]:
             name, axes, device = place
-            label = " ".join([name, *(f"{n}={v}" for n, v in axes), f"({device})"])
+            label = f"{name} {axes_text(dict(axes))} ({device})"
             a, b = (_Campaign(group[place]) for group in groups)
             (there, refined), (back, refined_back) = b.loss(a.best), a.loss(b.best)
             rows.append(Agreement(label, (there, back), (refined, refined_back)))
@@ -397,38 +392,28 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
-def _some(path: Path) -> list[Record]:
-    found = read_records(path)
-    if not found:
-        raise RecordError(f"{path}: no records there")
-    return found
-
-
+@reports("report", RecordError, MeasurementError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(
         prog="ptxflow report",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples: ptxflow report eval/measurements/h100-deepseek.jsonl.xz\n"
+        "ptxflow report --agree runs/first.jsonl runs/second.jsonl",
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
-    parser.add_argument(
-        "--matrix", action="store_true", help="only the best ratios, a column for each axis value"
-    )
-    parser.add_argument(
-        "--agree", nargs=2, type=Path, metavar=("A", "B"), help="compare two campaigns' choices"
-    )
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
+    about = "only the best ratios, a column for each axis value"
+    add("--matrix", action="store_true", help=about)
+    about = "compare two campaigns' choices"
+    add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
-    try:
-        if args.files:
-            print(summary([r for path in args.files for r in _some(path)], args.matrix))
-        if args.agree:
-            print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
-    except (RecordError, MeasurementError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+    if args.files:
+        print(summary([r for path in args.files for r in require_records(path)], args.matrix))
+    if args.agree:
+        print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
     return 0
 
 

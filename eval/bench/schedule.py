@@ -26,9 +26,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.processes import Processes
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one
+from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one, run_together
 from ptxflow.eval.bench.records import Record, yardstick_time
-from ptxflow.eval.bench.worker import Worker, WorkerError, refine_job
+from ptxflow.eval.bench.worker import Worker, WorkerError
 
 Json = dict[str, Any]
 Outcome = CompiledKernel | Exception
@@ -358,18 +358,10 @@ class Schedule:
         if set(best) <= task.refined or self._abandoned:
             return
         chosen = self._kernels(task, best)
-        kernels = []
-        for candidate, kernel in chosen:
-            image = folder / f"{candidate.strategy.key}.refine.cubin"
-            image.write_bytes(kernel.cubin)
-            kernels.append((kernel.launch.to_json(), image))
-        s = self.settings
-        job = refine_job(
-            task.workload.definition.to_json(), task.workload.axes, kernels,
-            seeds=s.seeds, rounds=s.refine_rounds, settle=s.settle,
-        )  # fmt: skip
+        if not chosen:
+            return
         try:
-            result = worker.run(job, 2 * s.timeout)
+            result = run_together(chosen, worker, self.settings, folder)
         except WorkerError as error:
             worker.stop()
             result = {"status": "fault", "detail": str(error)}

@@ -270,8 +270,9 @@ def job(
     settle: float,
     every_baseline: bool = True,
 ) -> Json:
-    """A job for the child: check the kernel in the file `image`, then time it if it is right.
+    """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples.
 
+    `launch` is that of the cubin in the file `image`; `settle` are seconds of load before timing.
     It is timed beside every baseline, or the yardstick alone.
     """
     return {
@@ -287,24 +288,13 @@ def job(
 
 
 def refine_job(
-    definition: Json,
-    axes: Mapping[str, int],
-    kernels: Sequence[tuple[Json, Path]],
-    *,
-    seeds: Sequence[int],
-    rounds: int,
-    settle: float,
+    definition: Json, axes: Mapping[str, int], kernels: Sequence[tuple[Json, Path]], **how: Any
 ) -> Json:
-    """A job for the child: time kernels (launch, image) in the same rounds, then check each."""
-    return {
-        "definition": definition,
-        "axes": dict(axes),
-        "kernels": [{"launch": launch, "image": str(image)} for launch, image in kernels],
-        "seeds": list(seeds),
-        "rounds": rounds,
-        "settle": settle,
-        "every_baseline": True,
-    }
+    """A job for the child: time kernels (launch, image) in the same rounds beside every baseline,
+    then check each; `how` as in `job`."""
+    one = job(definition, axes, {}, Path(), **how)
+    images = [{"launch": launch, "image": str(image)} for launch, image in kernels]
+    return {k: v for k, v in one.items() if k not in ("launch", "image")} | {"kernels": images}
 
 
 if __name__ == "__main__":
