@@ -9,9 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
-Main = Callable[[Sequence[str] | None], int]
+Main = TypeVar("Main", bound=Callable[..., int])
 
 
 class BadInput(ValueError):
@@ -48,6 +48,7 @@ class Parser(argparse.ArgumentParser):
 def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
     """Decorates a command's `main`: BadInput, OSError and `failures` become one line on stderr that
     begins with the command's name, and exit code 2."""
+    caught: tuple[type[Exception], ...] = (BadInput, OSError, *failures)
 
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
@@ -56,11 +57,11 @@ def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
                 return main(argv)
             except BrokenPipeError:  # who reads has enough: see `ptxflow.__main__.run`
                 raise
-            except (BadInput, OSError, *failures) as error:
+            except caught as error:
                 print(f"{name}: {one_line(error)}", file=sys.stderr)
                 return 2
 
-        return reporting
+        return cast(Main, reporting)
 
     return decorate
 

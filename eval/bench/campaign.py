@@ -246,8 +246,8 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     workloads = plan(args, device)
     earlier = [r for path in args.measured or [] for r in read_records(path)]
     if args.plan:
-        held = [*earlier, *read_records(args.out)]
-        print(show_plan(tasks_of(workloads, held, args.again)))
+        recorded = [*earlier, *read_records(args.out)]
+        print(show_plan(tasks_of(workloads, recorded, args.again)))
         return 0
     workers = fleet(device)
     ptxas.executable()
@@ -259,9 +259,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
     )  # fmt: skip
     with RecordFile(args.out) as records:
-        held = [*earlier, *records.records]
-        warn_of_other_code(held, origin)
-        tasks = tasks_of(workloads, held, args.again)
+        recorded = [*earlier, *records.records]
+        warn_of_other_code(recorded, origin)
+        tasks = tasks_of(workloads, recorded, args.again)
         print(show_plan(tasks), flush=True)
         skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
         finished = measure(tasks, workers, settings, records, origin, began + args.time_limit)
@@ -296,9 +296,9 @@ def measure(
         compiler.close()
 
 
-def tasks_of(workloads: Sequence[Workload], held: Sequence[Record], again: bool) -> list[Task]:
+def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: bool) -> list[Task]:
     by_place: dict[Any, list[Record]] = {}
-    for r in held:
+    for r in recorded:
         by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
     return [make_task(w, by_place.get((w.device.name, *w.place), ()), again) for w in workloads]
 
@@ -310,8 +310,8 @@ def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> 
     return [r for r in latest.values() if r.identity[:4] in asked]
 
 
-def warn_of_other_code(held: Sequence[Record], origin: Origin) -> None:
-    codes = Counter(r.run.get("code", "unknown") for r in held)
+def warn_of_other_code(recorded: Sequence[Record], origin: Origin) -> None:
+    codes = Counter(r.run.get("code", "unknown") for r in recorded)
     other = sum(n for code, n in codes.items() if code != origin.run["code"])
     if other:
         print(f"{other} earlier records are of kernels by another version of the compiler; "

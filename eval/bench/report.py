@@ -83,8 +83,8 @@ def axes_text(axes: Mapping[str, int]) -> str:
 
 def baseline_name(records: Iterable[Record]) -> str:
     """What the ratios of the records are to, for the head of a column."""
-    held = [libraries(r.definition, r.peers) for r in records]
-    names = {min(timed, key=timed.__getitem__) for timed in held if timed}
+    beside = [libraries(r.definition, r.peers) for r in records]
+    names = {min(timed, key=timed.__getitem__) for timed in beside if timed}
     return names.pop() if len(names) == 1 else "best baseline"
 
 
@@ -113,8 +113,8 @@ def _speed(right: Sequence[Record]) -> tuple[str, ...]:
 
 def _middle(values: Iterable[float | None]) -> float | None:
     """The median of what is there."""
-    held = [v for v in values if v]
-    return median(held) if held else None
+    there = [v for v in values if v]
+    return median(there) if there else None
 
 
 def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
@@ -173,12 +173,12 @@ def matrix(best: Mapping[Place, float], form: str) -> str:
         values = tuple(v for _, v in axes)
         tables.setdefault(tuple(n for n, _ in axes), {})[name, values] = value
     shown = []
-    for names, held in tables.items():
-        columns = sorted({values for _, values in held})
+    for names, cells in tables.items():
+        columns = sorted({values for _, values in cells})
         header = ["definition", *(f"{','.join(names)}={','.join(map(str, c))}" for c in columns)]
         body = [
-            [row, *(format(held[row, c], form) if (row, c) in held else "-" for c in columns)]
-            for row in sorted({row for row, _ in held})
+            [row, *(format(cells[row, c], form) if (row, c) in cells else "-" for c in columns)]
+            for row in sorted({row for row, _ in cells})
         ]
         shown.append(align([header, *body]))
     return "\n".join(shown)
@@ -252,15 +252,15 @@ def kinds(records: Iterable[Record]) -> str:
         return ""
     head = "definitions", "workloads", "best", "least", f"under {SLOWER}", "of copy", "least"
     rows: list[tuple[str, ...]] = [(*head, "beside each library (workloads)", f"beside an {EAGER}")]
-    for name, held in groups.items():
-        ratios = list(best_ratios(r for group in held.values() for r in group).values())
-        copied = list(_beside(held.values(), COPY))
+    for name, places in groups.items():
+        ratios = list(best_ratios(r for group in places.values() for r in group).values())
+        copied = list(_beside(places.values(), COPY))
         rows.append((
-            name, str(len(held)),
+            name, str(len(places)),
             *((f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}",
                str(sum(r < SLOWER for r in ratios))) if ratios else ("-", "-", "-")),
             *((f"{geometric_mean(copied):.0%}", f"{min(copied):.0%}") if copied else ("-", "-")),
-            *(_each(held.values(), eager) or "-" for eager in (False, True)),
+            *(_each(places.values(), eager) or "-" for eager in (False, True)),
         ))  # fmt: skip
     return align(_filled(rows))
 
@@ -360,13 +360,13 @@ def agreement_table(rows: Sequence[Agreement], within: float = 0.01) -> str:
         losses = ["-" if x is None else f"{100 * x:+.2f}%" for x in row.losses]
         flags = " and ".join("yes" if x else "no" for x in row.refined)
         cells.append((row.workload, losses[0], losses[1], flags))
-    held = [x for row in rows for x in row.losses if x is not None]
+    known = [x for row in rows for x in row.losses if x is not None]
     good = sum(all(x is not None and x <= within for x in row.losses) for row in rows)
     lines = [align(cells)] if rows else []
     lines.append(f"{good} of {len(rows)} workloads: both choices within {100 * within:g}% of the "
                  "other campaign's best")  # fmt: skip
-    if held:
-        lines.append(f"largest loss {100 * max(held):.2f}%")
+    if known:
+        lines.append(f"largest loss {100 * max(known):.2f}%")
     return "\n".join(lines)
 
 

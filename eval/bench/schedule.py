@@ -123,14 +123,14 @@ class Task:
 def make_task(workload: Workload, measured: Iterable[Record], again: bool = False) -> Task:
     """What is left to do of a workload whose records so far are `measured`."""
     wanted = {c.strategy.key for c in workload.candidates}
-    held = {} if again else {r.identity: r for r in measured if r.key in wanted}
-    screens = {r.key: r for r in held.values() if r.timing_pass == SCREEN}
+    latest = {} if again else {r.identity: r for r in measured if r.key in wanted}
+    screens = {r.key: r for r in latest.values() if r.timing_pass == SCREEN}
     return Task(
         workload,
         deque(c for c in workload.candidates if c.strategy.key not in screens),
         {k: _score(r.latency_us, r.peers, r.timing) for k, r in screens.items()
          if r.status == "ok" and r.latency_us},
-        {r.key for r in held.values() if r.timing_pass == REFINE},
+        {r.key for r in latest.values() if r.timing_pass == REFINE},
     )  # fmt: skip
 
 

@@ -104,12 +104,12 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
 
     UsageError for a family that is not registered.
     """
-    held, jobs = places(), list[Job]()
-    for name in _known(families, held):
+    offered, jobs = places(), list[Job]()
+    for name in _known(families, offered):
         rng = _rng(name, seed)
-        count = min(samples, len(held[name]))
+        count = min(samples, len(offered[name]))
         for i in range(count):
-            definition, axes = held[name][(2 * i + 1) * len(held[name]) // (2 * count)]
+            definition, axes = offered[name][(2 * i + 1) * len(offered[name]) // (2 * count)]
             family, problem = find_problem(definition, axes)
             space = find_space(family, problem, device)
             share = samples // count + (i < samples % count)
@@ -117,11 +117,11 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
     return jobs
 
 
-def _known(families: Sequence[str], held: Mapping[str, object]) -> Sequence[str]:
+def _known(families: Sequence[str], offered: Mapping[str, object]) -> Sequence[str]:
     """The families that are asked for, of those that there are: all of them for none."""
-    if unknown := set(families) - set(held):
-        raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(held)}")
-    return families or list(held)
+    if unknown := set(families) - set(offered):
+        raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(offered)}")
+    return families or list(offered)
 
 
 def _rng(of: str, seed: int) -> np.random.Generator:
@@ -137,11 +137,11 @@ def draw_shapes(
     What is drawn of a family does not depend on the others. UsageError for one that is not
     registered.
     """
-    held, jobs, empty = definitions(), list[Job](), list[Problem]()
-    for name in _known(families, held):
+    offered, jobs, empty = definitions(), list[Job](), list[Problem]()
+    for name in _known(families, offered):
         rng = _rng(f"{name} on {device.name}", seed)
         for _ in range(samples):
-            family, problem = random_problem(held[name][rng.integers(len(held[name]))], rng)
+            family, problem = random_problem(offered[name][rng.integers(len(offered[name]))], rng)
             try:
                 space = enumerate_space(family, problem, device)
             except EmptySpace:

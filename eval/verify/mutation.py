@@ -99,7 +99,7 @@ def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
         key = frozenset(found), any(kernel.arg.cluster > 1 for kernel in kernels)
         if key not in best or size < best[key][0]:
             best[key] = size, (problem, strategy)
-    return [job for _, job in sorted(best.values(), key=lambda held: held[0])]
+    return [job for _, job in sorted(best.values(), key=lambda sized: sized[0])]
 
 
 def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Job]:
@@ -108,8 +108,8 @@ def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Jo
     for job in jobs:
         families.setdefault(job[1].family, []).append(job)
     out: list[Job] = []
-    for held in families.values():
-        found = structures(held, device)
+    for drawn_jobs in families.values():
+        found = structures(drawn_jobs, device)
         count = min(most, len(found))
         out += [found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count)]
     return out

@@ -108,7 +108,7 @@ def sections(summaries: Iterable[Summary]) -> dict[str, str]:
     """The text of each kind of result that there is, devices in alphabetical order."""
     ordered = sorted(summaries, key=lambda s: str(s["device"]))
     found = {kind: [s for s in ordered if s["kind"] == kind] for kind in SECTIONS}
-    return {kind: SECTIONS[kind](held) for kind, held in found.items() if held}
+    return {kind: SECTIONS[kind](group) for kind, group in found.items() if group}
 
 
 def placed(page: str, name: str, text: str) -> str:

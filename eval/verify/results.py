@@ -48,8 +48,8 @@ def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     """Median and maximum of some times in seconds; None of none."""
-    held = list(seconds)
-    return {"median": round(median(held), 3), "max": round(max(held), 3)} if held else None
+    times = list(seconds)
+    return {"median": round(median(times), 3), "max": round(max(times), 3)} if times else None
 
 
 def median_and_max(seconds: Mapping[str, float] | None) -> str:

@@ -146,8 +146,8 @@ def count(verifications: Sequence[Verification]) -> Summary:
 
 
 def _range(values: Iterable[int]) -> list[int] | None:
-    held = sorted(values)
-    return [held[0], held[-1]] if held else None
+    ordered = sorted(values)
+    return [ordered[0], ordered[-1]] if ordered else None
 
 
 def summarise(verifications: Sequence[Verification]) -> Summary:
