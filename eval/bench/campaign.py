@@ -69,7 +69,7 @@ STOPPED = 3  # exit code where the time limit left strategies unmeasured
 
 
 def plan(args: argparse.Namespace, device: Device) -> list[Workload]:
-    """The workloads that the arguments ask for, each once, in order."""
+    """The workloads that the arguments ask for, each once, in order; may raise UsageError."""
     found: list[Workload] = []
     for path in args.strategies or []:
         found += from_list(read_strategies(path), device, str(path))
@@ -87,7 +87,7 @@ def places(
     chosen: Sequence[str] | None, axes: Mapping[str, Sequence[int]]
 ) -> list[tuple[Definition, dict[str, int]]]:
     """Definitions at bound axes: the chosen ones, or all with kernels that vary in these axes; at
-    the given axes, or at the workloads that come with them."""
+    the given axes, or at the workloads that come with them. UsageError where there is none."""
     definitions = [load(name) for name in chosen or names()]
     if not chosen:
         definitions = [d for d in definitions if has_kernels(d, axes)]
@@ -186,7 +186,7 @@ def show_plan(tasks: Sequence[Task]) -> str:
 
 
 def fleet(device: Device) -> list[Worker]:
-    """A worker for each visible GPU that runs the device's code."""
+    """A worker for each visible GPU that runs the device's code; RuntimeUnavailable without one."""
     require_gpu(device)
     driver, count = Driver(), ctypes.c_int()
     driver("cuDeviceGetCount", ctypes.byref(count))
@@ -241,6 +241,7 @@ def origin_of(workloads: Sequence[Workload], argv: Sequence[str]) -> Origin:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Plan, measure and print; the exit code. Raises one of FAILURES."""
     began = time.monotonic()
     device = find_device(args.device)
     workloads = plan(args, device)
@@ -285,7 +286,10 @@ def measure(
     origin: Origin,
     deadline: float,
 ) -> bool:
-    """Whether everything was measured before the deadline; outcomes are appended to `records`."""
+    """Whether everything was measured before `deadline`, in seconds of `time.monotonic`.
+
+    Outcomes are appended to `records`. WorkerError where every GPU is lost.
+    """
     compiler = ProcessCompiler(settings.jobs or 1)
     log = Log(records, origin, sum(len(t.todo) for t in tasks))
     try:
@@ -297,6 +301,7 @@ def measure(
 
 
 def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: bool) -> list[Task]:
+    """What is left to measure of each workload; all of it with `again`."""
     by_place: dict[Any, list[Record]] = {}
     for r in recorded:
         by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
@@ -311,6 +316,7 @@ def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> 
 
 
 def warn_of_other_code(recorded: Sequence[Record], origin: Origin) -> None:
+    """Say on stderr how many records are of kernels by other code than this run's."""
     codes = Counter(r.run.get("code", "unknown") for r in recorded)
     other = sum(n for code, n in codes.items() if code != origin.run["code"])
     if other:
@@ -390,6 +396,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
 
 @reports("campaign", *FAILURES)
 def main(argv: Sequence[str] | None = None) -> int:
+    """The exit codes that --help names; 130 where Ctrl-C ends it, with the records kept."""
     argv = sys.argv[1:] if argv is None else argv
     args = arguments(argv)
     try:

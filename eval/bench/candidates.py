@@ -186,7 +186,7 @@ def compile_all(
 def run_one(
     candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    """Check and time one compiled kernel in the worker; see `Worker.run`."""
+    """Check and time one compiled kernel in the worker; its outcome, as `Worker.run` gives it."""
     image = folder / f"{candidate.strategy.key}.cubin"
     image.write_bytes(kernel.cubin)
     try:

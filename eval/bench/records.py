@@ -46,7 +46,7 @@ class RecordError(RuntimeError):
 
 
 def libraries(definition: str, baselines: Mapping[str, float]) -> dict[str, float]:
-    """The baselines of a definition that ratios are to: no copy, no eager reference."""
+    """Of baselines' microseconds those that ratios are to: no copy's, no eager reference's."""
     return {
         name: us
         for name, us in baselines.items()
@@ -55,12 +55,13 @@ def libraries(definition: str, baselines: Mapping[str, float]) -> dict[str, floa
 
 
 def best_baseline(definition: str, baselines: Mapping[str, float]) -> float | None:
-    """The time that ratios are to: the fastest library's, if one was timed."""
+    """The microseconds that ratios are to: the fastest library's, if one was timed."""
     return min(libraries(definition, baselines).values(), default=None)
 
 
 def yardstick_time(baselines: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
-    """What was timed beside every kernel of the workload; None where nothing was."""
+    """Microseconds of what was timed beside every kernel; None where nothing was. `timing` is the
+    record's, which names it."""
     return baselines.get(yardstick(timing.get("yardstick", ""), baselines))
 
 
@@ -153,7 +154,10 @@ def require_records(path: Path) -> list[Record]:
 
 
 class RecordFile:
-    """An open record file: one writer at a time, one flushed line a record."""
+    """An open record file: one writer at a time, one flushed line a record.
+
+    RecordError where the file holds something else, cannot be written, or is another process's.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -178,6 +182,7 @@ class RecordFile:
             self._file.truncate(whole)
 
     def append(self, record: Record) -> None:
+        """Write a line; on the disk after SYNC_SECONDS at most. ValueError for a NaN."""
         line = json.dumps(record.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
@@ -187,6 +192,7 @@ class RecordFile:
         self.records.append(record)
 
     def latest(self) -> dict[Identity, Record]:
+        """The last record of each identity."""
         return {r.identity: r for r in self.records}
 
     def close(self) -> None:
@@ -294,7 +300,7 @@ def _digits(value: float | None) -> float | None:
 
 
 def unpack(table: Table) -> list[Record]:
-    """The records of a table; see `pack` for what they lack."""
+    """The records of a table, row by row; see `pack` for what they lack."""
     about, columns = table.about, table.columns
     flops = about.get("flops")
     records = []

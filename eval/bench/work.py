@@ -145,6 +145,7 @@ def _indexed(problem: Problem, made: Inputs) -> Problem:
 
 
 def routed(axes: Mapping[str, int], made: Inputs) -> Routed:
+    """Of the routing inputs of MoE, as `make_indices` gives them."""
     chosen, _ = route(made["routing_logits"], made["routing_bias"])
     first = made["local_expert_offset"]
     local = (chosen >= first) & (chosen < first + axes["num_local_experts"])

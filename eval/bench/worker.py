@@ -39,7 +39,7 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A child that runs jobs, started when needed and replaced when lost."""
+    """A child that runs jobs, started when needed and replaced when lost. Timeouts are seconds."""
 
     def __init__(
         self,
@@ -58,7 +58,10 @@ class Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
 
     def start(self) -> Json:
-        """Start the child if none runs; returns what it says of its GPU."""
+        """Start the child if none runs; returns what it says of its GPU.
+
+        WorkerError where it finds no GPU, dies, or says nothing within `start_timeout`.
+        """
         if self._process is not None and self._process.poll() is None:
             return self.gpu
         root = str(Path(ptxflow.__file__).resolve().parents[1])
@@ -92,7 +95,8 @@ class Worker:
     def run(self, job: Json, timeout: float) -> Json:
         """The outcome of one job: a mapping with `status` and whatever belongs to it.
 
-        `timeout` is seconds for the kernel, checks and timing together, inputs not counted.
+        `timeout` is seconds for the kernel, checks and timing together, inputs not counted. A hang
+        or a fault of the kernel is an outcome; WorkerError where the machinery fails.
         """
         self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -245,6 +249,7 @@ def _next_line(lines: queue.Queue[bytes | None], idle: Callable[[], bool]) -> by
 
 
 def main() -> None:
+    """The child: say what GPU this is, or why there is none, and answer jobs until stdin closes."""
     from ptxflow.compiler.backend.runtime import gpu_info
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, who kills us

@@ -55,7 +55,7 @@ class Row:
 
 
 def row(definition: Definition, axes: Mapping[str, int], device: torch.device, timer: Timer) -> Row:
-    """Check and time the baselines of one workload."""
+    """Check and time the baselines of one workload; `timer` gives microseconds by name."""
     bench = Bench(case_of(definition, axes, device), device, (SEED,))
     beside = Baselines(definition, axes, bench)
     calls = beside.calls(every=True)
@@ -130,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def append(path: Path, found: Row) -> None:
+    """A line of JSON at the end of the file, whose folder may be missing."""
     about: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
