@@ -13,7 +13,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.checking import Bench, Case, Verdict, check, compare
 from ptxflow.eval.bench.own_work import Borrowed, own_work
 from ptxflow.eval.bench.references import load_reference, source
-from ptxflow.eval.bench.tolerance import ELEMENTWISE, Tolerance
+from ptxflow.eval.bench.tolerance import Tolerance
 from tests.eval.benches import CPU, bench_of
 
 GEMM = load("gemm_n128_k2048")
@@ -33,7 +33,7 @@ def small_case() -> Case:
         inputs=inputs,
         reference=lambda t: {"C": (t["A"].float() @ t["B"].float().T).half()},
         outputs={"C": ((M, N), torch.float16)},
-        tolerance={"C": Tolerance(2.0**-10, 1e-3, ELEMENTWISE, "test")},
+        tolerance={"C": Tolerance(2.0**-10, 1e-3, "test")},
     )
 
 
@@ -138,7 +138,7 @@ def test_a_cheat_is_rejected(kernel: Kernel, reason: str) -> None:
 def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
     inf, nan = torch.inf, torch.nan
     ref = torch.tensor([inf, -inf, nan, 1.0])
-    tolerance = Tolerance(0.0, 1e-3, ELEMENTWISE, "test")
+    tolerance = Tolerance(0.0, 1e-3, "test")
     assert compare(torch.tensor([inf, -inf, 7.0, 1.0]), ref, tolerance).wrong == 0
     assert compare(torch.tensor([inf, inf, 7.0, nan]), ref, tolerance).wrong == 2
 

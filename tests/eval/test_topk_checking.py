@@ -15,7 +15,7 @@ from ptxflow.eval.bench.session import case_of, scored
 from ptxflow.eval.bench.tolerance import TOPK, Tolerance, tolerance
 
 LONG = Path(__file__).parents[1] / "definitions/dsa_topk_indexer_fp8_h64_d128_topk2048_ps64.json"
-RULE = Tolerance(0.0, 0.1, TOPK, "test")
+RULE = Tolerance(0.0, 0.1, "test", TOPK)
 #: two rows of six tokens: slot and score; the second has two tokens
 SCORED = torch.tensor(
     [
