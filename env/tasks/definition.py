@@ -238,7 +238,7 @@ def _read(path: Path) -> Any:
 
 
 def parse(data: Any, where: str = "definition") -> Definition:
-    """A definition from its JSON value; DefinitionError that begins with `where` where it is wrong."""
+    """A definition from its JSON value; DefinitionError, named by `where`, if it is wrong."""
 
     def fail(key: str, expected: str) -> DefinitionError:
         return DefinitionError(f"{where}: {key} must be {expected}")
