@@ -19,6 +19,7 @@ from ptxflow.eval.bench.report import (
     settled,
     summary,
 )
+from tests.builders import gemm_record
 
 FILES = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
 LARGE = 30_000  # bytes
@@ -61,11 +62,7 @@ PLACE = "gemm_n128_k2048", (("M", 6),)
 
 
 def record(key: str, us: float, timing_pass: str, status: str = "ok") -> Record:
-    return Record(
-        "gemm_n128_k2048", {"M": 6}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
-        correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
-        peers={"torch.mm": 8.0}, ratio=8.0 / us, timing_pass=timing_pass,
-    )  # fmt: skip
+    return gemm_record(key, us, status=status, timing_pass=timing_pass)
 
 
 def test_refined_times_speak_where_there_are_any():

@@ -25,7 +25,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategie
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample import pipeline
 from ptxflow.gfn.checkpoint import read
-from tests.builders import compiled, refused, space_at, untrained
+from tests.builders import compiled, python, refused, space_at, untrained
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
@@ -212,8 +212,7 @@ def test_names_and_axes_are_refused_before_torch_is_imported() -> None:
         "sample.main(['--definition', 'gemm_n128_k2048', '--axes', 'Q=3']); " \
         "sample.main(['--definition', 'gemm_n128_k2048', '--device', 'a100']); " \
         "print('torch' in sys.modules)"  # fmt: skip
-    root = Path(sample.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n" and done.stderr.count("\n") == 3, done.stderr
 
 
@@ -363,11 +362,7 @@ def test_every_device_has_a_default_checkpoint_by_name() -> None:
 def test_help_and_usage_need_no_heavy_imports() -> None:
     code = "import sys, sample; sample.arguments(['--definition', 'x']); " \
         "print('torch' in sys.modules or 'numpy' in sys.modules)"  # fmt: skip
-    root = Path(sample.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n", done.stderr
     for argv in (["--definition", NAME, "-k", "0"], ["--definition", NAME, "-k", "x"], []):
-        done = subprocess.run(
-            [sys.executable, "sample.py", *argv], cwd=root, capture_output=True, text=True
-        )
-        assert done.returncode == 2
+        assert python("sample.py", *argv).returncode == 2

@@ -7,14 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import ptxflow
 from ptxflow.__main__ import COMMANDS, EXAMPLES, MODULES, main, text
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builders import ROOT, python
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +94,7 @@ def test_help_and_definitions_import_no_torch() -> None:
         "main(['--help']); assert 'numpy' not in sys.modules\n"
         "raise SystemExit(main(['definitions']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     assert "rmsnorm_h4096" in done.stdout
 
