@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +23,10 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.candidates import Workload
 from ptxflow.eval.bench.records import Record, RecordFile
 
+if TYPE_CHECKING:
+    from ptxflow.gfn.training import Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
 Main = Callable[[Sequence[str]], int]
 GEMM = family("gemm")
 LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
@@ -41,6 +47,13 @@ def refused(main: Main, capsys: pytest.CaptureFixture[str], *argv: object) -> st
     out, err = capsys.readouterr()
     assert code == 2 and not out and err.count("\n") == 1, err
     return err
+
+
+def python(*argv: str) -> subprocess.CompletedProcess[str]:
+    """What Python prints where it is started in the root of the repository."""
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def toy_family(
@@ -98,6 +111,15 @@ def record(
     return Record(name, axes, strategy.to_json(), strategy.key, "h200", "ok", **fields)
 
 
+def gemm_record(key: str, us: float, m: int = 6, status: str = "ok", **changes: Any) -> Record:
+    """A kernel of gemm_n128_k2048 beside a library that takes 8 us."""
+    return Record(
+        "gemm_n128_k2048", {"M": m}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
+        correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
+        peers={"torch.mm": 8.0}, ratio=8.0 / us, **changes,
+    )  # fmt: skip
+
+
 def by_key(strategy: Strategy) -> float:
     """Microseconds that differ from strategy to strategy."""
     return 5.0 + int(strategy.key[:2], 16) / 100
@@ -112,3 +134,13 @@ def played(us: Callable[[Strategy], float]) -> Callable[[Sequence[Workload], Pat
                 file.append(record(c.definition.name, c.axes, c.strategy, us(c.strategy)))
 
     return play
+
+
+def away_from_uniform(trainer: Trainer) -> Trainer:
+    """The trainer, of a network whose outputs are drawn at random."""
+    import torch
+
+    generator = torch.manual_seed(0)
+    for shape in trainer.network.config.families:
+        torch.nn.init.normal_(trainer.network.of(shape.name).head, std=0.5, generator=generator)
+    return trainer

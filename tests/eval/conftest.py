@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,14 @@ import pytest
 from ptxflow.eval.study.search.replay import Replay, read_replays
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "eval" / "measurements"
+
+
+@pytest.fixture
+def driverless() -> None:
+    """Skips on a machine that has NVIDIA's driver."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("this machine has a driver")
 
 
 @pytest.fixture(scope="session")

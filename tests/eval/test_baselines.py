@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,6 +20,7 @@ from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.bench.session import FEW_ROUNDS, shares
 from ptxflow.eval.bench.timing import time_interleaved
+from tests.builders import python
 from tests.eval.benches import beside, install
 
 NORMS = ("rmsnorm_h128", "fused_add_rmsnorm_h2048")
@@ -241,4 +241,4 @@ def test_chains_of_eager_operations_are_no_libraries() -> None:
     assert is_eager_reference("gqa_paged_decode_h32_kv8_d128_ps1", "torch")
     assert not is_eager_reference("fused_add_rmsnorm_h2048", "torch")  # one tuned operation
     code = "import sys, ptxflow.eval.bench.baselines; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert python("-c", code).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
+from ptxflow.env.tasks.definition import names
+from ptxflow.env.tasks.workload import workloads
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
@@ -19,8 +22,10 @@ from ptxflow.eval.bench.report import (
     settled,
     summary,
 )
+from tests.builders import gemm_record
 
-FILES = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
+MEASUREMENTS = Path(__file__).parents[2] / "eval" / "measurements"
+FILES = sorted(MEASUREMENTS.glob("*.jsonl.xz"))
 LARGE = 30_000  # bytes
 MEASURED = [
     pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.stat().st_size > LARGE)) for p in FILES
@@ -61,11 +66,7 @@ PLACE = "gemm_n128_k2048", (("M", 6),)
 
 
 def record(key: str, us: float, timing_pass: str, status: str = "ok") -> Record:
-    return Record(
-        "gemm_n128_k2048", {"M": 6}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
-        correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
-        peers={"torch.mm": 8.0}, ratio=8.0 / us, timing_pass=timing_pass,
-    )  # fmt: skip
+    return gemm_record(key, us, status=status, timing_pass=timing_pass)
 
 
 def test_refined_times_speak_where_there_are_any():
@@ -212,3 +213,43 @@ def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     assert main(["--agree", "/nowhere.jsonl", "/nowhere.jsonl"]) == 2
     assert "report: /nowhere.jsonl: no such file" in capsys.readouterr().err
+
+
+SAMPLES = 16
+Place = tuple[str, frozenset[tuple[str, int]]]
+
+
+def sampled(device: str) -> Counter[Place]:
+    """Kernels of policies, by workload: different strategies that were measured on the device."""
+    kernels = set()
+    for path in sorted(MEASUREMENTS.glob(f"{device}-*policy.jsonl.xz")):
+        for record in read_records(path):
+            assert record.status == "ok", (path.name, record.definition, record.axes, record.detail)
+            assert record.device == device, path.name
+            kernels.add((record.definition, frozenset(record.axes.items()), record.key))
+    return Counter((definition, axes) for definition, axes, _ in kernels)
+
+
+@pytest.fixture(scope="module")
+def on_h200() -> Counter[Place]:
+    return sampled("h200")
+
+
+@pytest.fixture(scope="module")
+def on_h100() -> Counter[Place]:
+    return sampled("h100")
+
+
+def places(name: str) -> set[Place]:
+    return {(name, frozenset(w.axes.items())) for w in workloads(name) if not w.refusal}
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_workload_was_sampled_on_an_h200(name: str, on_h200: Counter[Place]) -> None:
+    missing = {p: on_h200[p] for p in places(name) if on_h200[p] < SAMPLES}
+    assert places(name) and not missing
+
+
+@pytest.mark.parametrize("name", names())
+def test_three_workloads_were_sampled_on_an_h100(name: str, on_h100: Counter[Place]) -> None:
+    assert sum(on_h100[p] >= SAMPLES for p in places(name)) >= 3

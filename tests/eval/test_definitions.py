@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from ptxflow.env.tasks import definition as module
 from ptxflow.env.tasks.definition import DefinitionError, load, names, parse
 from ptxflow.eval.bench.reference_text import stale, text_of
 from ptxflow.eval.bench.references import load_reference, source
+from tests.builders import python
 
 GEMM = "gemm_n4096_k4096"
 
@@ -234,7 +233,7 @@ def test_loading_needs_no_torch() -> None:
         "import sys; from ptxflow.env.tasks.definition import load; "
         f"load({GEMM!r}).bind({{'M': 1}}); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_definition_folder_holds_nothing_else() -> None:

@@ -12,11 +12,11 @@ from ptxflow.compiler.device import H200
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load, names
-from ptxflow.eval.bench.records import Record
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study import definitions_page
 from ptxflow.eval.study.definitions_page import main, space_cells, speeds, typical, verified
 from ptxflow.eval.verify.results import Summary
+from tests.builders import gemm_record
 
 PAGE = definitions_page.ROOT / "eval" / "results" / "definitions.md"
 NAME = "gemm_n128_k2048"
@@ -50,14 +50,11 @@ def test_results_of_several_files_are_added_up() -> None:
 
 
 def test_the_best_right_kernel_of_a_workload_speaks() -> None:
-    def timed(key: str, us: float, m: int, status: str = "ok") -> Record:
-        return Record(
-            NAME, {"M": m}, {"family": "gemm", "choices": {"a": key}}, key, "h200", status,
-            correct=status == "ok", latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
-            peers={"torch.mm": 8.0}, ratio=8.0 / us,
-        )  # fmt: skip
-
-    records = [timed("a", 4.0, 6), timed("b", 2.0, 6, "wrong"), timed("c", 16.0, 64)]
+    records = [
+        gemm_record("a", 4.0, 6),
+        gemm_record("b", 2.0, 6, "wrong"),
+        gemm_record("c", 16.0, 64),
+    ]
     elsewhere = replace(records[0], device="h100")
     speed = speeds([*records, elsewhere])[NAME]
     assert (speed.kernels, speed.right, speed.ratios) == (3, 2, (2.0, 0.5))

@@ -23,9 +23,10 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.env.features import describe_device
 from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategies
 from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.attention_workloads import Batch, axes_of
 from ptxflow.eval.sample import pipeline
 from ptxflow.gfn.checkpoint import read
-from tests.builders import compiled, refused, space_at, untrained
+from tests.builders import compiled, python, refused, space_at, untrained
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
@@ -212,8 +213,7 @@ def test_names_and_axes_are_refused_before_torch_is_imported() -> None:
         "sample.main(['--definition', 'gemm_n128_k2048', '--axes', 'Q=3']); " \
         "sample.main(['--definition', 'gemm_n128_k2048', '--device', 'a100']); " \
         "print('torch' in sys.modules)"  # fmt: skip
-    root = Path(sample.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n" and done.stderr.count("\n") == 3, done.stderr
 
 
@@ -363,11 +363,35 @@ def test_every_device_has_a_default_checkpoint_by_name() -> None:
 def test_help_and_usage_need_no_heavy_imports() -> None:
     code = "import sys, sample; sample.arguments(['--definition', 'x']); " \
         "print('torch' in sys.modules or 'numpy' in sys.modules)"  # fmt: skip
-    root = Path(sample.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n", done.stderr
     for argv in (["--definition", NAME, "-k", "0"], ["--definition", NAME, "-k", "x"], []):
-        done = subprocess.run(
-            [sys.executable, "sample.py", *argv], cwd=root, capture_output=True, text=True
-        )
-        assert done.returncode == 2
+        assert python("sample.py", *argv).returncode == 2
+
+
+FOLDER = Path(__file__).parents[1] / "definitions"
+CHUNK = Batch(4, 4096, queries=64)  # of a prefill
+CASES = [
+    ("mla_paged_decode_h128_ckv512_kpe64_ps1", "b200", Batch(16, 4096)),
+    ("mla_paged_decode_h128_ckv512_kpe64_ps64", "h200", Batch(64, 1024)),
+    ("mla_paged_prefill_causal_h128_ckv512_kpe64_ps1", "h200", CHUNK),
+    ("mla_paged_prefill_causal_h128_ckv512_kpe64_ps64", "b200", CHUNK),
+    ("dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps64", "h200", None),
+]
+
+
+@pytest.mark.parametrize(("name", "device", "batch"), CASES, ids=[c[0] for c in CASES])
+def test_definitions_of_128_heads_are_sampled(
+    name: str, device: str, batch: Batch | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "compile_all", fake_compile)
+    path, out = FOLDER / f"{name}.json", tmp_path / "out"
+    axes = axes_of(load(path), batch) if batch else {"num_tokens": 64, "num_pages": 8462}
+    argv = ["--definition", str(path), "--axes", *(f"{n}={v}" for n, v in axes.items())]
+    argv += ["--device", device, "-k", "4", "--measure", "no", "--no-emulate", "--out"]
+    assert sample.main([*argv, str(out)]) == 0
+    rows = read_strategies(out / "summary.json")
+    assert len({s.key for _, _, s in rows}) == 4
+    for definition, found, _ in rows:
+        assert definition.name == name and found["num_qo_heads"] == 128
+        assert {n: found[n] for n in axes} == axes

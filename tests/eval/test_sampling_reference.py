@@ -9,10 +9,11 @@ from scipy import stats
 
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import session
-from ptxflow.eval.bench.checking import Bench, check
+from ptxflow.eval.bench.checking import check
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references.sampling import filtered
 from ptxflow.eval.bench.references.sampling_integers import integers, kept, philox, sample
+from tests.eval.benches import bench_of
 
 VOCAB, DRAWS = 60, 20_000
 
@@ -124,8 +125,7 @@ def test_upstream_accepts_what_is_drawn() -> None:
 def test_our_kernels_must_draw_the_very_token() -> None:
     """A token that could be drawn, but not in this state of the generator, is refused."""
     definition = load("top_k_sampling_from_probs_v128256").resized(vocab_size=1000)
-    case = session.case_of(definition, {"batch_size": 3}, torch.device("cpu"))
-    bench = Bench(case, torch.device("cpu"), (1, 2))
+    bench = bench_of(definition, {"batch_size": 3})
     t = bench.tensors
 
     def draw(seed: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.family import Decision, Demand, Family, Problem, Rule
+from ptxflow.compiler.family import Decision, Demand, Problem, Rule
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
 from ptxflow.eval.study.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
@@ -21,15 +21,12 @@ from ptxflow.eval.study.search.plain import Drawn, Exhaustive, Ranked, Sequentia
 from ptxflow.eval.study.search.play import Foul, Method, Search, interference, play
 from ptxflow.eval.study.search.process import Process, _Residuals, _slope
 from ptxflow.eval.study.search.replay import Replay, closed, kept
+from tests.builders import toy_family
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = Rule(
     "wide and tall are not both large", ("tall", "wide"), lambda f, p, d: f.tall * f.wide < 40
 )
-
-
-def none(*_: Any) -> Any:
-    raise AssertionError("a search has no use for this")
 
 
 def load(f: Any, problem: Problem, device: Any) -> Demand:
@@ -38,14 +35,15 @@ def load(f: Any, problem: Problem, device: Any) -> Demand:
     return Demand(1 + zero, 1, 1, 1, 2, 1, 1, moved, 0, 0, 0, 1, 0)
 
 
-FAMILY = Family(
-    "toy", ("toy",),
+FAMILY = toy_family(
+    "toy",
     (
         Decision("tall", (1, 2, 4, 8), "rows"), Decision("wide", (1, 2, 4, 8), "columns"),
         Decision("order", ("row", "column", "snake"), "of tiles"),
         Decision("depth", (2, 3, 4, 5, 6), "of the ring"),
     ),
-    (WIDE,), none, none, load, none, none, none, none,
+    (WIDE,),
+    demand=load,
 )  # fmt: skip
 PROBLEM = Problem("toy", "toy_n64", (("M", 8), ("N", 64)), "float16", 1e9, 1e6)
 SPACE = enumerate_space(FAMILY, PROBLEM, H200)

@@ -12,6 +12,7 @@ from gfn.samplers import Sampler
 
 from ptxflow.env.space import Space
 from ptxflow.gfn.training import TrainConfig, Trainer
+from tests.builders import away_from_uniform
 
 SpaceOf = Callable[[int], Space]
 
@@ -20,10 +21,8 @@ SpaceOf = Callable[[int], Space]
 def trainer(toy: SpaceOf, other: SpaceOf, toy_reward: Any) -> Trainer:
     """One network for two families, its outputs away from uniform, everything in debug mode."""
     spaces = [toy(2), other(8), toy(16), other(64)]
-    made = Trainer(spaces, TrainConfig(tau=0.2, hidden=32), 10, toy_reward)
-    generator = torch.manual_seed(0)
-    for shape in made.network.config.families:
-        torch.nn.init.normal_(made.network.of(shape.name).head, std=0.5, generator=generator)
+    config = TrainConfig(tau=0.2, hidden=32)
+    made = away_from_uniform(Trainer(spaces, config, 10, toy_reward))
     for group in made.groups:
         group.env.debug = group.balance.debug = group.balance.pf.debug = True
     return made

@@ -12,17 +12,15 @@ from gfn.samplers import Sampler
 
 from ptxflow.env.space import Space
 from ptxflow.gfn.training import Group, TrainConfig, Trainer
+from tests.builders import away_from_uniform
 
 SpaceOf = Callable[[int], Space]
 
 
 @pytest.fixture
 def trainer(toy: SpaceOf, toy_reward: Any) -> Trainer:
-    made = Trainer([toy(m) for m in (1, 4, 64)], TrainConfig(tau=0.2), 10, toy_reward)
-    generator = torch.manual_seed(0)
-    for shape in made.network.config.families:
-        torch.nn.init.normal_(made.network.of(shape.name).head, std=0.5, generator=generator)
-    return made
+    spaces = [toy(m) for m in (1, 4, 64)]
+    return away_from_uniform(Trainer(spaces, TrainConfig(tau=0.2), 10, toy_reward))
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builders import ROOT, python
+
 FOLDERS = ("compiler", "env", "gfn", "eval")
 MAY_IMPORT = {
     "compiler": {"compiler"},
@@ -106,20 +105,12 @@ def test_compiler_and_env_import_without_torch_and_cuda() -> None:
         f"for name in {[n.removesuffix('.__init__') for n in names]}:\n"
         "    importlib.import_module(name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
 
 
 def test_gfn_is_torchgfn_even_from_the_root() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import gfn; print(gfn.__file__)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", "import gfn; print(gfn.__file__)")
     found = Path(done.stdout.strip()).resolve()
     assert found.parent.parent.name == "site-packages"
 

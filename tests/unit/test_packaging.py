@@ -23,17 +23,18 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "ptxflow", *FOLDERS, *SCRIP
 DATA = (".json", ".jsonl", ".jsonl.xz", ".safetensors")
 
 
-def run(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:
-    """What a command prints; nothing of a checkout is on its path."""
+def ended(
+    command: Sequence[str | Path], cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Of a command; nothing of a checkout is on its path."""
     clean = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "PTXFLOW_CACHE")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=clean | {"PYTHONDONTWRITEBYTECODE": "1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = clean | {"PYTHONDONTWRITEBYTECODE": "1"} | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def run(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:
+    """What a command prints."""
+    done = ended(command, cwd, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -171,11 +172,8 @@ def test_the_command_samples_and_trains_where_there_is_no_checkout(
 def test_what_renews_the_repository_says_that_it_needs_one(
     module: str, site: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"ptxflow.eval.{module}"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", f"ptxflow.eval.{module}"]
+    done = ended(command, tmp_path, PYTHONPATH=str(site))
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr.startswith(f"{module.split('.')[1]}: ") and len(done.stderr.splitlines()) == 1
