@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ptxflow.command import BadInput
 from ptxflow.gfn.options import (
-    BadInput,
     Settings,
     known_device,
     parse,
@@ -23,7 +23,7 @@ from ptxflow.gfn.options import (
 )
 
 if TYPE_CHECKING:
-    from ptxflow.env.reward import Remembered, Reward
+    from ptxflow.env.reward import CachedReward, Reward
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.training_set import Member
     from ptxflow.eval.bench.live_reward import Live
@@ -51,8 +51,7 @@ def placed(compute: str | None) -> str:
 
 
 def new_settings(args: argparse.Namespace) -> Settings:
-    from ptxflow.env.reward_source import RewardError, describe
-    from ptxflow.env.tasks.definition import DefinitionError
+    from ptxflow.env.reward_source import describe
     from ptxflow.env.tasks.training_set import ON_GPU, PRESETS, chosen
 
     name = args.preset or "full"
@@ -60,11 +59,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
     options = {"batch": args.batch, "hidden": args.width, "tau": args.tau, "seed": args.seed}
     given = {k: v for k, v in options.items() if v is not None}
     device = known_device(args.device)
-    try:
-        definitions = chosen(args.definitions, preset)
-        reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
-    except (RewardError, DefinitionError) as error:
-        raise BadInput(str(error)) from None
+    definitions = chosen(args.definitions, preset)
+    reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(
@@ -102,7 +98,7 @@ class Workloads:
         return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
 
 
-def workloads(settings: Settings, reward: Remembered) -> Workloads:
+def workloads(settings: Settings, reward: CachedReward) -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
     from ptxflow.compiler.device import device
     from ptxflow.env.tasks.spaces import cores, spaces_of
@@ -214,19 +210,15 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
 def begun_with(settings: Settings) -> dict[str, Any]:
     """What the policy that a run begins with was trained on, with what results by family, and how
     long each of the runs was that made it."""
-    from ptxflow.eval.sample.tuning import say_other_device
     from ptxflow.eval.study.joint_policy import runs_of
-    from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
 
     about: dict[str, Any] = {}
-    try:
-        if settings.init:
-            policy = load_policy(Path(settings.init))
-            about = policy.about
-            say_other_device(policy, settings.device)
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
+    if settings.init:
+        policy = load_policy(Path(settings.init))
+        about = policy.about
+        if other := policy.trained_elsewhere(settings.device):
+            print(other, flush=True)
     return {
         "device": about.get("settings", {}).get("device"),
         "definitions": about.get("settings", {}).get("definitions", []),
@@ -245,12 +237,9 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
         folder = args.resume.parent if args.resume.is_file() else args.resume
         path = args.resume if args.resume.is_file() else folder / CHECKPOINT
         require_there(path)
-        from ptxflow.gfn.checkpoint import CheckpointError, read
+        from ptxflow.gfn.checkpoint import read
 
-        try:
-            state = read(path)
-        except CheckpointError as error:
-            raise BadInput(str(error)) from None
+        state = read(path)
         if "settings" not in state.config or "generator" not in state.tensors:
             raise BadInput(f"{args.resume}: a policy alone, not the state of a run")
         try:
@@ -272,12 +261,9 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
     """The reward, and the settings with the digests of the files it was read from."""
-    from ptxflow.env.reward_source import RewardError, build
+    from ptxflow.env.reward_source import build
 
-    try:
-        reward, description = build(settings.reward, settings.device)
-    except RewardError as error:
-        raise BadInput(str(error)) from None
+    reward, description = build(settings.reward, settings.device)
     return reward, replace(settings, reward=description)
 
 
@@ -285,8 +271,8 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.compiler.device import device
-    from ptxflow.env.replay import ReplayReward
-    from ptxflow.env.reward import ModelReward, Remembered
+    from ptxflow.env.observations import ReplayReward
+    from ptxflow.env.reward import CachedReward, ModelReward
     from ptxflow.env.reward_source import ROOT
     from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
 
@@ -300,7 +286,7 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
     path = folder / MEASUREMENTS
-    return Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
+    return Live(definitions, held.of("trained"), path, CachedReward(fallback), files, gpus)
 
 
 def measure_round(run: Run, live: Live) -> None:
@@ -326,16 +312,12 @@ def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | Non
     """The network that a run begins with, if it is a trained one; BadInput where it is no good.
 
     Of a run that goes on its state says everything, and which families it has."""
-    from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import load_policy
     from ptxflow.gfn.network import PolicyNetwork
 
     if state:
         return PolicyNetwork(state.network)
-    try:
-        return load_policy(settings.init).network if settings.init else None
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
+    return load_policy(settings.init).network if settings.init else None
 
 
 def make_run(
@@ -345,7 +327,6 @@ def make_run(
     from tqdm import tqdm
 
     from ptxflow.env.reward import TAU
-    from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.run import Run
     from ptxflow.gfn.training import TrainConfig, Trainer
 
@@ -364,10 +345,7 @@ def make_run(
     length = settings.steps, settings.minutes, settings.measurements
     run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
     if state:
-        try:
-            run.take_over(state)
-        except CheckpointError as error:
-            raise BadInput(str(error)) from None
+        run.take_over(state)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)
@@ -377,7 +355,7 @@ def make_run(
 def start(args: argparse.Namespace) -> int:
     if args.compute != "cpu":  # before numpy: a core each for the processes that prepare
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from ptxflow.env.reward import Remembered
+    from ptxflow.env.reward import CachedReward
 
     folder, settings, state = prepare(args)
     for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
@@ -385,7 +363,7 @@ def start(args: argparse.Namespace) -> int:
     reward, settings = source(settings)
     if not state:
         settings = replace(settings, begun=begun_with(settings))
-    kept = Remembered(reward)
+    kept = CachedReward(reward)
     held = workloads(settings, kept)
     trained = held.of("trained")
     live = live_measuring(folder, settings, held, reward) if settings.live else None
@@ -427,18 +405,18 @@ def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None)
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    from ptxflow.eval.sample.tuning import tune
-
     try:
-        return tune(args) if args.definition else start(args)
+        if args.definition:
+            from ptxflow.eval.sample.tuning import tune
+
+            return tune(args)
+        return start(args)
     except KeyboardInterrupt:
         print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"train.py: {unwritten(error)}", file=sys.stderr)
-        return 2
-    except BadInput as error:
-        print(f"train.py: {error}", file=sys.stderr)
+    except (BadInput, OSError) as error:
+        text = unwritten(error) if isinstance(error, OSError) else error
+        print(f"train.py: {text}", file=sys.stderr)
         return 2
 
 

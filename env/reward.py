@@ -21,7 +21,7 @@ from ptxflow.env.space import Space
 Array = NDArray[np.float64]
 
 # Sharp enough that the best of 8 exact samples is expected within 3% of the optimum on every GEMM
-# workload tried (1.2% on average; `expected_best`), and blunt enough to learn: a difference of 1%
+# workload tried (1.2% on average), and blunt enough to learn: a difference of 1%
 # of attainable is half a nat.
 TAU = 0.02
 
@@ -65,12 +65,12 @@ class FamilyRewards:
         return self.of(space.family.name).tflops(space, codes)
 
 
-class Remembered:
+class CachedReward:
     """A reward that is asked once for each whole space, as a run that measures distances needs."""
 
     def __init__(self, source: Reward) -> None:
         self.source = source
-        self._held: dict[int, tuple[Space, NDArray[np.float32]]] = {}
+        self._cache: dict[int, tuple[Space, NDArray[np.float32]]] = {}
 
     @property
     def name(self) -> str:
@@ -79,13 +79,13 @@ class Remembered:
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
         if codes is not space.codes:
             return self.source.tflops(space, codes)
-        if id(space) not in self._held:
-            self.hold(space, self.source.tflops(space, codes).astype(np.float32))
-        return self._held[id(space)][1].astype(np.float64)
+        if id(space) not in self._cache:
+            self.store(space, self.source.tflops(space, codes).astype(np.float32))
+        return self._cache[id(space)][1].astype(np.float64)
 
-    def hold(self, space: Space, tflops: NDArray[np.float32]) -> None:
+    def store(self, space: Space, tflops: NDArray[np.float32]) -> None:
         """Remember what the source said of a whole space, in the order of its codes."""
-        self._held[id(space)] = space, tflops  # with the space, so that its id stays taken
+        self._cache[id(space)] = space, tflops  # with the space, so that its id stays taken
 
 
 def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU) -> Array:
@@ -103,10 +103,3 @@ def target(space: Space, source: Reward, tau: float = TAU) -> tuple[Array, float
     peak = float(logs.max())
     log_z = peak + float(np.log(np.exp(logs - peak).sum()))
     return logs - log_z, log_z
-
-
-def expected_best(tflops: Array, probabilities: Array, draws: int) -> float:
-    """Exact expectation of the best TFLOP/s of independent draws, with replacement."""
-    order = np.argsort(tflops)
-    below = np.concatenate([[0.0], np.cumsum(probabilities[order])])
-    return float(tflops[order] @ np.diff((below / below[-1]) ** draws))

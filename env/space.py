@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule, Strategy
 
@@ -211,7 +212,7 @@ class SpaceSet:
         return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
 
 
-class EmptySpace(ValueError):
+class EmptySpace(BadInput):
     """No strategy of a family is valid for a problem on a device; one line with the last rule."""
 
 

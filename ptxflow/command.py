@@ -1,16 +1,24 @@
-"""Command lines whose help names commands as they were started; the standard library alone."""
+"""What commands share: their parser, their tables, and how bad input ends them; the standard
+library alone."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar, cast
+
+Main = TypeVar("Main", bound=Callable[..., int])
 
 
-def told(text: str) -> str:
+class BadInput(ValueError):
+    """What the user asked for cannot be done; the message is one line."""
+
+
+def as_started(text: str) -> str:
     """A text that names `python sample.py`: as it is, or with `ptxflow sample` where that is how
     the program was started."""
     if not sys.argv[0].startswith("ptxflow "):
@@ -19,14 +27,50 @@ def told(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose help is told so."""
+    """Help as it is written, with commands named as they were started. With `brief`, a wrong
+    argument is one line that begins with this name, instead of the usage."""
 
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.prog = told(self.prog)
+    def __init__(self, *, brief: str = "", **options: Any):
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
+        self.prog = as_started(self.prog)
+        self.brief = brief
 
     def format_help(self) -> str:
-        return told(super().format_help())
+        return as_started(super().format_help())
+
+    def error(self, message: str) -> NoReturn:
+        if not self.brief:
+            super().error(message)
+        print(f"{self.brief}: {message} (see --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def reports(name: str, *failures: type[Exception]) -> Callable[[Main], Main]:
+    """Decorates a command's `main`: BadInput, OSError and `failures` become one line on stderr that
+    begins with the command's name, and exit code 2."""
+    caught: tuple[type[Exception], ...] = (BadInput, OSError, *failures)
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def reporting(argv: Sequence[str] | None = None) -> int:
+            try:
+                return main(argv)
+            except BrokenPipeError:  # who reads has enough: see `ptxflow.__main__.run`
+                raise
+            except caught as error:
+                print(f"{name}: {one_line(error)}", file=sys.stderr)
+                return 2
+
+        return cast(Main, reporting)
+
+    return decorate
+
+
+def one_line(error: Exception) -> str:
+    """What is printed of an error; of a file's, its name and why."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

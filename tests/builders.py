@@ -92,12 +92,12 @@ def compiled(
 def untrained(path: Path, space: Space, about: dict[str, Any] | None = None) -> Path:
     """The checkpoint of a policy that nobody trained."""
     from ptxflow.gfn.checkpoint import Checkpoint, write
-    from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
+    from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
     from ptxflow.gfn.walks import family_shape
 
     shape = family_shape(space)
     count = len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
+    config = NetworkConfig((FamilyConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
     tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     write(path, Checkpoint(config, about or {}, tensors))
     return path
@@ -142,5 +142,5 @@ def away_from_uniform(trainer: Trainer) -> Trainer:
 
     generator = torch.manual_seed(0)
     for shape in trainer.network.config.families:
-        torch.nn.init.normal_(trainer.network.tower(shape.name).head, std=0.5, generator=generator)
+        torch.nn.init.normal_(trainer.network.of(shape.name).head, std=0.5, generator=generator)
     return trainer

@@ -34,7 +34,7 @@ def us(image, samples):
 
 def measure(job, stage):
     check = {"correct": True, "seeds": job["seeds"]}
-    peers = {"copy": 8.0, "torch": 16.0} if job["every_peer"] else {"copy": 8.0}
+    peers = {"copy": 8.0, "torch": 16.0} if job["every_baseline"] else {"copy": 8.0}
     about = {"peers": peers, "timing": {"yardstick": "copy"}}
     stage("time")
     if "kernels" in job:
@@ -87,7 +87,7 @@ def script_gpus(
 
 
 def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
-    """What `on_demand` finds. A file `broken` in the folder makes the child fail once."""
+    """What `open_measurer` finds. A file `broken` in the folder makes the child fail once."""
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     environment = {"FAKE_BROKEN": str(tmp_path / "broken")}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.compiler.kernels import family_for
@@ -16,7 +17,7 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.definition import Definition, load, parse
 
 
-class UsageError(ValueError):
+class UsageError(BadInput):
     """Something in the arguments cannot be used; the message is one line."""
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
+
 FOLDER = Path(__file__).resolve().parent / "definitions"
 DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
@@ -26,7 +28,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-class DefinitionError(ValueError):
+class DefinitionError(BadInput):
     """A definition, an axis or a workload that cannot be used; the message is one line."""
 
 

@@ -254,7 +254,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
-        every_peer=not args.refine,
+        every_baseline=not args.refine,
         jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
     )  # fmt: skip
     with RecordFile(args.out) as records:

@@ -27,7 +27,7 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.records import Identity, Record, best_peer, identity
+from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
 from ptxflow.eval.bench.worker import Worker, job
 
 Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
@@ -92,7 +92,7 @@ class Settings:
     jobs: int | None = None
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
-    every_peer: bool = True  # beside each kernel, or the yardstick alone; all where it refines
+    every_baseline: bool = True  # beside each kernel, or the yardstick alone; all where it refines
 
 
 def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
@@ -199,7 +199,7 @@ def run_one(
                 seeds=settings.seeds,
                 rounds=settings.rounds,
                 settle=settings.settle,
-                every_peer=settings.every_peer,
+                every_baseline=settings.every_baseline,
             ),
             settings.timeout,
         )
@@ -225,8 +225,8 @@ def make_record(
 ) -> Record:
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
-    peers = result.get("peers", {})
-    peer = best_peer(candidate.definition.name, peers)
+    baselines = result.get("peers", {})
+    baseline = best_baseline(candidate.definition.name, baselines)
     checked = result.get("check", {})
     fields = candidate.strategy.fields()
     modelled = model_tflops(candidate.family, fields, candidate.problem, candidate.device)
@@ -245,8 +245,8 @@ def make_record(
         correct=checked.get("correct"),
         check=checked,
         latency_us=latency,
-        peers=peers,
-        ratio=peer / latency["median"] if latency and peer else None,
+        peers=baselines,
+        ratio=baseline / latency["median"] if latency and baseline else None,
         tflops=candidate.problem.flops / latency["median"] / 1e6 if latency else None,
         timing=result.get("timing", {}),
         modelled_tflops=float(modelled[0]),

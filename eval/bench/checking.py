@@ -269,8 +269,8 @@ def _check_seed(
         counts[f"{name} differs between two runs on the same inputs"] = again.sum()
         maxima += [off.error, off.ratio]
     for name, tokens in bench.drawn(seed).items() if exact else ():
-        told = f"{name}: {{}} elements are not those of this state of the generator"
-        counts[told] = (first[name] != tokens).sum()
+        finding = f"{name}: {{}} elements are not those of this state of the generator"
+        counts[finding] = (first[name] != tokens).sum()
     found = torch.stack([t.double() for t in (*counts.values(), *maxima)]).tolist()
     errors = max(found[len(counts) :: 2]), max(found[len(counts) + 1 :: 2])
     for reason, count in zip(counts, found, strict=False):

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 Outputs = Mapping[str, Json | None]
 
 
-def told(outputs: Outputs) -> str:
+def describe(outputs: Outputs) -> str:
     """`lse: 3 of 2,048 elements beyond tolerance, by 0.0012 at most (5.1 times it); o: ...`."""
     return "; ".join(f"{name}: {_one(found)}" for name, found in outputs.items())
 
@@ -30,12 +30,12 @@ def _one(found: Json | None) -> str:
     return f"{text}, off by {found['error']:.2g} at most, {found['times']:.2g} times what it allows"
 
 
-def named(peer: str, disagree: Mapping[str, Outputs]) -> str:
-    """The peer's name, and how it differs in brackets: `fa2 (lse: 3 of ...)`."""
-    return f"{peer} ({told(disagree[peer])})" if peer in disagree else peer
+def named(baseline: str, disagree: Mapping[str, Outputs]) -> str:
+    """The baseline's name, and how it differs in brackets: `fa2 (lse: 3 of ...)`."""
+    return f"{baseline} ({describe(disagree[baseline])})" if baseline in disagree else baseline
 
 
-def together(several: Iterable[Outputs]) -> Outputs:
+def merge(several: Iterable[Outputs]) -> Outputs:
     """Of several workloads: elements added up, the largest errors. Missing outputs stay missing."""
     found: dict[str, Json | None] = {}
     for outputs in several:

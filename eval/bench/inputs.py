@@ -259,7 +259,7 @@ def _blocks(d: Draw, values: str, scales: str, deviation: float) -> Inputs:
 
 
 def moe_routing(d: Draw) -> Inputs:
-    """What says which experts a mixture's tokens choose, and which of them the rank holds.
+    """What says which experts the tokens of MoE choose, and which of them the rank holds.
 
     The rank is that of the number of tokens: what a kernel takes by value no seed changes.
     """

@@ -26,12 +26,12 @@ from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError, refine_job
 
-SETTINGS = Settings(seeds=(1, 2), every_peer=False)
+SETTINGS = Settings(seeds=(1, 2), every_baseline=False)
 
 
 @dataclass
-class OnDemand:
-    """Measures candidates of one device on one GPU; made by `on_demand`."""
+class Measurer:
+    """Measures candidates of one device on one GPU; made by `open_measurer`."""
 
     records: RecordFile
     worker: Worker
@@ -108,9 +108,9 @@ class OnDemand:
 
 
 @contextmanager
-def on_demand(
+def open_measurer(
     path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
-) -> Iterator[OnDemand]:
+) -> Iterator[Measurer]:
     """One of this machine's GPUs, ready to measure into `path`.
 
     RuntimeUnavailable where no GPU runs the device's code, RecordError where the file is no good.
@@ -123,7 +123,7 @@ def on_demand(
     compiler = campaign.ProcessCompiler(jobs or max(1, (os.cpu_count() or 2) - 1))
     try:
         with RecordFile(path) as records, tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
-            yield OnDemand(records, worker, compiler, origin, Path(folder))
+            yield Measurer(records, worker, compiler, origin, Path(folder))
     finally:
         worker.stop()
         compiler.close()

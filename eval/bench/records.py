@@ -24,7 +24,7 @@ from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import (
     COPY,
     SCREEN,
-    Measured,
+    Measurement,
     MeasurementError,
     Table,
     is_table,
@@ -44,23 +44,23 @@ class RecordError(RuntimeError):
     """The record file cannot be read or written; the message says why."""
 
 
-def libraries(definition: str, peers: Mapping[str, float]) -> dict[str, float]:
-    """Of a definition's peers those that ratios are to: neither a copy nor an eager reference."""
+def libraries(definition: str, baselines: Mapping[str, float]) -> dict[str, float]:
+    """The baselines of a definition that ratios are to: no copy, no eager reference."""
     return {
         name: us
-        for name, us in peers.items()
+        for name, us in baselines.items()
         if name != COPY and not is_eager_reference(definition, name)
     }
 
 
-def best_peer(definition: str, peers: Mapping[str, float]) -> float | None:
+def best_baseline(definition: str, baselines: Mapping[str, float]) -> float | None:
     """The time that ratios are to: the fastest library's, if one was timed."""
-    return min(libraries(definition, peers).values(), default=None)
+    return min(libraries(definition, baselines).values(), default=None)
 
 
-def yardstick_time(peers: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
+def yardstick_time(baselines: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
     """What was timed beside every kernel of the workload; None where nothing was."""
-    return peers.get(yardstick(timing.get("yardstick", ""), peers))
+    return baselines.get(yardstick(timing.get("yardstick", ""), baselines))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Record:
     correct: bool | None = None
     check: dict[str, Any] = field(default_factory=dict)  # seeds, errors, tolerance
     latency_us: dict[str, float] | None = None  # median, q1, q3, samples
-    peers: dict[str, float] = field(default_factory=dict)  # peer -> median us in the same run
+    peers: dict[str, float] = field(default_factory=dict)  # baseline -> median us in the same run
     ratio: float | None = None  # the best library's median over ours: above 1 is faster than it
     tflops: float | None = None
     timing: dict[str, Any] = field(default_factory=dict)  # see `Session` in eval/bench/session.py
@@ -101,7 +101,7 @@ class Record:
 
     @property
     def disagree(self) -> dict[str, Outputs]:
-        """The peers whose outputs differ from the reference, and how; none in older records."""
+        """The baselines whose outputs differ from the reference, and how; none in older records."""
         return dict(self.timing.get("disagree", {}))
 
     def to_json(self) -> dict[str, Any]:
@@ -254,9 +254,9 @@ def _table(group: list[Record]) -> Table:
         "below_ns": [_ns(r, "median", "q1") for r in group],
         "above_ns": [_ns(r, "q3", "median") for r in group],
     }
-    for peer in sorted({name for r in group for name in r.peers}):
-        columns[f"peer_ns:{peer}"] = [
-            round(r.peers[peer] * 1000) if peer in r.peers else None for r in group
+    for baseline in sorted({name for r in group for name in r.peers}):
+        columns[f"peer_ns:{baseline}"] = [
+            round(r.peers[baseline] * 1000) if baseline in r.peers else None for r in group
         ]
     for name in _ERRORS:
         columns[name] = [_digits(r.check.get(name)) for r in group]
@@ -293,8 +293,8 @@ def unpack(table: Table) -> list[Record]:
     for i, m in enumerate(table.rows()):
         at = {name: column[i] for name, column in columns.items()}
         strategy = Strategy(table.family, tuple(m.choices.items()))
-        peers = {name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()}
-        peer = best_peer(table.definition, peers)
+        baselines = {name: ns / 1000 for name, ns in _named(at, "peer_ns:").items()}
+        baseline = best_baseline(table.definition, baselines)
         timed = m.latency_us is not None
         checked = at["correct"] is not None
         note = table.notes.get(i, "")
@@ -314,8 +314,8 @@ def unpack(table: Table) -> list[Record]:
             check={**about["check"], "correct": at["correct"], "reason": note,
                    **{name: at[name] for name in _ERRORS}} if checked else {},
             latency_us=_latency(m),
-            peers=peers,
-            ratio=peer / m.latency_us if peer and m.latency_us else None,
+            peers=baselines,
+            ratio=baseline / m.latency_us if baseline and m.latency_us else None,
             tflops=flops / m.latency_us / 1e6 if flops and m.latency_us else None,
             timing={"flush": about["flush"], "rounds": m.samples,
                     "sm_clock_mhz": [at["clock_mhz"]],
@@ -328,7 +328,7 @@ def unpack(table: Table) -> list[Record]:
     return records
 
 
-def _latency(m: Measured) -> dict[str, float] | None:
+def _latency(m: Measurement) -> dict[str, float] | None:
     if m.latency_us is None or m.q1_us is None or m.q3_us is None:
         return None
     return {"median": m.latency_us, "q1": m.q1_us, "q3": m.q3_us, "samples": m.samples}

@@ -27,18 +27,18 @@ from ptxflow.env.measurements import (
     COPY,
     REFINE,
     SCREEN,
-    Measured,
+    Measurement,
     MeasurementError,
     by_workload,
     load_measurements,
 )
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.disagreement import Outputs, named, together
+from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
     RecordError,
-    best_peer,
+    best_baseline,
     libraries,
     read_records,
     yardstick_time,
@@ -69,8 +69,8 @@ def bench_table(records: Iterable[Record]) -> str:
     for record in records:
         axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
         groups.setdefault((record.definition, axes), []).append(record)
-    peer = f"{peer_name(records)} us"
-    head = "definition", "axes", "right", "best us", peer, "best", "median", "of copy", EAGER
+    baseline = f"{baseline_name(records)} us"
+    head = "definition", "axes", "right", "best us", baseline, "best", "median", "of copy", EAGER
     rows: list[tuple[str, ...]] = [(*head, "ratios")]
     for (name, axes), group in groups.items():
         right = [r for r in group if r.status == "ok"]
@@ -78,11 +78,11 @@ def bench_table(records: Iterable[Record]) -> str:
     return align(_filled(rows))
 
 
-def peer_name(records: Iterable[Record]) -> str:
+def baseline_name(records: Iterable[Record]) -> str:
     """What the ratios of the records are to, for the head of a column."""
     held = [libraries(r.definition, r.peers) for r in records]
     names = {min(timed, key=timed.__getitem__) for timed in held if timed}
-    return names.pop() if len(names) == 1 else "best peer"
+    return names.pop() if len(names) == 1 else "best baseline"
 
 
 def _speed(right: Sequence[Record]) -> tuple[str, ...]:
@@ -92,14 +92,14 @@ def _speed(right: Sequence[Record]) -> tuple[str, ...]:
     if not best:
         return "-", "-", "-", "-", "-", "-", ""
     latency = min(r.latency_us["median"] for r in best if r.latency_us)
-    peer = _middle(best_peer(r.definition, r.peers) for r in best)
-    eager = [min(found) for n in _peers([best], eager=True) if (found := list(_beside([best], n)))]
+    baseline = _middle(best_baseline(r.definition, r.peers) for r in best)
+    eager = [r for name in _baselines([best], eager=True) for r in _beside([best], name)]
     copied = _share(best)
     ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
     return (
         f"{latency:.1f}",
-        f"{peer:.1f}" if peer else "-",
+        f"{baseline:.1f}" if baseline else "-",
         f"{ratios[0]:.2f}" if ratios else "-",
         _median_ratio(right, best),
         f"{copied:.0%}" if copied else "-",
@@ -121,7 +121,7 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
         reference = yardstick_time(r.peers, r.timing)
         return us / reference if us and reference else None
 
-    library = _middle(beside(r, best_peer(r.definition, r.peers)) for r in best)
+    library = _middle(beside(r, best_baseline(r.definition, r.peers)) for r in best)
     ours = _middle(beside(r, r.latency_us["median"]) for r in right if r.latency_us)
     return f"{library / ours:.2f}" if library and ours else "-"
 
@@ -187,7 +187,7 @@ def matrix(best: Mapping[Place, float], form: str) -> str:
 
 def means(records: Iterable[Record]) -> list[str]:
     """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
-    are under SLOWER, shares of a copy, whose outputs differ, which peers were missing, and why."""
+    are under SLOWER, shares of a copy, whose outputs differ, which baselines are absent and why."""
     best = best_records(records)
     found = best_ratios(r for group in best.values() for r in group)
     ratios = list(found.values())
@@ -205,9 +205,9 @@ def means(records: Iterable[Record]) -> list[str]:
             f"of these {len(blind)} are prefills of more queries than keys: "
             f"{geometric_mean(apart[0]):.2f}; the others {geometric_mean(apart[1]):.2f}"
         )
-    if len(_peers(best.values(), eager=False)) > 1:
+    if len(_baselines(best.values(), eager=False)) > 1:
         lines.append(f"beside each library (workloads): {_each(best.values(), eager=False)}")
-    if _peers(best.values(), eager=True):
+    if _baselines(best.values(), eager=True):
         lines.append(f"beside an {EAGER} (workloads): {_each(best.values(), eager=True)}")
     shares = list(_beside(best.values(), COPY))
     if shares:
@@ -225,15 +225,15 @@ def means(records: Iterable[Record]) -> list[str]:
 
 
 def _differing(groups: Collection[Sequence[Record]]) -> list[str]:
-    """A line for each peer that was timed though its outputs are not the reference's."""
+    """A line for each baseline that was timed though its outputs are not the reference's."""
     found: dict[str, list[Outputs]] = {}
     for group in groups:
-        for peer, outputs in group[0].disagree.items():
-            found.setdefault(peer, []).append(outputs)
+        for name, outputs in group[0].disagree.items():
+            found.setdefault(name, []).append(outputs)
     return [
-        f"timed all the same: {named(peer, {peer: together(several)})} in {len(several)} of "
-        f"{len(list(_beside(groups, peer)))} workloads"
-        for peer, several in found.items()
+        f"timed all the same: {named(name, {name: merge(several)})} in {len(several)} of "
+        f"{len(list(_beside(groups, name)))} workloads"
+        for name, several in found.items()
     ]
 
 
@@ -274,7 +274,7 @@ def _filled(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
     return [(*row[:at], *row[at + 1 :]) for row in rows]
 
 
-def _peers(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
+def _baselines(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
     """The eager references, or the libraries, that some workload was timed beside."""
     held = [r for group in groups for r in group]
     return [
@@ -288,16 +288,16 @@ def _peers(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
 
 
 def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
-    """Of each of these peers the geometric mean of the best ratios, and of how many workloads."""
-    found = {name: list(_beside(groups, name)) for name in _peers(groups, eager)}
+    """The geometric mean of the best ratios to each of these, and of how many workloads."""
+    found = {name: list(_beside(groups, name)) for name in _baselines(groups, eager)}
     return ", ".join(f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in found.items())
 
 
-def _beside(groups: Iterable[Sequence[Record]], peer: str) -> Iterable[float]:
-    """The best kernel's ratio to one peer, of each workload that was timed beside it."""
+def _beside(groups: Iterable[Sequence[Record]], baseline: str) -> Iterable[float]:
+    """The best kernel's ratio to one baseline, of each workload that was timed beside it."""
     for group in groups:
-        ratios = [r.peers[peer] / r.latency_us["median"] for r in group
-                  if r.latency_us and peer in r.peers]  # fmt: skip
+        ratios = [r.peers[baseline] / r.latency_us["median"] for r in group
+                  if r.latency_us and baseline in r.peers]  # fmt: skip
         if ratios:
             yield max(ratios)
 
@@ -321,7 +321,7 @@ class Agreement:
     refined: tuple[bool, bool]  # whether the loss is between refined times
 
 
-def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agreement]:
+def agreement(first: Iterable[Measurement], second: Iterable[Measurement]) -> list[Agreement]:
     """Every workload that both campaigns measured."""
     groups = by_workload(first), by_workload(second)
     rows = []
@@ -338,11 +338,11 @@ def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agr
 class _Campaign:
     """Times over the yardstick's in the same rounds, by pass and strategy, of one workload."""
 
-    def __init__(self, measured: Iterable[Measured]):
+    def __init__(self, measured: Iterable[Measurement]):
         self.times: dict[str, dict[Any, float]] = {SCREEN: {}, REFINE: {}}
         for m in measured:
             if m.status == "ok" and m.latency_us:
-                self.times[m.timing_pass][m.key] = m.latency_us / (m.peer_us or 1.0)
+                self.times[m.timing_pass][m.key] = m.latency_us / (m.baseline_us or 1.0)
         times = self.times[REFINE] or self.times[SCREEN]
         self.best = min(times, key=times.__getitem__) if times else None
 

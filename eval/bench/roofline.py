@@ -54,7 +54,7 @@ class Floors:
         """The attainable time over this one: 1 is perfect."""
         return self.attainable / us
 
-    def told(self, us: float) -> str:
+    def gaps(self, us: float) -> str:
         """The gaps to the floors, for a report."""
         parts = (("compute", self.compute), ("memory", self.memory), ("launch", self.launch))
         gaps = ", ".join(f"{name} {us / floor:.2f}x ({floor:.2f} us)" for name, floor in parts)

@@ -134,8 +134,8 @@ def make_task(workload: Workload, measured: Iterable[Record], again: bool = Fals
     )  # fmt: skip
 
 
-def _score(latency: Json, peers: Json, timing: Json) -> float:
-    return (yardstick_time(peers, timing) or 1.0) / float(latency["median"])
+def _score(latency: Json, baselines: Json, timing: Json) -> float:
+    return (yardstick_time(baselines, timing) or 1.0) / float(latency["median"])
 
 
 class Schedule:
@@ -347,8 +347,8 @@ class Schedule:
                     continue
                 result = {"status": "fault", "detail": f"the worker failed twice: {error}"}
             if result["status"] == "ok" and self.settings.refine:
-                peers, timing = result.get("peers", {}), result.get("timing", {})
-                score = _score(result["latency_us"], peers, timing)
+                baselines, timing = result.get("peers", {}), result.get("timing", {})
+                score = _score(result["latency_us"], baselines, timing)
                 task.note(key, score, kernel, self.settings.refine)
             self._events.put(Measured(candidate, result, worker.gpu, kernel))
 

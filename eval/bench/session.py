@@ -1,4 +1,4 @@
-"""Kernels on the GPU of this process: checked against the reference, then timed beside peers."""
+"""Kernels on the GPU of this process: checked against the reference, timed beside baselines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from ptxflow.compiler.backend.runtime import Driver, LaunchError, LoadedKernel
 from ptxflow.compiler.launch import Arguments, Launch
 from ptxflow.env.tasks.definition import Definition, DefinitionError, parse
-from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.own_work import Borrowed, own_work
@@ -136,14 +136,14 @@ class Session:
         self._flush = L2Flush()
         self._clock = ClockReader(self.uuid)
         self._held: tuple[Any, Definition, Bench] | None = None
-        self._beside: Beside | None = None
-        self._peers: dict[str, Call] = {}
+        self._suite: Baselines | None = None
+        self._baselines: dict[str, Call] = {}
         self._loaded: list[LoadedKernel] = []
         self._busy_until = -math.inf  # long ago: the first timing settles
         torch.cuda.synchronize()
 
     def about(self) -> Json:
-        """What the driver's description of the GPU lacks: its identity, and the peers' versions."""
+        """The GPU's UUID and index, and the versions of torch and cuBLAS."""
         index = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         versions = {"torch": torch.__version__, "cublas": cublas_version()}
         return {"uuid": self.uuid, "index": index, **{n: v for n, v in versions.items() if v}}
@@ -178,13 +178,13 @@ class Session:
             return {"status": "fault", "detail": self._cuda_error(error), "last": True}
 
     def idle(self) -> bool:
-        """Keep the clocks up between jobs by a call of each peer; False where there is none."""
-        for call in self._peers.values():
+        """Keep the clocks up between jobs by a call of each baseline; False where there is none."""
+        for call in self._baselines.values():
             self._flush()
             call()
         torch.cuda.synchronize()
         self._busy_until = time.monotonic()
-        return bool(self._peers)
+        return bool(self._baselines)
 
     def _kernel_calls(self, kernel: Json, bound: dict[str, int], bench: Bench) -> Calls:
         """A compiled kernel's calls; it stays loaded until the next job."""
@@ -217,16 +217,16 @@ class Session:
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
         key = (job["definition"], job["axes"], job["seeds"])
         if self._held is None or self._held[0] != key:
-            self._held, self._beside, self._peers = None, None, {}
+            self._held, self._suite, self._baselines = None, None, {}
             torch.cuda.empty_cache()
             definition = parse(job["definition"])
             case = case_of(definition, job["axes"], self.device)
             bench = Bench(case, self.device, job["seeds"])
-            self._beside = Beside(definition, job["axes"], bench)
+            self._suite = Baselines(definition, job["axes"], bench)
             self._held = key, definition, bench
             self._busy_until = -math.inf  # another load: settle anew
-        assert self._beside is not None
-        self._peers = self._beside.calls(job.get("every_peer", True))
+        assert self._suite is not None
+        self._baselines = self._suite.calls(job.get("every_baseline", True))
         torch.cuda.synchronize()
         return self._held[1], self._held[2]
 
@@ -240,8 +240,8 @@ class Session:
         bench.fill(bench.seeds[0])  # every kernel and library on the same data
         samples, timing = self._time(job, {OURS: calls.timed})
         latency = Timing.of(samples.pop(OURS)).to_json()
-        peers = {name: Timing.of(values).median for name, values in samples.items()}
-        timed = {"latency_us": latency, "peers": peers, "timing": timing}
+        baselines = {name: Timing.of(values).median for name, values in samples.items()}
+        timed = {"latency_us": latency, "peers": baselines, "timing": timing}
         return timed | self._after_timing(bench, calls, verdict)
 
     def _refine(
@@ -254,7 +254,7 @@ class Session:
         bench.fill(bench.seeds[0])
         timed = {name: c.timed for name, c in calls.items()}
         samples, timing = self._time(job, timed, REFINE_SECONDS)
-        peers = {name: Timing.of(samples[name]).median for name in self._peers}
+        baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         outcomes = []
         for name, call in calls.items():
             verdict = check(call.checked, bench, exact=call.exact)
@@ -263,7 +263,7 @@ class Session:
                 "detail": "" if verdict.correct else f"after timing, {verdict.reason}",
                 "check": verdict.to_json(),
                 "latency_us": Timing.of(samples[name]).to_json(),
-                "peers": peers,
+                "peers": baselines,
                 "timing": timing,
             })  # fmt: skip
         torch.cuda.synchronize()
@@ -272,15 +272,15 @@ class Session:
     def _time(
         self, job: Json, ours: dict[str, Call], seconds: float = 0.0
     ) -> tuple[dict[str, list[float]], Json]:
-        """Microseconds of our calls and of the peers, in the same rounds, and how they were timed.
+        """Microseconds of our calls and the baselines, in the same rounds, and how they were timed.
 
         As many rounds as the job asks for, or as fit into `seconds`. Who is far slower than the
         fastest gets few: nobody will choose it.
         """
-        assert self._beside is not None
-        calls = ours | self._peers
+        assert self._suite is not None
+        calls = ours | self._baselines
         if time.monotonic() - self._busy_until > RESETTLE_AFTER:
-            settle(self._peers or calls, job["settle"])
+            settle(self._baselines or calls, job["settle"])
         warm = time_interleaved(calls, dict.fromkeys(calls, WARM_ROUNDS), self._flush)
         last = {name: samples[-1] for name, samples in warm.items()}
         clocks: list[int | None] = []
@@ -295,9 +295,9 @@ class Session:
             "flush": FLUSH,
             "rounds": max(map(len, samples.values())),
             "sm_clock_mhz": seen,
-            "yardstick": self._beside.yardstick,
+            "yardstick": self._suite.yardstick,
         }
-        return samples, about | self._beside.about()
+        return samples, about | self._suite.about()
 
     def _after_timing(self, bench: Bench, calls: Calls, before: Verdict) -> Json:
         """Still right after all those runs? A rare race shows here."""

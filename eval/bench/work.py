@@ -42,7 +42,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Routed:
-    """What a rank of a mixture is asked for: rows of its experts, how many of these have some, and
+    """What a rank of MoE is asked for: rows of its experts, how many of these have some, and
     the tokens that they are of."""
 
     rows: int
@@ -107,13 +107,13 @@ def _attention(problem: Problem, made: Inputs, width: int, token: int, query: in
     return replace(problem, flops=max(2.0 * width * found.pairs, 1.0), bytes=bytes_)
 
 
-def _grouped(problem: Problem, made: Inputs) -> Problem:
+def _gqa(problem: Problem, made: Inputs) -> Problem:
     heads, groups, size = (problem[n] for n in ("num_qo_heads", "num_kv_heads", "head_dim"))
     token, query = 2 * ELEMENT * groups * size, ELEMENT * heads * size
     return _attention(problem, made, 2 * heads * size, token, query)
 
 
-def _latent(problem: Problem, made: Inputs) -> Problem:
+def _mla(problem: Problem, made: Inputs) -> Problem:
     heads, latent, rope = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     token, query = ELEMENT * (latent + rope), ELEMENT * heads * (latent + rope)
     return _attention(problem, made, heads * (2 * latent + rope), token, query)
@@ -152,7 +152,7 @@ def routed(axes: Mapping[str, int], made: Inputs) -> Routed:
     return Routed(len(mine), len(torch.unique(mine)), int(local.any(1).sum()))
 
 
-def _mixture(problem: Problem, made: Inputs) -> Problem:
+def _moe(problem: Problem, made: Inputs) -> Problem:
     axes = dict(problem.axes)
     found = routed(axes, made)
     unread = axes["seq_len"] - found.tokens  # their rows are written, as zeros
@@ -162,11 +162,11 @@ def _mixture(problem: Problem, made: Inputs) -> Problem:
 
 
 COUNTS: dict[str, Callable[[Problem, Inputs], Problem]] = {
-    "gqa_decode": _grouped,
-    "gqa_prefill": _grouped,
-    "mla_decode": _latent,
-    "mla_prefill": _latent,
+    "gqa_decode": _gqa,
+    "gqa_prefill": _gqa,
+    "mla_decode": _mla,
+    "mla_prefill": _mla,
     "dsa_sparse": _sparse,
     "dsa_indexer": _indexed,
-    "moe": _mixture,
+    "moe": _moe,
 }

@@ -268,11 +268,11 @@ def job(
     seeds: Sequence[int],
     rounds: int,
     settle: float,
-    every_peer: bool = True,
+    every_baseline: bool = True,
 ) -> Json:
     """A job for the child: check the kernel in the file `image`, then time it if it is right.
 
-    It is timed beside every peer, or the yardstick alone.
+    It is timed beside every baseline, or the yardstick alone.
     """
     return {
         "definition": definition,
@@ -282,7 +282,7 @@ def job(
         "seeds": list(seeds),
         "rounds": rounds,
         "settle": settle,
-        "every_peer": every_peer,
+        "every_baseline": every_baseline,
     }
 
 
@@ -303,7 +303,7 @@ def refine_job(
         "seeds": list(seeds),
         "rounds": rounds,
         "settle": settle,
-        "every_peer": True,
+        "every_baseline": True,
     }
 
 

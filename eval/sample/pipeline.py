@@ -32,7 +32,7 @@ from ptxflow.eval.bench.work import counted
 from ptxflow.eval.bench.worker import Worker
 from ptxflow.eval.sample.samples import Run, Sample, rank
 from ptxflow.eval.sample.selection import POLICY, REWARD, Chosen
-from ptxflow.eval.verify.emulation import Emulation, kept_trial
+from ptxflow.eval.verify.emulation import Emulation, cached_emulation
 
 
 def compile_and_rank(
@@ -110,7 +110,7 @@ def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str
     before; by strategy key."""
     with Processes(jobs or os.cpu_count() or 1) as pool:
         runs = pool.map(
-            kept_trial,
+            cached_emulation,
             [k.problem for k in kernels],
             [k.strategy for k in kernels],
             [k.device for k in kernels],

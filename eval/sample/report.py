@@ -20,7 +20,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.records import Record, libraries
-from ptxflow.eval.bench.report import EAGER, peer_name
+from ptxflow.eval.bench.report import EAGER, baseline_name
 from ptxflow.eval.bench.roofline import TENSOR_PEAK
 from ptxflow.eval.sample.plot import sample_plot
 from ptxflow.eval.sample.samples import Run, Sample
@@ -151,11 +151,11 @@ def _speed_cells(run: Run, us: float) -> list[str]:
 
 
 def _beside(run: Run) -> str:
-    """What measured kernels are set beside: the library that is fastest, or `best peer` where these
+    """What measured kernels are compared with: the fastest library, or `best baseline` where these
     are several, or an eager reference where there is no library."""
     records = [s.record for s in run.samples if s.record is not None]
     if any(libraries(r.definition, r.peers) for r in records):
-        return peer_name(records)
+        return baseline_name(records)
     return EAGER
 
 
@@ -214,7 +214,7 @@ def summary_markdown(run: Run) -> str:
         ]
     times = [s.latency_us for s in run.samples if s.latency_us is not None]
     if times:
-        lines.append(f"- fastest: {run.floors.told(min(times))}")
+        lines.append(f"- fastest: {run.floors.gaps(min(times))}")
     lines += [f"- {remark}" for remark in run.remarks]
     if run.stopped:
         lines.append(f"- {run.stopped}")
@@ -285,7 +285,7 @@ def _performance(run: Run, sample: Sample) -> str:
         lines.append(f"- model: {_us(d['modelled_us'])} us ({d['modelled_tflops']:.2f} TFLOP/s)")
     record = sample.record
     if record is None:
-        return "\n".join([*lines, f"- as predicted: {run.floors.told(us)}", "- measured: no"])
+        return "\n".join([*lines, f"- as predicted: {run.floors.gaps(us)}", "- measured: no"])
     if record.latency_us is None:
         return "\n".join([*lines, f"- measured: {record.status}: {record.detail}"])
     times = record.latency_us
@@ -295,7 +295,7 @@ def _performance(run: Run, sample: Sample) -> str:
         f"{run.floors.share_of_bound(times['median']):.1%} of the {run.floors.bound}, "
         f"{record.status}"
     )
-    lines.append(f"- {run.floors.told(times['median'])}")
+    lines.append(f"- {run.floors.gaps(times['median'])}")
     lines += [
         f"- {named(name, record.disagree)}{_eager(record, name)} in the same run: {us:.2f} us"
         for name, us in record.peers.items()

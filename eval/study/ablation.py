@@ -21,19 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.compiler.launch import Launch, evaluate
-from ptxflow.env.measurements import (
-    Measured,
-    MeasurementError,
-    by_workload,
-    load_measurements,
-)
+from ptxflow.env.measurements import Measurement, by_workload, load_measurements
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -47,7 +42,7 @@ from ptxflow.env.tasks.arguments import (
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.candidates import compile_all, listed_workload
-from ptxflow.eval.bench.measurer import on_demand, seconds
+from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.study.metrics import plain
 from ptxflow.eval.study.optimum import relative_times
 from ptxflow.eval.study.runs import Runs
@@ -152,7 +147,7 @@ class Taken:
 
 
 def ablations(
-    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measured], jobs: int
+    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measurement], jobs: int
 ) -> list[dict[str, Any]]:
     """Of one workload of each family, a held-out one where there is any: the best of the first 8
     that a policy drew in its first run, or the optimum where no policy played, taken apart."""
@@ -329,7 +324,7 @@ def _told(name: str, ours: Any, other: Any) -> str:
 
 
 def replayed(paths: Iterable[Path], definition: str, axes: Mapping[str, int], device: str
-             ) -> list[Measured]:  # fmt: skip
+             ) -> list[Measurement]:  # fmt: skip
     """What the files hold of one workload."""
     place = definition, tuple(sorted(axes.items())), device
     return [m for m in load_measurements(paths) if m.workload == place]
@@ -342,7 +337,7 @@ def measured_here(
     """Times of the strategies on this machine's GPU, all in the same rounds."""
     family, device = space.family, space.device
     candidates = listed_workload(definition, axes, device, chosen, "ablation").candidates
-    with on_demand(path, device, [family], "ptxflow ablation --measure") as measure:
+    with open_measurer(path, device, [family], "ptxflow ablation --measure") as measure:
         screened = zip(candidates, measure(candidates), strict=True)
         right = [c for c, record in screened if record.status == "ok"]
         records = measure.together(right)
@@ -383,9 +378,7 @@ def run(args: argparse.Namespace) -> int:
     if reasons := space.family.refusals(space.problem, strategy, device):
         raise UsageError(f"{strategy.key} is not legal on {device.name}: {'; '.join(reasons)}")
     if args.measure:
-        listed = [put_back(space, strategy, d.name) for d in space.decisions]
-        chosen = list(dict.fromkeys([strategy, *(s for s in listed if s is not None)]))
-        times = measured_here(definition, axes, space, chosen, args.records)
+        times = measured_here(definition, axes, space, beside(space, strategy), args.records)
     steps = ablate(space, strategy, times, args.jobs)
     where = " ".join([definition.name, *(f"{n}={v}" for n, v in axes.items())])
     print(f"{where} on {device.name.upper()}, strategy {strategy.key}\n")
@@ -416,7 +409,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ptxflow ablation --strategy out/NAME/summary.json --measure
 
 exit code: 0 done, 2 bad input or no GPU""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--strategy", type=Path, metavar="FILE",
@@ -433,12 +425,9 @@ exit code: 0 done, 2 bad input or no GPU""",
     return parser.parse_args(argv)
 
 
+@reports("ablation", *FAILURES, sass.SassError)
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return run(arguments(argv))
-    except (*FAILURES, MeasurementError, sass.SassError) as error:
-        print(f"ablation: {error}", file=sys.stderr)
-        return 2
+    return run(arguments(argv))
 
 
 if __name__ == "__main__":

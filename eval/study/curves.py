@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxflow.eval.study import style
-from ptxflow.eval.study.labels import brief
-from ptxflow.eval.study.runs import BUDGETS
-from ptxflow.eval.study.style import counted, share
+from ptxflow.eval.study.runs import AT, BUDGETS
+from ptxflow.eval.study.style import brief, counted, share
 from ptxflow.eval.study.tables import FEW
-from ptxflow.eval.study.tuning import AT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

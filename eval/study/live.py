@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ptxflow.env.measurements import Measured
+from ptxflow.env.measurements import Measurement
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -27,7 +27,7 @@ from ptxflow.env.tasks.arguments import (
 )
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.candidates import Candidate, listed_workload, strategies
-from ptxflow.eval.bench.measurer import OnDemand, seconds
+from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.study.runs import Runs
 from ptxflow.eval.study.search.play import Game, Method
 from ptxflow.eval.study.search.replay import Replay, measured_part, workload_name
@@ -82,7 +82,7 @@ def find_fields(chosen: Sequence[str], axes: Sequence[str], device: str) -> list
     return found
 
 
-def play_field(field: Field, methods: Iterable[Method], seeds: int, budget: int, measure: OnDemand
+def play_field(field: Field, methods: Iterable[Method], seeds: int, budget: int, measure: Measurer
                ) -> list[Played]:  # fmt: skip
     """Every method's runs, one for each seed; Foul where one broke the rules of play."""
 
@@ -133,7 +133,7 @@ def finalists(played: Sequence[Played], times: Times) -> list[int]:
 
 
 def judged(
-    field: Field, played: Sequence[Played], measured: Sequence[Measured], budget: int
+    field: Field, played: Sequence[Played], measured: Sequence[Measurement], budget: int
 ) -> tuple[Replay, list[Runs]] | None:
     """What was measured of the field, as a space whose best strategy is the best known, and the
     runs on it; None where nothing succeeded."""

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ptxflow.eval.study.claims import FEW as AT_FEW
+from ptxflow.command import BadInput
+from ptxflow.eval.study import runs
 from ptxflow.eval.study.metrics import MODES_IN
-from ptxflow.eval.study.runs import BUDGETS
-from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.study.runs import AT, BUDGETS
 
 Results = Mapping[str, Any]
 Row = Sequence[str]
 KINDS = {"trained": "trained", "held_out": "held out", "unseen": "unseen"}
 MAIN = ("policy", "policy top-k", "own reward top-k", "nearest workload", "surrogate top-k",
         "model top-k", "Gaussian process", "TPE", "uniform random")  # fmt: skip
-FEW = str(AT_FEW)
+FEW = str(runs.FEW)  # as results say it
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
-class PageError(ValueError):
+class PageError(BadInput):
     """A page asks for a table that there is not; one line."""
 
 

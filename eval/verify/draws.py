@@ -1,5 +1,5 @@
-"""Strategies of any family, drawn to be proven: uniform over the valid ones of a few workloads, or
-of random shapes.
+"""Strategies of any family to verify: uniform over the valid ones of a few workloads, or of random
+shapes.
 
 Which definitions a family builds, and at which workloads, is read from the registry and from
 `env/tasks/workloads`: a family that joins is drawn from without a word here. What a family takes of

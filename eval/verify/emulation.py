@@ -60,7 +60,7 @@ class Emulation:
         return f"{verdict} at {axes} under {self.schedules} schedules"
 
 
-def run_trial(
+def run_emulation(
     problem: Problem, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
     """Emulate the strategy's kernel on its family's trial problem, under each schedule."""
@@ -71,8 +71,8 @@ def run_trial(
     )
 
 
-def kept_trial(problem: Problem, strategy: Strategy, device: Device) -> Emulation:
-    """As `run_trial`, but a kernel that was right before is not emulated again.
+def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Emulation:
+    """As `run_emulation`, but a kernel that was right before is not emulated again.
 
     The store's key holds the kernel's PTX, its launch and trial, the schedules, and the sources of
     the compiler with its emulator and of this folder, which say what is right. What is wrong is not
@@ -130,8 +130,8 @@ def quoted(hazard: str, ptx: str) -> str:
         text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         return f"{found[0]} `{text}`" if text else found[0]
 
-    told = " ".join(hazard.split())
-    return told if "`" in told else re.sub(r"\bline (\d+)\b", quote, told)
+    text = " ".join(hazard.split())
+    return text if "`" in text else re.sub(r"\bline (\d+)\b", quote, text)
 
 
 def _differences(case: Case, tensors: Tensors) -> str:

@@ -1,4 +1,4 @@
-"""The pinned list of harmless changes: which mutants change nothing, and why.
+"""The pinned list of equivalent mutants: which mutants change nothing, and why.
 
 `reason` looks at the changed statements alone and not at the validator's verdict, so that the list
 works both ways: what it names must be accepted, and what is accepted must be on it.
@@ -23,8 +23,8 @@ CHUNK = 16  # bytes that a lane stores in shared memory
 
 
 @dataclass(frozen=True)
-class Harmless:
-    """A kind of harmless change: the sentence is the reason."""
+class Equivalence:
+    """A kind of equivalent mutant: the sentence is the reason."""
 
     why: str
     holds: Callable[[UOp, Mutant], bool]
@@ -32,7 +32,7 @@ class Harmless:
 
 def reason(kernel: UOp, mutant: Mutant) -> str:
     """Why a mutant computes the same as the kernel, or nothing."""
-    for entry in HARMLESS:
+    for entry in EQUIVALENT:
         if entry.holds(kernel, mutant):
             return entry.why
     return ""
@@ -216,40 +216,43 @@ HINTS = {"prefetch_map", "grid_launch_dependents"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
 
+Pair = Callable[[UOp, UOp, UOp], bool]  # of the kernel and two neighbours, in their first order
 
-def _passing(first: set[str], second: set[str]) -> Callable[[UOp, Mutant], bool]:
-    """A statement of the first atoms alone and one of the second alone pass each other."""
 
-    def holds(kernel: UOp, mutant: Mutant) -> bool:
-        if mutant.operator not in ("swap", "move"):
-            return False
-        one, two = map(names, mutant.nodes)
-        return bool(one and two) and (
-            (one <= first and two <= second) or (one <= second and two <= first)
-        )
+def _reordered(
+    why: str,
+    holds: Pair,
+    where: Callable[[UOp], bool] = lambda kernel: True,
+    operators: tuple[str, ...] = ("swap", "move"),
+) -> Equivalence:
+    """Two neighbours that may change places, in kernels with the property `where`."""
+
+    def applies(kernel: UOp, mutant: Mutant) -> bool:
+        return mutant.operator in operators and where(kernel) and holds(kernel, *mutant.nodes)
+
+    return Equivalence(why, applies)
+
+
+def _passing(first: set[str], second: set[str]) -> Pair:
+    """A statement of the first atoms alone and one of the second alone, in either order."""
+
+    def holds(kernel: UOp, one: UOp, two: UOp) -> bool:
+        a, b = names(one), names(two)
+        return bool(a and b) and ((a <= first and b <= second) or (a <= second and b <= first))
 
     return holds
 
 
-def _in_order(first: set[str], second: set[str]) -> Callable[[UOp, Mutant], bool]:
+def _in_order(first: set[str], second: set[str]) -> Pair:
     """The second statement, of just these atoms, is moved before the first, of just those."""
-
-    def holds(kernel: UOp, mutant: Mutant) -> bool:
-        return mutant.operator in ("swap", "move") and [*map(names, mutant.nodes)] == [
-            first,
-            second,
-        ]
-
-    return holds
+    return lambda kernel, one, two: (names(one), names(two)) == (first, second)
 
 
-def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
+def _about(bar: str, *others: str) -> Pair:
     """An arrival at one barrier passes a statement that has none of the other atoms in it."""
 
-    def holds(kernel: UOp, mutant: Mutant) -> bool:
-        if mutant.operator != "move":
-            return False
-        for node, other in (mutant.nodes, mutant.nodes[::-1]):
+    def holds(kernel: UOp, one: UOp, two: UOp) -> bool:
+        for node, other in ((one, two), (two, one)):
             inner = [n for _, n in walk(node) if n.op is Op.ATOM]
             alone = len(inner) == 1 and inner[0].arg.atom in {*RELEASES, "mbar_arrive_expect"}
             if alone and inner[0].src[0].src[0].arg.name == bar:
@@ -259,15 +262,12 @@ def _about(bar: str, *others: str) -> Callable[[UOp, Mutant], bool]:
     return holds
 
 
-def _drains(kernel: UOp, mutant: Mutant) -> bool:
+def _drains(kernel: UOp, one: UOp, two: UOp) -> bool:
     """The loop that waits for all releases of a ring passes what else ends a thread's work."""
-    if mutant.operator not in ("swap", "move"):
-        return False
     ends = {"bulk_wait_read", "tcgen05_commit", "tma_store", "bulk_commit", *STORES}
-    for node, other in (mutant.nodes, mutant.nodes[::-1]):
-        inner = [n for _, n in walk(node)]
-        drain = any(n.op is Op.LOOP and n.src[0].arg[0] == "drain" for n in inner)
-        if drain and names(node) == {"mbar_wait"}:
+    for node, other in ((one, two), (two, one)):
+        loops = (n for _, n in walk(node) if n.op is Op.LOOP)
+        if names(node) == {"mbar_wait"} and any(n.src[0].arg[0] == "drain" for n in loops):
             return names(other) <= ends
     return False
 
@@ -278,89 +278,51 @@ def _one_tile(kernel: UOp) -> bool:
     return not any(name.startswith("tile_") for name in loops)
 
 
-def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
-    """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
-    if mutant.change != "as cluster_arrive_relaxed" or not _one_tile(kernel):
-        return False
-    prologue = takewhile(lambda node: node.op is not Op.ROLE, mutant.tree.src)
-    return _pairs(kernel, mutant) and any("cluster_arrive" in names(node) for node in prologue)
-
-
-def _last_release(kernel: UOp, mutant: Mutant) -> bool:
-    """In a block of one tile, the release of the last stage passes the wait for its last MMA."""
-    if mutant.operator not in ("swap", "move"):
-        return False
-    found = {frozenset(names(n)): n for n in mutant.nodes}
-    wait = found.get(frozenset({"wgmma_wait"}))
-    return (
-        wait is not None
-        and frozenset({"mbar_arrive_peer"}) in found
-        and wait.op is Op.ATOM
-        and wait.arg.attr("pending") == 0
-        and _one_tile(kernel)
-    )
-
-
-def _hints(kernel: UOp, mutant: Mutant) -> bool:
-    """A statement that only prefetches, or lets later launches begin, is moved or left out."""
-    moved = mutant.operator in ("swap", "move", "delete")
-    return moved and any(names(node) and names(node) <= HINTS for node in mutant.nodes)
-
-
-def _both(*parts: Callable[[UOp, Mutant], bool]) -> Callable[[UOp, Mutant], bool]:
-    return lambda kernel, mutant: all(holds(kernel, mutant) for holds in parts)
-
-
-def _pairs(kernel: UOp, mutant: Mutant) -> bool:
+def _pairs(kernel: UOp) -> bool:
     return bool(kernel.arg.cta_group == 2)
 
 
-def _on(arch: str) -> Callable[[UOp, Mutant], bool]:
-    return lambda kernel, mutant: bool(kernel.arg.arch == arch)
+def _on(arch: str) -> Callable[[UOp], bool]:
+    return lambda kernel: bool(kernel.arg.arch == arch)
 
 
-def _not_specialised(kernel: UOp, mutant: Mutant) -> bool:
-    """One thread both fills the stages and uses them."""
-    return sum(s.op is Op.ROLE and bool(names(s) & LOADS) for s in kernel.src) == 1 and any(
-        s.op is Op.ROLE and names(s) & LOADS and names(s) & {"wgmma", "tcgen05_ld"}
-        for s in kernel.src
-    )
+def _not_specialised(kernel: UOp) -> bool:
+    """One role alone loads, and it uses what it loads."""
+    roles = [names(s) for s in kernel.src if s.op is Op.ROLE and names(s) & LOADS]
+    return len(roles) == 1 and bool(roles[0] & {"wgmma", "tcgen05_ld"})
 
 
-def _refill(kernel: UOp, mutant: Mutant) -> bool:
+def _last_release(kernel: UOp, one: UOp, two: UOp) -> bool:
+    """In a block of one tile, the release of the last stage passes the wait for its last MMA."""
+    for wait, release in ((one, two), (two, one)):
+        if (names(wait), names(release)) == ({"wgmma_wait"}, {"mbar_arrive_peer"}):
+            last = wait.op is Op.ATOM and wait.arg.attr("pending") == 0
+            return last and _one_tile(kernel)
+    return False
+
+
+def _refill(kernel: UOp, one: UOp, two: UOp) -> bool:
     """A step's commit, or the step, passes the refill of the step before."""
-    if mutant.operator not in ("swap", "move"):
-        return False
-    step, refill = map(names, mutant.nodes)
+    step, refill = names(one), names(two)
+    waits = {"mbar_wait", "mbar_arrive_expect"}
     return (
         "tcgen05_commit" in step
         and step <= {"mbar_wait", "tcgen05_fence_after", "tcgen05_mma", "tcgen05_commit"}
-        and {"mbar_wait", "mbar_arrive_expect"}
-        <= refill
-        <= {"mbar_wait", "mbar_arrive_expect"} | LOADS
-        and mutant.nodes[1].op is Op.IF
+        and waits <= refill <= waits | LOADS
+        and two.op is Op.IF
     )
 
 
-def _begins_only(kernel: UOp, mutant: Mutant) -> bool:
+def _begins_only(kernel: UOp, one: UOp, two: UOp) -> bool:
     """A role that loads and multiplies passes the last meeting of the cluster."""
-    if mutant.operator != "move" or mutant.nodes[0].op is not Op.ROLE:
-        return False
-    role, meeting = map(names, mutant.nodes)
     works = STORES | {"tcgen05_ld", "wgmma"}
-    return meeting == {"cluster_arrive"} and not role & works
+    return one.op is Op.ROLE and names(two) == {"cluster_arrive"} and not names(one) & works
 
 
-def _sums(kernel: UOp, mutant: Mutant) -> bool:
+def _sums(kernel: UOp, one: UOp, two: UOp) -> bool:
     """The role that sums parts passes a meeting of the cluster that follows their arrival."""
-    if mutant.operator != "move":
-        return False
-    role, meeting = sorted(map(names, mutant.nodes), key=len, reverse=True)
+    role, meeting = sorted((names(one), names(two)), key=len, reverse=True)
     return "add_f32" in role and meeting <= {"cluster_arrive_relaxed", "cluster_wait"}
-
-
-def _pair(holds: Callable[[UOp, UOp, UOp], bool]) -> Callable[[UOp, Mutant], bool]:
-    return lambda kernel, m: m.operator in ("swap", "move") and holds(kernel, *m.nodes)
 
 
 def _other_warps(kernel: UOp, one: UOp, two: UOp) -> bool:
@@ -381,12 +343,20 @@ def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
     return users <= {"mbar_init", "mbar_wait", "mbar_arrive", "mbar_arrive_expect"}
 
 
+# changes of one statement
+
+
+def _hints(kernel: UOp, mutant: Mutant) -> bool:
+    """A statement that only prefetches, or lets later launches begin, is moved or left out."""
+    moved = mutant.operator in ("swap", "move", "delete")
+    return moved and any(names(node) and names(node) <= HINTS for node in mutant.nodes)
+
+
 def _free_barrier(kernel: UOp, mutant: Mutant) -> bool:
     if mutant.change != "next barrier":
         return False
-    (node,) = mutant.nodes
     used = {n.arg.attr("id") for _, n in walk(kernel) if n.op is Op.ATOM}
-    return node.arg.attr("id") + 1 not in used
+    return mutant.nodes[0].arg.attr("id") + 1 not in used
 
 
 def _same_registers(kernel: UOp, mutant: Mutant) -> bool:
@@ -401,77 +371,93 @@ def _tensor_memory_only(kernel: UOp, mutant: Mutant) -> bool:
     return bool(mutant.nodes[0].src[0].src[0].arg.name == "acc_empty")
 
 
-HARMLESS = (
-    Harmless(
-        "different warps run them: their order in the text means nothing", _pair(_other_warps)
-    ),
-    Harmless("neither orders anything, and they touch different places", _pair(commute)),
-    Harmless("a thread's registers need no order", _pair(unordered)),
-    Harmless("it says what may begin early, and what follows waits itself", _hints),
-    Harmless(
+def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
+    """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
+    if mutant.change != "as cluster_arrive_relaxed" or not _one_tile(kernel):
+        return False
+    prologue = takewhile(lambda node: node.op is not Op.ROLE, mutant.tree.src)
+    return _pairs(kernel) and any("cluster_arrive" in names(node) for node in prologue)
+
+
+EQUIVALENT = (
+    _reordered("different warps run them: their order in the text means nothing", _other_warps),
+    _reordered("neither orders anything, and they touch different places", commute),
+    _reordered("a thread's registers need no order", unordered),
+    Equivalence("it says what may begin early, and what follows waits itself", _hints),
+    _reordered(
         "the bytes may land before they are expected, while the phase lacks an arrival",
         _passing({"mbar_arrive_expect"}, LOADS),
     ),
-    Harmless("the order of arrivals means nothing", _passing(RELEASES, RELEASES)),
-    Harmless(
+    _reordered("the order of arrivals means nothing", _passing(RELEASES, RELEASES)),
+    _reordered(
         "tcgen05 fences order accesses to tensor memory alone",
         _passing(FENCES, {*STORES, "st_async_v4", "pack", "bulk_wait_read"}),
     ),
-    Harmless(
-        "two fences for different accesses",
-        _passing(FENCES, {"fence_proxy_async"}),
-    ),
-    Harmless(
+    _reordered("two fences for different accesses", _passing(FENCES, {"fence_proxy_async"})),
+    _reordered(
         "they touch different places, and all warps meet after both",
         _in_order({"mbar_init", "fence_mbar_init"}, {"tmem_alloc", "tmem_relinquish"}),
     ),
-    Harmless(
+    _reordered(
         "a pair meets twice before anyone uses a barrier",
-        _both(_pairs, _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive_relaxed"})),
+        _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive_relaxed"}),
+        _pairs,
     ),
-    Harmless(
+    _reordered(
         "the barrier hands over staging memory, not registers or tensor memory",
         _passing({"named_sync"}, {"pack", "tcgen05_ld"}),
     ),
-    Harmless(
+    _reordered(
         "the arrival releases tensor memory, the proxy fence is for staged memory",
-        _both(_on("sm_100a"), _passing(RELEASES, {"fence_proxy_async"})),
+        _passing(RELEASES, {"fence_proxy_async"}),
+        _on("sm_100a"),
     ),
-    Harmless(
+    _reordered(
         "the arrival releases a stage, which the other statement does not touch",
-        _both(_on("sm_90a"), _passing(RELEASES, {"pack", "bulk_wait_read"})),
+        _passing(RELEASES, {"pack", "bulk_wait_read"}),
+        _on("sm_90a"),
     ),
-    Harmless("what the role begins, others of its CTA see complete and then arrive", _begins_only),
-    Harmless("the CTA sums what has arrived in its own memory, and meets for the others", _sums),
-    Harmless(
+    _reordered(
+        "what the role begins, others of its CTA see complete and then arrive",
+        _begins_only,
+        operators=("move",),
+    ),
+    _reordered(
+        "the CTA sums what has arrived in its own memory, and meets for the others",
+        _sums,
+        operators=("move",),
+    ),
+    _reordered(
         "the thread has itself waited for the phase before the one that it opens",
-        _both(_not_specialised, _in_order({"mbar_wait"}, {"mbar_arrive_expect"})),
+        _in_order({"mbar_wait"}, {"mbar_arrive_expect"}),
+        _not_specialised,
     ),
-    Harmless("the refill waits for the commit of an earlier step, so that both orders do", _refill),
-    Harmless(
+    _reordered(
+        "the refill waits for the commit of an earlier step, so that both orders do", _refill
+    ),
+    _reordered(
         "the barrier's users are threads of the CTA, which the next barrier of the CTA orders",
-        _pair(_threads_only),
+        _threads_only,
     ),
-    Harmless(
+    _reordered(
         "the store reads staging memory, which the other statement does not touch",
         _passing({"tma_store", "bulk_commit"}, {"pack", "tcgen05_ld", "tcgen05_wait_ld"}),
     ),
-    Harmless("peers release stages until the thread ends, whatever else it does before", _drains),
-    Harmless("the last release of a stage only lets peers leave", _last_release),
-    Harmless(
+    _reordered("peers release stages until the thread ends, whatever else it does before", _drains),
+    _reordered("the last release of a stage only lets peers leave", _last_release),
+    _reordered(
         "passing a turn says what was waited for, not what came of it",
         _about("turn", "mbar_wait"),
+        operators=("move",),
     ),
-    Harmless(
+    _reordered(
         "the parts may be expected at any time before the wait for them",
         _about("parts", "mbar_wait_cluster", "cluster_arrive_relaxed"),
+        operators=("move",),
     ),
-    Harmless("another named barrier that nobody uses", _free_barrier),
-    Harmless("the count is what the lanes have: neither direction changes it",
-             _same_registers),
-    Harmless("waits for more groups than it has to", lambda k, m: m.change == "-1"),
-    Harmless(
-        "hands over tensor memory alone, which its own fences order", _tensor_memory_only
-    ),
-    Harmless("hands over tensor memory alone, which its own fences order", _pair_leaves),
-)  # fmt: skip
+    Equivalence("another named barrier that nobody uses", _free_barrier),
+    Equivalence("the count is what the lanes have: neither direction changes it", _same_registers),
+    Equivalence("waits for more groups than it has to", lambda kernel, m: m.change == "-1"),
+    Equivalence("hands over tensor memory alone, which its own fences order", _tensor_memory_only),
+    Equivalence("hands over tensor memory alone, which its own fences order", _pair_leaves),
+)

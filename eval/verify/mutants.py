@@ -48,10 +48,10 @@ class Mutant:
 
     def __str__(self) -> str:
         what = f"{self.operator} {self.change}".strip()
-        return f"{what}: {' and '.join(map(_told, self.nodes))}" if self.nodes else what
+        return f"{what}: {' and '.join(map(_text, self.nodes))}" if self.nodes else what
 
 
-def _told(node: UOp) -> str:
+def _text(node: UOp) -> str:
     inner = dict.fromkeys(n.arg.atom for _, n in walk(node) if n.op is Op.ATOM)
     text = show(node) if node.op is Op.ATOM else f"{show(node)} of {', '.join(inner)}"
     return f"{text} at {node.site}"

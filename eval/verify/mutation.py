@@ -6,7 +6,7 @@ of them. The PTX of every mutant that the validator accepts runs under several s
 killed    the validator refuses it
 caught    the validator accepts it, and the emulator shows it to be wrong: in its values alone, or
           by a fault or hazard
-harmless  accepted, and on the pinned list of changes that change nothing; it must be right
+equivalent  accepted, and on the pinned list of changes that change nothing; it must be right
 survived  accepted, right under every schedule, and not on that list
 refused   on that list, and refused: the validator is too strict
 """
@@ -40,33 +40,33 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
 from ptxflow.env.tasks.definition import DefinitionError
-from ptxflow.eval.verify import summary as proof_summary
+from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.verify.summary import Summary, spread
+from ptxflow.eval.verify.results import Summary, spread
 
-VERDICTS = ("killed", "caught", "harmless", "survived", "refused")
+VERDICTS = ("killed", "caught", "equivalent", "survived", "refused")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One mutant without its tree: the error that killed it, why it is harmless."""
+    """One mutant without its tree: the error that killed it, why it is equivalent."""
 
     operator: str
     text: str
     error: str
-    harmless: str
+    equivalent: str
     check_s: float = 0.0
     emulation: Emulation | None = None  # of an accepted mutant, where it was asked for
 
     @property
     def verdict(self) -> str:
         if self.error:
-            return "refused" if self.harmless else "killed"
-        if self.harmless:
-            return "harmless"
+            return "refused" if self.equivalent else "killed"
+        if self.equivalent:
+            return "equivalent"
         return "caught" if self.wrong else "survived"
 
     @property
@@ -211,7 +211,7 @@ def _told(bar: tqdm, judged: list[Judged]) -> list[Judged]:  # type: ignore[type
 
 
 def summarise(judged: Sequence[Judged]) -> Summary:
-    """Counts by operator and verdict, harmless reasons, times, and whatever should not be."""
+    """Counts by operator and verdict, equivalent reasons, times, and whatever should not be."""
     emulated = [j.emulation for j in judged if j.emulation]
     operators = {
         operator: _verdicts(j for j in judged if j.operator == operator)
@@ -229,12 +229,12 @@ def summarise(judged: Sequence[Judged]) -> Summary:
         },
         "validator_s": spread(j.check_s for j in judged),
         "emulator_s": spread(e.seconds for e in emulated),
-        "harmless": _counted(j.harmless for j in judged if j.verdict == "harmless"),
+        "equivalent": _counted(j.equivalent for j in judged if j.verdict == "equivalent"),
         "survivors": _counted(j.text for j in judged if j.verdict == "survived"),
         "refused": _counted(j.text for j in judged if j.verdict == "refused"),
         "values": _counted(j.text for j in judged if j.verdict == "caught" and not j.fault),
         "faults": _counted(str(j) for j in judged if j.verdict == "caught" and j.fault),
-        "wrong": _counted(str(j) for j in judged if j.verdict == "harmless" and j.wrong),
+        "wrong": _counted(str(j) for j in judged if j.verdict == "equivalent" and j.wrong),
     }
 
 
@@ -261,14 +261,14 @@ def _counted(texts: Iterable[str]) -> dict[str, int]:
 
 
 def table(summary: Summary) -> str:
-    """Operator by verdict, the kill rate, each harmless reason, and whatever should not be."""
+    """Operator by verdict, the kill rate, each equivalent reason, and whatever should not be."""
     lines = [f"{'operator':10}" + "".join(f"{v:>10}" for v in VERDICTS)]
     for operator, counts in {**summary["operators"], "all": summary["all"]}.items():
         lines.append(f"{operator:10}" + "".join(f"{counts[v]:10}" for v in VERDICTS))
     total = summary["all"]
     harmful = total["killed"] + total["caught"] + total["survived"]
     lines.append(
-        f"of {sum(total.values())} mutants {harmful} are not on the list of harmless changes; of "
+        f"of {sum(total.values())} mutants {harmful} are not on the list of equivalent mutants; of "
         f"these the validator kills {total['killed'] / max(harmful, 1):.2%}"
     )
     ran = summary["emulated"]
@@ -279,9 +279,9 @@ def table(summary: Summary) -> str:
             "a fault or hazard"
         )
     titles = {
-        "harmless": "harmless", "survivors": "survivors", "refused": "harmless, but refused",
+        "equivalent": "equivalent", "survivors": "survivors", "refused": "equivalent, but refused",
         "values": "caught by their values", "faults": "caught by a fault or hazard",
-        "wrong": "harmless, and WRONG",
+        "wrong": "equivalent, and WRONG",
     }  # fmt: skip
     for key, title in titles.items():
         lines.append(f"{title}:{' none' * (not summary[key])}")
@@ -316,16 +316,16 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if the validator refuses no harmless mutant, and accepts no other but those that are
+    """Exit 0 if the validator refuses no equivalent mutant, and accepts no other but those that are
     wrong in their values alone; 1 if not, 2 on bad arguments."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
     began = time.monotonic()
     try:
-        out = proof_summary.writable(args.out) if args.out else None
+        out = results.writable(args.out) if args.out else None
         device = find_device(args.device)
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
-        summary = proof_summary.origin("mutation", given, device, args.jobs)
+        summary = results.origin("mutation", given, device, args.jobs)
         found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed)
     except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
         print(f"mutation: {error}", file=sys.stderr)
@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **summarise(judged),
     }  # fmt: skip
     if out:
-        proof_summary.save(out, summary)
+        results.save(out, summary)
     print(f"{device.name}: {len(jobs)} kernels, {seconds:.0f} s")
     print(table(summary))
     return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import UsageError
-from ptxflow.eval.verify import strategies
-from ptxflow.eval.verify import summary as proof_summary
-from ptxflow.eval.verify.summary import Summary, told
+from ptxflow.eval.verify import results, strategies
+from ptxflow.eval.verify.results import Summary, median_and_max
 
 Row = Sequence[object]
 
@@ -30,7 +29,7 @@ def markdown(columns: Row, rows: Iterable[Row]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def proven(summaries: Sequence[Summary]) -> str:
+def verified(summaries: Sequence[Summary]) -> str:
     """Each device's strategies: what passed, a table by definition, the command."""
     parts = []
     for summary in summaries:
@@ -41,17 +40,17 @@ def proven(summaries: Sequence[Summary]) -> str:
 
 
 def mutated(summaries: Sequence[Summary]) -> str:
-    """The totals of each family and device, then operators and harmless reasons, with a column a
+    """The totals of each family and device, then operators and equivalent reasons, with a column a
     device."""
     names = [s["device"] for s in summaries]
     heads = [f"{name} {verdict}" for name in names for verdict in _SHOWN]
-    reasons = sorted({why for s in summaries for why in s["harmless"]})
+    reasons = sorted({why for s in summaries for why in s["equivalent"]})
     parts = [
         markdown(TOTALS, [row for s in summaries for row in _totals(s)]),
         markdown(["operator", *heads], _by_operator(summaries)),
         markdown(
-            ["why harmless", *names],
-            [[why, *(s["harmless"].get(why, 0) for s in summaries)] for why in reasons],
+            ["why equivalent", *names],
+            [[why, *(s["equivalent"].get(why, 0) for s in summaries)] for why in reasons],
         ),
     ]
     for summary in summaries:
@@ -60,11 +59,11 @@ def mutated(summaries: Sequence[Summary]) -> str:
     return "\n\n".join([*parts, _commands(summaries)])
 
 
-_SHOWN = ("killed", "caught", "harmless", "survived")
+_SHOWN = ("killed", "caught", "equivalent", "survived")
 TOTALS = (
     "device", "family", "kernels", "mutants", "killed by the validator", "caught by the emulator",
-    "of these by a fault or hazard", "harmless", "survived", "harmless but refused",
-    "harmless but WRONG", "validator s", "emulator s",
+    "of these by a fault or hazard", "equivalent", "survived", "equivalent but refused",
+    "equivalent but WRONG", "validator s", "emulator s",
 )  # fmt: skip
 
 
@@ -78,8 +77,9 @@ def _total(device: str, name: str, row: Summary) -> Row:
     counts, ran = row["all"], row["emulated"]
     return (
         device, name, row["kernels"], sum(counts.values()), counts["killed"], counts["caught"],
-        ran["faults"], counts["harmless"], counts["survived"], counts["refused"],
-        ran["wrong"] - counts["caught"], told(row["validator_s"]), told(row["emulator_s"]),
+        ran["faults"], counts["equivalent"], counts["survived"], counts["refused"],
+        ran["wrong"] - counts["caught"],
+        median_and_max(row["validator_s"]), median_and_max(row["emulator_s"]),
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _commands(summaries: Sequence[Summary]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-SECTIONS = {"prove": proven, "mutation": mutated}
+SECTIONS = {"verify": verified, "mutation": mutated}
 
 
 def sections(summaries: Iterable[Summary]) -> dict[str, str]:
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)
     try:
-        made = sections(map(proof_summary.read, args.results))
+        made = sections(map(results.read, args.results))
         if args.into is None:
             print("\n\n".join(made.values()))
             return 0
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             page = placed(page, name, text)
         write_whole(args.into, page)
     except (UsageError, OSError) as error:
-        print(f"proof_table: {error}", file=sys.stderr)
+        print(f"page: {error}", file=sys.stderr)
         return 2
     return 0
 

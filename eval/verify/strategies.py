@@ -31,17 +31,17 @@ from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
 from ptxflow.env.tasks.definition import DefinitionError
-from ptxflow.eval.verify import summary as proof_summary
+from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn
-from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_trial
+from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_emulation
 from ptxflow.eval.verify.mutation import Judged, judge_strategy, pick
-from ptxflow.eval.verify.summary import Summary, spread, told
+from ptxflow.eval.verify.results import Summary, median_and_max, spread
 
 STAGES = ("rules", "validator", "ptxas", "SASS", "emulator")
 
 
 @dataclass(frozen=True)
-class Proof:
+class Verification:
     """One strategy's verdicts; `refused` is the first of STAGES that said no, or nothing."""
 
     problem: Problem
@@ -55,7 +55,7 @@ class Proof:
     mutants: tuple[Judged, ...] = ()
 
     @property
-    def proven(self) -> bool:
+    def verified(self) -> bool:
         """No stage refuses it, nor did the validator accept a mutant that ends in a fault or shows
         a hazard; what is wrong in values alone is the emulator's to catch."""
         return not self.refused and not any(m.fault for m in self.mutants)
@@ -77,7 +77,7 @@ class Proof:
         yield from (f"{self.who}: mutant: {m}" for m in self.mutants if m.wrong)
 
 
-def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Proof:
+def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Verification:
     """Take one strategy through every stage; then `mutants` of its kernel, drawn by `seed`."""
     problem, strategy = job
     began = time.process_time()
@@ -85,11 +85,11 @@ def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Jo
         draft = prepare(problem, strategy, device)
     except CompileError as refusal:
         stage = "rules" if isinstance(refusal, IllegalStrategy) else "validator"
-        return Proof(problem, strategy, stage, (f"{type(refusal).__name__}: {refusal}",))
+        return Verification(problem, strategy, stage, (f"{type(refusal).__name__}: {refusal}",))
     check_s = time.process_time() - began
 
-    def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Proof:
-        return Proof(
+    def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Verification:
+        return Verification(
             problem, strategy, stage, tuple(reasons), check_s, usage, draft.launch.smem_bytes
         )
 
@@ -101,34 +101,34 @@ def prove(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Jo
         return ended("ptxas", complaints, assembly.usage)
     if complaints := sass.check(assembly.cubin, device.arch, draft.expected).complaints():
         return ended("SASS", complaints, assembly.usage)
-    emulation = run_trial(problem, strategy, device, seeds)
+    emulation = run_emulation(problem, strategy, device, seeds)
     judged: list[Judged] = []
     if mutants and emulation.right:
         choose = partial(pick, count=mutants, seed=(seed, int(strategy.key, 16)))
         judged = judge_strategy(device, seeds, job, choose)
     refused = "" if emulation.right else "emulator"
-    return Proof(
+    return Verification(
         problem, strategy, refused, emulation.complaints, check_s, assembly.usage,
         draft.launch.smem_bytes, emulation, tuple(judged),
     )  # fmt: skip
 
 
-def prove_all(
+def verify_all(
     jobs: Sequence[Job], device: Device, seeds: Sequence[int], workers: int, *,
     mutants: int = 0, seed: int = 0,
-) -> list[Proof]:  # fmt: skip
-    """Every job's proof, in order, behind a progress bar."""
-    work = partial(prove, device, tuple(seeds), mutants, seed)
-    with tqdm(total=len(jobs), desc=f"prove for {device.arch}", unit="kernel") as bar:
+) -> list[Verification]:  # fmt: skip
+    """Every job's verification, in order, behind a progress bar."""
+    work = partial(verify, device, tuple(seeds), mutants, seed)
+    with tqdm(total=len(jobs), desc=f"verify for {device.arch}", unit="kernel") as bar:
         if workers <= 1:
             return [_counted(bar, work(job)) for job in jobs]
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return [_counted(bar, proof) for proof in pool.map(work, jobs)]
+            return [_counted(bar, verification) for verification in pool.map(work, jobs)]
 
 
-def _counted(bar: tqdm, proof: Proof) -> Proof:  # type: ignore[type-arg]
+def _counted(bar: tqdm, verification: Verification) -> Verification:  # type: ignore[type-arg]
     bar.update()
-    return proof
+    return verification
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -140,18 +140,18 @@ COLUMNS = (
 OF_MUTANTS = ("mutants", "killed", "caught", "right")
 
 
-def count(proofs: Sequence[Proof]) -> Summary:
+def count(verifications: Sequence[Verification]) -> Summary:
     """Verdicts, resources, times and mutants of some strategies; the numbers behind a row."""
-    usages = [p.usage for p in proofs if p.usage]
-    mutants = [m for p in proofs for m in p.mutants]
+    usages = [p.usage for p in verifications if p.usage]
+    mutants = [m for p in verifications for m in p.mutants]
     return {
-        "strategies": len(proofs),
-        "passed": {stage: sum(p.passed(stage) for p in proofs) for stage in STAGES},
+        "strategies": len(verifications),
+        "passed": {stage: sum(p.passed(stage) for p in verifications) for stage in STAGES},
         "registers": _range(u.registers for u in usages),
-        "smem_bytes": _range(p.smem for p in proofs if p.usage),
+        "smem_bytes": _range(p.smem for p in verifications if p.usage),
         "spill_bytes": _range(u.spill_stores + u.spill_loads for u in usages),
-        "validator_s": spread(p.check_s for p in proofs if p.check_s),
-        "emulator_s": spread(p.emulation.seconds for p in proofs if p.emulation),
+        "validator_s": spread(p.check_s for p in verifications if p.check_s),
+        "emulator_s": spread(p.emulation.seconds for p in verifications if p.emulation),
         "mutants": {
             "tried": len(mutants),
             "killed": sum(bool(m.error) for m in mutants),
@@ -166,31 +166,37 @@ def _range(values: Iterable[int]) -> list[int] | None:
     return [held[0], held[-1]] if held else None
 
 
-def summarise(proofs: Sequence[Proof]) -> Summary:
+def summarise(verifications: Sequence[Verification]) -> Summary:
     """A row for each family; of one, for each definition; of one, for each strategy. All; how many
-    of each definition are proven; and what is not."""
-    families = len({p.strategy.family for p in proofs}) > 1
-    several = len({p.problem.definition for p in proofs}) > 1
-    values = Counter(name for name, _ in {axis for p in proofs for axis in p.problem.axes})
-    rows: dict[str, list[Proof]] = {}
-    for proof in proofs:
-        varying = [f"{name}={value}" for name, value in proof.problem.axes if values[name] > 1]
-        key = proof.problem.definition if several else " ".join([proof.strategy.key, *varying])
-        key = proof.strategy.family if families else key
-        rows.setdefault(key, []).append(proof)
+    of each definition are verified; and what is not."""
+    families = len({p.strategy.family for p in verifications}) > 1
+    several = len({p.problem.definition for p in verifications}) > 1
+    values = Counter(name for name, _ in {axis for p in verifications for axis in p.problem.axes})
+    rows: dict[str, list[Verification]] = {}
+    for verification in verifications:
+        varying = [
+            f"{name}={value}" for name, value in verification.problem.axes if values[name] > 1
+        ]
+        key = (
+            verification.problem.definition
+            if several
+            else " ".join([verification.strategy.key, *varying])
+        )
+        key = verification.strategy.family if families else key
+        rows.setdefault(key, []).append(verification)
     return {
-        "schedules": max((p.emulation.schedules for p in proofs if p.emulation), default=0),
+        "schedules": max((p.emulation.schedules for p in verifications if p.emulation), default=0),
         "rows": {name: count(group) for name, group in rows.items()},
-        "all": count(proofs),
+        "all": count(verifications),
         "definitions": {
             name: {
-                "strategies": sum(p.problem.definition == name for p in proofs),
-                "proven": sum(p.problem.definition == name and p.proven for p in proofs),
+                "strategies": sum(p.problem.definition == name for p in verifications),
+                "verified": sum(p.problem.definition == name and p.verified for p in verifications),
             }
-            for name in sorted({p.problem.definition for p in proofs})
+            for name in sorted({p.problem.definition for p in verifications})
         },
-        "failures": [line for p in proofs for line in p.complaints()],
-        "caught": [line for p in proofs for line in p.caught()],
+        "failures": [line for p in verifications for line in p.complaints()],
+        "caught": [line for p in verifications for line in p.caught()],
     }
 
 
@@ -211,10 +217,10 @@ def cells(name: str, row: Summary) -> tuple[str, ...]:
         return "ok" if passed[stage] == total else f"{passed[stage]} of {total}"
 
     return (
-        name, str(total), verdict("validator"), told(row["validator_s"]),
+        name, str(total), verdict("validator"), median_and_max(row["validator_s"]),
         _from_to(row["registers"]), _from_to(row["smem_bytes"], 1024),
         _from_to(row["spill_bytes"]), verdict("SASS"), verdict("emulator"),
-        told(row["emulator_s"]),
+        median_and_max(row["emulator_s"]),
         *(str(mutants[k]) for k in ("tried", "killed", "caught", "right")),
     )  # fmt: skip
 
@@ -229,10 +235,10 @@ def _from_to(values: Sequence[int] | None, unit: int = 1) -> str:
 def conclusion(summary: Summary) -> str:
     """The verdict on all strategies and mutants, in one sentence."""
     row, mutants = summary["all"], summary["all"]["mutants"]
-    proven = row["passed"][STAGES[-1]]
+    verified = row["passed"][STAGES[-1]]
     text = (
-        f"{proven} of {row['strategies']} proven for {summary['arch']}: validated, assembled, SASS "
-        f"as claimed, and right under {summary['schedules']} emulated schedules"
+        f"{verified} of {row['strategies']} verified for {summary['arch']}: validated, assembled, "
+        f"SASS as claimed, and right under {summary['schedules']} emulated schedules"
     )
     if mutants["tried"]:
         text += (
@@ -243,7 +249,7 @@ def conclusion(summary: Summary) -> str:
 
 
 def table(summary: Summary) -> str:
-    """The rows and their total, what is not proven, mutants that the emulator alone catches, and
+    """The rows and their total, what is not verified, mutants that the emulator alone catches, and
     the verdict."""
     named = [f"  {line}" for line in (*summary["failures"], *summary["caught"])]
     return "\n".join([align(lines(summary)), *named, conclusion(summary)])
@@ -277,27 +283,27 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every strategy is proven, and no mutant of one that the validator accepts shows a
+    """Exit 0 if every strategy is verified, and no mutant of one that the validator accepts shows a
     fault or hazard; 1 if not, 2 on misuse."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
     began = time.monotonic()
     try:
-        out = proof_summary.writable(args.out) if args.out else None
+        out = results.writable(args.out) if args.out else None
         device = find_device(args.device)
         jobs = drawn(args, device, args.samples)
-        summary = proof_summary.origin("prove", given, device, args.jobs)
-        proofs = prove_all(
+        summary = results.origin("verify", given, device, args.jobs)
+        verifications = verify_all(
             jobs, device, range(args.schedules), args.jobs, mutants=args.mutants, seed=args.seed
         )
     except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
-        print(f"prove: {error}", file=sys.stderr)
+        print(f"verify: {error}", file=sys.stderr)
         return 2
-    summary |= {"seconds": round(time.monotonic() - began, 1), **summarise(proofs)}
+    summary |= {"seconds": round(time.monotonic() - began, 1), **summarise(verifications)}
     if out:
-        proof_summary.save(out, summary)
+        results.save(out, summary)
     print(table(summary))
-    return 0 if all(p.proven for p in proofs) else 1
+    return 0 if all(p.verified for p in verifications) else 1
 
 
 if __name__ == "__main__":

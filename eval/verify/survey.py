@@ -159,7 +159,7 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every drawn strategy compiles and is proven, 1 if not, 2 on bad arguments."""
+    """Exit 0 if every drawn strategy compiles and is verified, 1 if not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
     refused = 0
     try:

@@ -20,7 +20,7 @@ from ptxflow.eval.bench.session import scored
 from ptxflow.eval.bench.tolerance import tolerance
 from ptxflow.eval.verify.cases.case import Case
 from ptxflow.eval.verify.cases.dsa_indexer import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.dsa_indexer_cases import (
     B200,
     CASES,
@@ -46,7 +46,7 @@ def chosen(p: Problem, s: Strategy, given: Case, text: str = "", dev=H200):  # t
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
-    result = run_trial(problem(), s, dev, (dev is H200,))
+    result = run_emulation(problem(), s, dev, (dev is H200,))
     assert result.right, result
 
 
@@ -56,7 +56,7 @@ def test_sampled_strategies_of_other_sizes(heads: int, dim: int, page: int) -> N
         p = problem(heads=heads, dim=dim, page=page)
         found = space(p, dev)
         s = found.strategy(int(found.sample_uniform(1, np.random.default_rng(heads))[0]))
-        result = run_trial(p, s.replace(threads=256), dev, (0,))
+        result = run_emulation(p, s.replace(threads=256), dev, (0,))
         assert result.right, (s, result)
 
 

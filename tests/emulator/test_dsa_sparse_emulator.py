@@ -21,7 +21,7 @@ from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.tolerance import tolerance
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 from ptxflow.eval.verify.cases.dsa_sparse import case as case_of
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.dsa_cases import B200, CASES, H200, SPARSE, definition, problem, strategy
 
 SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
@@ -50,7 +50,7 @@ def wrong(p: Problem, s: Strategy, case: Case, text: str = "") -> dict[str, int]
 @pytest.mark.parametrize(("dev", "name", "s", "topk"), RUN, ids=[n for _, n, _, _ in RUN])
 def test_every_path_is_right(dev: Device, name: str, s: Strategy, topk: int) -> None:
     p = problem(64 if dev is H200 else 1, topk=topk)
-    result = run_trial(p, s, dev, (dev is H200,))
+    result = run_emulation(p, s, dev, (dev is H200,))
     assert result.right, result
 
 

@@ -13,7 +13,7 @@ from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.verify import emulation
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.alike import alike
 from tests.rmsnorm_cases import B200, CASES, H200, IDS, RMSNORM, problem, space, strategy
 
@@ -24,7 +24,7 @@ WORKLOADS = [(h, r) for h in (128, 512, 1536, 2048, 4096, 7168, 56, 5000) for r 
 def test_every_path_is_right(dev, name, hidden, residual, s):  # type: ignore[no-untyped-def]
     p = problem(hidden, 2048, residual, "bfloat16" if residual else "float16")
     if dev is H200 or not alike(p, s):
-        result = run_trial(p, s, dev)
+        result = run_emulation(p, s, dev)
         assert result.right, result
 
 
@@ -34,7 +34,7 @@ def test_sampled_strategies_are_right(hidden: int, residual: bool) -> None:
         p = problem(hidden, batch, residual)
         found = space(p, dev)
         for code in found.sample_uniform(2, np.random.default_rng(hidden)):
-            result = run_trial(p, found.strategy(int(code)), dev)
+            result = run_emulation(p, found.strategy(int(code)), dev)
             assert result.right, (found.strategy(int(code)), result)
 
 
@@ -89,5 +89,5 @@ def test_a_wrong_kernel_is_told_from_a_right_one(
         return text.replace(old, new)
 
     monkeypatch.setattr(emulation, "write", planted)
-    result = run_trial(problem(512, 2048), strategy(), H200, (0,))
+    result = run_emulation(problem(512, 2048), strategy(), H200, (0,))
     assert not result.right and result.error

@@ -14,7 +14,7 @@ from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.bench.references.gdn import gdn_decode
 from ptxflow.eval.verify.cases.case import Case, plain
 from ptxflow.eval.verify.cases.gdn_decode import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.alike import alike
 from tests.gdn_decode_cases import (
     B200,
@@ -52,7 +52,7 @@ def wrong(
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
     if dev is H200 or not alike(problem(), s):
-        result = run_trial(problem(), s, dev)
+        result = run_emulation(problem(), s, dev)
         assert result.right, result
 
 
@@ -82,7 +82,7 @@ def test_sampled_strategies_of_other_heads(
         p = problem(batch, size, queries, values, dtype)
         found = space(p, dev)
         for code in found.sample_uniform(3, np.random.default_rng(size)):
-            result = run_trial(p, found.strategy(int(code)), dev, (0,))
+            result = run_emulation(p, found.strategy(int(code)), dev, (0,))
             assert result.right, (found.strategy(int(code)), result)
 
 

@@ -15,7 +15,7 @@ from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.bench.references.gdn import gdn_prefill
 from ptxflow.eval.verify.cases.case import Case, plain
 from ptxflow.eval.verify.cases.gdn_prefill import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.alike import alike
 from tests.gdn_prefill_cases import (
     B200,
@@ -53,7 +53,7 @@ def wrong(
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
     if dev is H200 or not alike(problem(), s):
-        result = run_trial(problem(), s, dev, (0,))
+        result = run_emulation(problem(), s, dev, (0,))
         assert result.right, result
 
 

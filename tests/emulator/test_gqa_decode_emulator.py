@@ -13,8 +13,8 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa_decode import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_decode_cases import (
     B200,
     CASES,
@@ -59,7 +59,7 @@ def of_lengths(lengths: list[int], page_size: int = 1, **shape: Any) -> Problem:
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
     page_size = 1 if dev is H200 else 16
-    result = run_trial(problem(64, 4096, page_size, size=64), _of(s, 64), dev)
+    result = run_emulation(problem(64, 4096, page_size, size=64), _of(s, 64), dev)
     assert result.right, result
 
 
@@ -68,7 +68,7 @@ def test_every_path_of_a_warpgroup_is_right(dev, page_size, s):  # type: ignore[
     """Of both columns, one column with fewer heads than it has room for, and one full one."""
     for group in (5, 8, 16):
         p = problem(64, 4096, page_size, size=64, group=group)
-        result = run_trial(p, s, dev, (0,) if group == 8 else (0, 1))
+        result = run_emulation(p, s, dev, (0,) if group == 8 else (0, 1))
         assert result.right, (group, result)
 
 
@@ -77,7 +77,7 @@ def test_every_path_of_a_warpgroup_is_right(dev, page_size, s):  # type: ignore[
 def test_a_warpgroup_takes_all_sizes(dev: Device, size: int, group: int) -> None:
     _, s = GROUP_PATHS["pages in boxes"]
     p = problem(64, 4096, 64, size=size, group=group, dtype="float16")
-    result = run_trial(p, s.replace(tiles=2), dev, (1,))
+    result = run_emulation(p, s.replace(tiles=2), dev, (1,))
     assert result.right, result
 
 
@@ -105,7 +105,7 @@ def test_sampled_strategies_of_other_shapes(
         p = problem(4, tokens, page_size, **shape)
         found = space(p, dev)
         for code in found.sample_uniform(1, np.random.default_rng(size + group)):
-            result = run_trial(p, found.strategy(int(code)), dev, (0,))
+            result = run_emulation(p, found.strategy(int(code)), dev, (0,))
             assert result.right, (found.strategy(int(code)), result)
 
 

@@ -13,8 +13,8 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Op, edit, walk
 from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa_prefill import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_prefill_cases import (
     B200,
     PREFILL,
@@ -29,7 +29,7 @@ from tests.gqa_prefill_cases import (
 @pytest.mark.parametrize(("page", "s"), TMEM_CASES, ids=TMEM_IDS)
 def test_every_path_is_right(page: int, s: Strategy) -> None:
     seed = TMEM_CASES.index((page, s)) % 2  # schedules by turns
-    result = run_trial(problem(page, dim=64), s, B200, (seed,))
+    result = run_emulation(problem(page, dim=64), s, B200, (seed,))
     assert result.right, result
 
 
@@ -48,7 +48,7 @@ def test_sampled_strategies_of_other_heads(
     p = problem(page, 3, 1000, 3000, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     choices = space(p, B200)
     s = choices.strategy(int(choices.sample_uniform(1, np.random.default_rng(heads))[0]))
-    result = run_trial(p, s, B200, (0,))
+    result = run_emulation(p, s, B200, (0,))
     assert result.right, (s, result)
 
 

@@ -11,14 +11,14 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa_prefill import case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_prefill_cases import CASES, H200, IDS, PREFILL, problem, space, strategy
 
 
 @pytest.mark.parametrize(("page", "s"), CASES, ids=IDS)
 def test_every_path_is_right(page: int, s: Strategy) -> None:
-    result = run_trial(problem(page), s, H200)
+    result = run_emulation(problem(page), s, H200)
     assert result.right, result
 
 
@@ -110,7 +110,7 @@ def test_sampled_strategies_of_other_heads(
     p = problem(page, 3, 1000, 3000, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     choices = space(p)
     s = choices.strategy(int(choices.sample_uniform(1, np.random.default_rng(heads))[0]))
-    result = run_trial(p, s, H200, (0,))
+    result = run_emulation(p, s, H200, (0,))
     assert result.right, (s, result)
 
 

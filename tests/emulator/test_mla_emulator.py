@@ -13,9 +13,8 @@ from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.mla_decode import case as decode_case
-from ptxflow.eval.verify.cases.mla_prefill import case as prefill_case
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.cases.mla import case as case_of
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.mla_cases import (
     B200,
     CASES,
@@ -54,7 +53,7 @@ def wrong(
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
-    result = run_trial(problem_of(s, 64 if dev is H200 else 1), s, dev, (dev is H200,))
+    result = run_emulation(problem_of(s, 64 if dev is H200 else 1), s, dev, (dev is H200,))
     assert result.right, result
 
 
@@ -74,7 +73,7 @@ def test_sampled_strategies_of_other_heads(heads: int, latent: int, rope: int, d
         p = problem(packed, 16, 3, 25, 5, **sizes)
         found = space(p, dev)
         s = found.strategy(int(found.sample_uniform(1, np.random.default_rng(heads))[0]))
-        made = (prefill_case if packed else decode_case)(p)
+        made = case_of(p)
         assert made.tensors["q_nope"].shape[1:] == (heads, latent)
         assert made.tensors["q_pe"].shape[1:] == (heads, rope)
         assert wrong(p, s, made, dev=dev) == {"output": 0, "lse": 0}, s
@@ -99,7 +98,7 @@ def test_ctas_share_the_heads_of_a_query(name: str) -> None:
     dev, s = MANY[name]
     p = problem(s.family == "mla_prefill", 1, 3, 40, 5, heads=128, latent=128, rope=64)
     assert not family_of(s).refusals(p, s, dev)
-    made = (prefill_case if s.family == "mla_prefill" else decode_case)(p)
+    made = case_of(p)
     assert (made.expected["lse"][0] == -np.inf).any()
     assert wrong(p, s, made, dev=dev) == {"output": 0, "lse": 0}
 
@@ -118,15 +117,15 @@ def test_one_decoding_kernel_serves_all_lengths(lengths: tuple[int, ...]) -> Non
     p = problem(False, 1, 3, 67, **SMALL)
     axes = dict(p.axes) | {"num_kv_indices": sum(lengths), "num_pages": sum(lengths) + 3}
     p = Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
-    assert wrong(p, s, decode_case(p, lengths), ptx) == {"output": 0, "lse": 0}
+    assert wrong(p, s, case_of(p, lengths), ptx) == {"output": 0, "lse": 0}
 
 
 def test_many_sequences_are_found() -> None:
     """More sequences than a warp has lanes, most of them of a chunk, or with an empty part."""
     s, p = decode(chunk=64), problem(False, 1, 70, 3, **SMALL)
-    assert wrong(p, s, decode_case(p)) == {"output": 0, "lse": 0}
+    assert wrong(p, s, case_of(p)) == {"output": 0, "lse": 0}
     s, p = prefill(parts=2), problem(True, 1, 35, 20, 40, **SMALL)
-    assert wrong(p, s, prefill_case(p)) == {"output": 0, "lse": 0}
+    assert wrong(p, s, case_of(p)) == {"output": 0, "lse": 0}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 8])
@@ -142,7 +141,7 @@ def test_queries_see_what_is_before_them(
     p = problem(True, 1, 3, 100, 7, latent=128, rope=32)
     axes = dict(p.axes) | {"num_kv_indices": 100, "num_pages": 103}
     p = Problem(p.family, p.definition, tuple(axes.items()), p.dtype, p.flops, p.bytes)
-    case = prefill_case(p, lengths, queries=queries)
+    case = case_of(p, lengths, queries=queries)
     assert wrong(p, s, case) == {"output": 0, "lse": 0}
 
 
@@ -156,7 +155,7 @@ def test_queries_that_see_no_key(s: Strategy) -> None:
     """More queries than keys: the first ones see none, and get zero and minus infinity."""
     p = problem(True, 1, 1, 40, 5, latent=128, rope=64)
     maker = family_of(s)
-    case = prefill_case(p)
+    case = case_of(p)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
     tensors["kv_indptr"][1] = 3
     ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
@@ -181,7 +180,7 @@ def test_a_kernel_passes_the_check_of_a_gpu(s: Strategy) -> None:
     packed = s.family == "mla_prefill"
     given = parse(definition(packed, 16, latent=128, rope=64))
     p = problem(packed, 16, 2, 96, 9, latent=128, rope=64)
-    made = (prefill_case if packed else decode_case)(p)
+    made = case_of(p)
     assert_as_reference(family_of(s), p, s, given, made, 0.9)
 
 
@@ -200,7 +199,7 @@ def test_wrong_sums_of_parts_are_told_from_right_ones(name: str) -> None:
     text = write(family_of(s).build(p, s, H200), H200)
     old, new = PARTS_PLANTED[name]
     assert old in text
-    found = wrong(p, s, prefill_case(p), text.replace(old, new))
+    found = wrong(p, s, case_of(p), text.replace(old, new))
     assert any(found.values()) == bool(name), found
 
 
@@ -218,7 +217,7 @@ def test_a_wrong_kernel_is_told_from_a_right_one(name: str) -> None:
     text = write(family_of(s).build(p, s, H200), H200)
     old, new = PLANTED.get(name, ("", ""))
     assert old in text
-    found = wrong(p, s, decode_case(p), text.replace(old, new))
+    found = wrong(p, s, case_of(p), text.replace(old, new))
     assert any(found.values()) == bool(name), found
 
 
@@ -230,4 +229,4 @@ def test_copies_behind_their_arrival_are_missed() -> None:
     lines[last - 1], lines[last] = lines[last], lines[last - 1]
     assert "cp.async.cg" in lines[last]
     with pytest.raises(Fault, match=r"landed|in flight|never waited"):
-        wrong(p, s, decode_case(p), "\n".join(lines))
+        wrong(p, s, case_of(p), "\n".join(lines))

@@ -21,7 +21,7 @@ from ptxflow.eval.bench.references.moe import moe, route
 from ptxflow.eval.bench.tolerance import tolerance
 from ptxflow.eval.verify.cases.case import Case, plain
 from ptxflow.eval.verify.cases.moe import NONE, ONE, SPREAD, case, shares
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.moe_cases import (
     B200,
     BLACKWELL,
@@ -51,7 +51,7 @@ def wrong(p: Problem, s: Strategy, made: Case, dev: Device = H200, text: str = "
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_every_path_is_right(dev, name, s):  # type: ignore[no-untyped-def]
-    result = run_trial(problem(), s, dev, (0,))
+    result = run_emulation(problem(), s, dev, (0,))
     assert result.right, result
 
 

@@ -13,7 +13,7 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
 from ptxflow.eval.verify import emulation
-from ptxflow.eval.verify.emulation import run_trial
+from ptxflow.eval.verify.emulation import run_emulation
 from tests.alike import alike
 from tests.sampling_cases import B200, BOTH, CASES, H200, IDS, SAMPLING, K, P, problem, strategy
 
@@ -22,7 +22,7 @@ from tests.sampling_cases import B200, BOTH, CASES, H200, IDS, SAMPLING, K, P, p
 def test_every_path_is_right(dev, filters, s):  # type: ignore[no-untyped-def]
     p = problem(filters=filters)
     if dev is H200 or not alike(p, s):
-        result = run_trial(p, s, dev, (0,))
+        result = run_emulation(p, s, dev, (0,))
         assert result.right, result
 
 
@@ -167,9 +167,9 @@ def test_a_wrong_kernel_is_told_from_a_right_one(
         return text.replace(old, new)
 
     s = strategy(ctas=1)
-    assert run_trial(problem(filters=filters), s, H200, (0,)).right
+    assert run_emulation(problem(filters=filters), s, H200, (0,)).right
     monkeypatch.setattr(emulation, "write", planted)
-    wrong = run_trial(problem(filters=filters), s, H200, (0,))
+    wrong = run_emulation(problem(filters=filters), s, H200, (0,))
     assert tried and not wrong.right
 
 

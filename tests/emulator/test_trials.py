@@ -13,15 +13,15 @@ import pytest
 from ptxflow.compiler.backend import cache
 from ptxflow.eval.verify import emulation
 from ptxflow.eval.verify.cases import case_of
-from ptxflow.eval.verify.emulation import kept_trial, run_trial
+from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
+from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import main, table
-from ptxflow.eval.verify.summary import read
 from tests.gemm_cases import CASES, IDS, problem_for
 
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_exactly_right(dev, name, s):  # type: ignore[no-untyped-def]
-    result = run_trial(problem_for(s), s, dev)
+    result = run_emulation(problem_for(s), s, dev)
     assert result.right and result.schedules == 2, result
     assert "exactly right" in str(result)
 
@@ -37,7 +37,7 @@ def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch
         return text.replace("0x4000004000000000", "0x4000002000000000")
 
     monkeypatch.setattr(emulation, "write", planted)
-    result = run_trial(problem_for(s), s, dev)
+    result = run_emulation(problem_for(s), s, dev)
     assert not result.right and result.error
 
 
@@ -51,11 +51,13 @@ def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(emulation, "emulate", counted)
-    first, again = kept_trial(problem, s, dev), kept_trial(problem, s, dev)
+    first, again = cached_emulation(problem, s, dev), cached_emulation(problem, s, dev)
     assert first == again and first.right and calls == [0, 1]
     monkeypatch.setattr(emulation, "_differences", lambda *_: "1 of 2 elements of C differ")
     monkeypatch.setattr(emulation, "SEEDS", (2,))  # other schedules are another question
-    assert not kept_trial(problem, s, dev).right and not kept_trial(problem, s, dev).right
+    assert (
+        not cached_emulation(problem, s, dev).right and not cached_emulation(problem, s, dev).right
+    )
     assert calls == [0, 1, 2, 2], "what is wrong is not kept"
 
 
@@ -70,7 +72,7 @@ def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
         return re.sub(r"\n[^\n]*fence\.mbarrier_init[^\n]*", "", text)
 
     monkeypatch.setattr(emulation, "write", unfenced)
-    result = run_trial(problem_for(s), s, dev, (0,))
+    result = run_emulation(problem_for(s), s, dev, (0,))
     assert result.exact and not result.right and not result.error
     assert re.search(r"line \d+ `cp\.async\.bulk\..*`: .*not fenced .*\(schedule 0\)", str(result))
     assert all(h in str(result) for h in result.hazards)
@@ -87,7 +89,7 @@ def test_a_hazard_quotes_both_statements():
 
 def test_bfloat16():
     dev, _, s = CASES[0]
-    assert run_trial(replace(problem_for(s), dtype="bfloat16"), s, dev, (0,)).right
+    assert run_emulation(replace(problem_for(s), dtype="bfloat16"), s, dev, (0,)).right
 
 
 def test_the_data_is_exact_in_float32():
@@ -103,13 +105,13 @@ ASKED = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--jobs", "1", "--
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "proof.json"
+    out = tmp_path / "verify.json"
     assert main([*ASKED, "--samples", "2", "--mutants", "3", "--out", str(out)]) == 0
     summary = read(out)
     assert summary["all"]["strategies"] == len(summary["rows"]) == 2
     assert summary["all"]["mutants"]["tried"] == 6 and summary["failures"] == []
     printed = capsys.readouterr().out
-    assert printed == table(summary) + "\n" and "2 of 2 proven for sm_90a" in printed
+    assert printed == table(summary) + "\n" and "2 of 2 verified for sm_90a" in printed
 
 
 def test_the_command_names_a_mutant_that_only_the_emulator_catches(
@@ -133,7 +135,7 @@ def test_the_command_names_the_stage_that_refuses(
     monkeypatch.setattr("ptxflow.compiler.backend.ptxas.check", complain)
     assert main([*ASKED, "--samples", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "ptxas: C7508: planted" in printed and "0 of 1 proven" in printed
+    assert "ptxas: C7508: planted" in printed and "0 of 1 verified" in printed
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.baselines.beside import Beside, makers_of
-from ptxflow.eval.bench.baselines.ready import Given
+from ptxflow.eval.bench.baselines.baseline import Given
+from ptxflow.eval.bench.baselines.registry import Baselines, makers_of
 from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.session import case_of
 
@@ -23,8 +23,8 @@ def bench_of(definition: Definition, axes: dict[str, int], *seeds: int) -> Bench
     return Bench(case_of(definition, axes, CPU), CPU, seeds or (1, 2))
 
 
-def beside(definition: Definition, axes: dict[str, int], *seeds: int) -> Beside:
-    return Beside(definition, axes, bench_of(definition, axes, *seeds))
+def beside(definition: Definition, axes: dict[str, int], *seeds: int) -> Baselines:
+    return Baselines(definition, axes, bench_of(definition, axes, *seeds))
 
 
 def given(definition: Definition, inputs: dict[str, Any]) -> Given:

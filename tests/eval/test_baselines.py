@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.bench.baselines import beside as baselines
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.baselines.beside import Beside
-from ptxflow.eval.bench.records import best_peer
+from ptxflow.eval.bench.baselines import registry as baselines
+from ptxflow.eval.bench.baselines.registry import Baselines
+from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.bench.session import FEW_ROUNDS, shares
 from ptxflow.eval.bench.timing import time_interleaved
 from tests.builders import python
@@ -28,7 +28,7 @@ VOCABULARY = 1000
 FILTERS = ("top_k", "top_p", "top_k_top_p")
 
 
-def small(name: str, **axes: int) -> Beside:
+def small(name: str, **axes: int) -> Baselines:
     return beside(load(name), axes, 1)
 
 
@@ -153,9 +153,9 @@ def test_the_yardstick_is_made_alone(
 
         return make
 
-    for op_type, makers in baselines.PEERS.items():
+    for op_type, makers in baselines.BASELINES.items():
         held = {peer: watched(peer, maker) for peer, maker in makers.items()}
-        monkeypatch.setitem(baselines.PEERS, op_type, held)
+        monkeypatch.setitem(baselines.BASELINES, op_type, held)
     found = small(name, **axes)
     assert list(found.calls(every=False)) == [found.yardstick] == [yardstick] == made
     found.calls(every=False)
@@ -203,10 +203,10 @@ def test_flashinfer_samples_inside_its_own_ranges(
 
 
 def test_ratios_are_to_the_best_library() -> None:
-    assert best_peer("rmsnorm", {"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
-    assert best_peer("rmsnorm", {COPY: 1.0}) is None and best_peer("rmsnorm", {}) is None
-    assert best_peer("gdn", {COPY: 1.0, "torch": 9.0}) is None
-    assert best_peer("moe", {"torch.compile": 3.0, "torch.grouped": 2.0}) == 3.0
+    assert best_baseline("rmsnorm", {"torch.rms_norm": 3.0, "flashinfer": 2.0, COPY: 1.0}) == 2.0
+    assert best_baseline("rmsnorm", {COPY: 1.0}) is None and best_baseline("rmsnorm", {}) is None
+    assert best_baseline("gdn", {COPY: 1.0, "torch": 9.0}) is None
+    assert best_baseline("moe", {"torch.compile": 3.0, "torch.grouped": 2.0}) == 3.0
 
 
 def test_who_is_far_slower_takes_part_in_few_rounds() -> None:
@@ -232,7 +232,7 @@ def test_chains_of_eager_operations_are_no_libraries() -> None:
     """Of every operator's peers, whoever is made of several PyTorch operations, and nobody else."""
     eager = {
         op: [name for name in makers if is_eager_reference(op, name)]
-        for op, makers in baselines.PEERS.items()
+        for op, makers in baselines.BASELINES.items()
     }
     torch_alone = ("sampling", "gdn", "dsa_paged", "dsa_paged indexer", "gqa_paged", "mla_paged")
     chains = {op: ["torch"] for op in torch_alone}

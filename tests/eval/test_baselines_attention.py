@@ -14,8 +14,8 @@ from torch import Tensor
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.baselines import __main__ as command
-from ptxflow.eval.bench.baselines import beside as baselines
-from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines import registry as baselines
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.references import attention as reference
 from tests.eval.benches import CPU, beside, install
@@ -133,7 +133,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def small(name: str, **changed: int) -> Beside:
+def small(name: str, **changed: int) -> Baselines:
     definition = load(name)
     sizes = {a: SIZES[a] for a, value in definition.const_axes.items() if value != 1}
     definition = definition.resized(**sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.bench.baselines.beside import makers_of
+from ptxflow.eval.bench.baselines.registry import makers_of
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.references.gdn import delta_step, spread

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.baselines import moe, sparse
-from ptxflow.eval.bench.baselines.ready import Given, NotOffered
+from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
 from ptxflow.eval.bench.checking import compare
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references.moe import dequantise
@@ -89,7 +89,7 @@ def test_a_count_of_rows_changes_nothing(tokens: int, elsewhere: bool) -> None:
         inputs["routing_bias"][inputs["local_expert_offset"] :][:4] = -1e3
     counted = moe.arguments(given(definition, inputs))
     assert counted[-1] == (tokens >= moe.COUNTED)
-    one, other = (moe.mixture(*[*counted[:-1], flag]) for flag in (False, True))
+    one, other = (moe.experts(*[*counted[:-1], flag]) for flag in (False, True))
     assert torch.equal(one, other)
     assert bool(one.any()) == (not elsewhere)
 
@@ -146,5 +146,5 @@ def test_flashinfer_gets_a_choice_of_experts(monkeypatch: pytest.MonkeyPatch) ->
     found = beside(resized(MOE), {"seq_len": 21})
     assert "flashinfer" in found.calls(every=True) and found.about() == {}
     held = {**found.bench.tensors, **found.bench.scalars, "local_expert_offset": 6}
-    with pytest.raises(NotOffered, match="ranks of 4 experts"):
+    with pytest.raises(Unsupported, match="ranks of 4 experts"):
         ready("flashinfer", given(found.definition, held))

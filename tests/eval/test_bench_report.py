@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
+from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.disagreement import together, told
+from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
     agreement,
@@ -122,7 +122,7 @@ def test_an_eager_reference_stands_apart() -> None:
     assert all(r.ratio is None and r.peers["torch"] == 4000.0 for r in packed)
     text = summary(packed)
     head, row = text.splitlines()[1:3] if "SM clock" in text else text.splitlines()[:2]
-    assert head.split()[-3:] == ["eager", "reference", "ratios"] and "best peer us" in head
+    assert head.split()[-3:] == ["eager", "reference", "ratios"] and "best baseline us" in head
     assert row.split()[2:] == ["2/2", "10.0", "-", "-", "-", "80%", "400.00"]
     assert "geometric mean of the best ratio" not in text
     assert "beside an eager reference (workloads): torch 400.00 (1)" in text
@@ -185,11 +185,13 @@ def test_libraries_that_differ_count_and_are_named():
     ],
 )
 def test_differences_of_several_workloads(found: list[dict[str, Any]], text: str):
-    assert told(together(found)) == text
+    assert describe(merge(found)) == text
 
 
-def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
-    return Measured("d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, peer_us=8.0)
+def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measurement:
+    return Measurement(
+        "d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, baseline_us=8.0
+    )
 
 
 def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[str]):

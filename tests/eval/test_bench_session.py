@@ -81,14 +81,14 @@ def run(
     session: measure.Session,
     folder: Path,
     body: Callable[[Tensors], None],
-    every_peer: bool = True,
+    every_baseline: bool = True,
 ) -> dict[str, Any]:
     FakeKernel.body = staticmethod(body)  # type: ignore[assignment]
     image = folder / "k.cubin"
     image.write_bytes(b"cubin")
     todo = job(
         DEFINITION.to_json(), {"M": 5}, LAUNCH.to_json(), image, seeds=(1, 2), rounds=4, settle=0,
-        every_peer=every_peer,
+        every_baseline=every_baseline,
     )  # fmt: skip
     stages: list[str] = []
     outcome = session.measure(todo, stages.append)
@@ -107,7 +107,7 @@ def test_a_right_kernel_is_timed_beside_its_peer(session: measure.Session, tmp_p
     assert outcome["peers"] == {"torch.mm": 12.0, "copy": 12.0}
     assert outcome["timing"]["sm_clock_mhz"] == [1700]
     assert outcome["timing"]["yardstick"] == "torch.mm" and "absent" not in outcome["timing"]
-    outcome = run(session, tmp_path, honest, every_peer=False)
+    outcome = run(session, tmp_path, honest, every_baseline=False)
     assert outcome["peers"] == {"torch.mm": 12.0}
     before = FakeKernel.unloaded
     run(session, tmp_path, honest)

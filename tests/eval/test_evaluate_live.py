@@ -11,7 +11,7 @@ import pytest
 
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval import __main__ as evaluate
-from ptxflow.eval.bench.measurer import on_demand, seconds
+from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker, WorkerError
 from ptxflow.eval.study.arguments import arguments
@@ -48,7 +48,7 @@ def test_what_is_asked_for_again_is_not_measured_again(tmp_path: Path) -> None:
     (field,) = find_fields([NAME], ["batch_size=20"], "h200")
     candidates, path = field.candidates(range(100)), tmp_path / "r.jsonl"
     (tmp_path / "broken").touch()  # the child dies once; the kernel is measured by the next
-    with on_demand(path, field.space.device, [field.space.family], "test") as measure:
+    with open_measurer(path, field.space.device, [field.space.family], "test") as measure:
         first = measure(candidates)
         assert measure(candidates[::-1]) == first[::-1]
         again = measure.together([c for c, r in zip(candidates, first, strict=True)
@@ -58,7 +58,7 @@ def test_what_is_asked_for_again_is_not_measured_again(tmp_path: Path) -> None:
     assert {r.status for r in first} == {"ok", "wrong", "compile_error"}
     assert [seconds(r) < 1 for r in first] == [r.status == "ok" for r in first]
     assert [r.timing_pass for r in again] == [REFINE] * 3 and set(again[0].peers) > {"copy"}
-    with on_demand(path, field.space.device, [field.space.family], "test") as measure:
+    with open_measurer(path, field.space.device, [field.space.family], "test") as measure:
         made = MADE.total()
         assert [r.to_json() for r in measure(candidates)] == [r.to_json() for r in first]
         assert MADE.total() == made
@@ -68,7 +68,7 @@ def test_a_machinery_that_fails_twice_ends_the_run(tmp_path: Path, rig: Worker) 
     rig.command = [sys.executable, "-c", "raise SystemExit(1)"]
     (field,) = find_fields([NAME], ["batch_size=20"], "h200")
     path = tmp_path / "r.jsonl"
-    with on_demand(path, field.space.device, [], "test") as m, pytest.raises(WorkerError):
+    with open_measurer(path, field.space.device, [], "test") as m, pytest.raises(WorkerError):
         m(field.candidates(range(16)))
 
 

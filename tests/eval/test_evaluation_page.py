@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ptxflow.eval import __main__ as evaluate
-from ptxflow.eval.study.labels import brief
 from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.style import brief
 from ptxflow.eval.study.tables import quoted, tables
 
 ROOT = Path(__file__).resolve().parents[2]

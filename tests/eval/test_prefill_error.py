@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxflow.eval.verify.prefill_error import FORMS, Form, chunked, head, main, recurrence, shares
+from ptxflow.eval.study.prefill_error import FORMS, Form, chunked, head, main, recurrence, shares
 
 TOKENS = 2048
 

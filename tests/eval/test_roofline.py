@@ -125,7 +125,7 @@ def test_an_eager_reference_is_no_peer(gpu: GpuInfo) -> None:
     decoding = "gdn_decode_qk16_v32_d128_k_last"
     alone = measured(run, definition=decoding, peers={"copy": 9.0, "torch": 4000.0}, ratio=None)
     table = sample_table(alone)
-    assert "/ eager reference" in table and "best peer" not in table
+    assert "/ eager reference" in table and "best baseline" not in table
     best = alone.samples[0].latency_us
     assert best is not None and table.splitlines()[1].split()[-1] != "-"
     assert f"{4000 / best:.2f}" in table

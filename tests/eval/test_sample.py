@@ -221,8 +221,8 @@ def test_features_of_devices_have_gain_0_in_every_network() -> None:
     """As sample.py says where a policy serves another device."""
     of_device = [f"device.{name}" for name in describe_device(H200)]
     for path in {sample.default_checkpoint(d) for d in DEVICES}:
-        for tower in read(path).network.towers:
-            gains = dict(zip(tower.shape.features, tower.gain, strict=True))
+        for policy in read(path).network.policies:
+            gains = dict(zip(policy.shape.features, policy.gain, strict=True))
             assert [gains[name] for name in of_device] == [0.0] * len(of_device), path
 
 

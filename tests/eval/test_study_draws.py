@@ -12,7 +12,7 @@ import torch
 
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.measurements import REFINE, Measured
+from ptxflow.env.measurements import REFINE, Measurement
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.inputs import make_indices
 from ptxflow.eval.bench.records import Record
@@ -71,10 +71,10 @@ def test_another_device_by_its_model() -> None:
     assert table[2].startswith("| B200, held-out problems: 1 | policy b200 |")
 
 
-def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measured:
-    return Measured(
+def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measurement:
+    return Measurement(
         "gemm", {"M": 8}, "h200", "gemm", {"tile": tile}, status, timing_pass,
-        latency_us=time, peer_us=10.0,
+        latency_us=time, baseline_us=10.0,
     )  # fmt: skip
 
 

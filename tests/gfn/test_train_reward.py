@@ -12,8 +12,7 @@ import train
 from ptxflow.compiler.backend import runtime
 from ptxflow.compiler.device import H200
 from ptxflow.env import reward_source
-from ptxflow.env.observations import Observed
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import Observations, ReplayReward
 from ptxflow.env.reward import FamilyRewards, ModelReward, target
 from ptxflow.env.reward_source import RewardError, build, describe
 from ptxflow.env.space import Space
@@ -45,7 +44,7 @@ def space() -> Space:
 def surrogate(space: Space, tmp_path_factory: pytest.TempPathFactory) -> Path:
     codes = space.codes[::10]
     seconds = np.random.default_rng(0).uniform(5e-6, 9e-6, len(codes))
-    observed = Observed(space.family, space.problem, H200, codes, seconds)
+    observed = Observations(space.family, space.problem, H200, codes, seconds)
     path = tmp_path_factory.mktemp("surrogate") / "s.safetensors"
     write(path, fit([observed], FitConfig(members=2, hidden=(8,), steps=10)))
     return path
@@ -177,7 +176,7 @@ def test_measured_strategies_change_the_target_of_their_workload_alone(space: Sp
     seconds = space.problem.flops / np.array([1.0, 2, 3, 4, 5]) / 1e12
     trainer.advance()
     before = [trainer.groups[0].log_probs(w) for w in (0, 1)]
-    reward = ReplayReward([Observed(space.family, space.problem, H200, codes, seconds)],
+    reward = ReplayReward([Observations(space.family, space.problem, H200, codes, seconds)],
                           ModelReward())  # fmt: skip
     trainer.reward_anew(reward, [0])
     group = trainer.groups[0]

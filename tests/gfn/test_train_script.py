@@ -115,13 +115,13 @@ def test_processes_that_prepare_end_with_a_run_that_is_killed() -> None:
     code = (
         "import os, time\n"
         "from ptxflow.compiler.device import H200\n"
-        "from ptxflow.env.reward import ModelReward, Remembered\n"
+        "from ptxflow.env.reward import ModelReward, CachedReward\n"
         "from ptxflow.env.tasks import spaces\n"
         "def busy(number):\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"  # at once, whoever else writes
         "    time.sleep(100)\n"
         "spaces._enumerated = busy\n"
-        "spaces.spaces_of([None] * 4, H200, Remembered(ModelReward()), 2)\n"
+        "spaces.spaces_of([None] * 4, H200, CachedReward(ModelReward()), 2)\n"
     )
     for how in (signal.SIGTERM, signal.SIGKILL):
         run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)

@@ -14,7 +14,7 @@ from ptxflow.eval.verify import mutation, strategies
 from ptxflow.eval.verify.draws import draw_families, draw_shapes, places, random_problem
 from ptxflow.eval.verify.mutation import Judged, by_family, chosen_structures, structures
 from ptxflow.eval.verify.page import mutated
-from ptxflow.eval.verify.summary import read
+from ptxflow.eval.verify.results import read
 from tests.gemm_cases import B200, H200
 
 
@@ -80,7 +80,7 @@ def test_rows_of_families() -> None:
     jobs = draw_families(["sampling", "gdn_decode"], H200, 1, 0)
     found = [[Judged("delete", "a", "HazardError", "")] * 2, [Judged("swap", "b", "", "c")]]
     rows = by_family(jobs, found)
-    assert rows["sampling"]["all"]["killed"] == 2 and rows["gdn_decode"]["all"]["harmless"] == 1
+    assert rows["sampling"]["all"]["killed"] == 2 and rows["gdn_decode"]["all"]["equivalent"] == 1
     summary = {
         "device": "h200", "families": rows, "kernels": 2, "command": "c", "versions": {},
         "seconds": 1, "processes": 1, **mutation.summarise([j for held in found for j in held]),

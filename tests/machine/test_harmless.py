@@ -14,7 +14,7 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.draws import draw_families
-from ptxflow.eval.verify.equivalent import HARMLESS, HINTS, names, reason
+from ptxflow.eval.verify.equivalent import EQUIVALENT, HINTS, names, reason
 from ptxflow.eval.verify.mutants import Mutant, mutants
 from tests.gemm_cases import CASES, H200, build
 
@@ -39,13 +39,13 @@ def examples() -> dict[str, tuple[Lowered, Mutant]]:
         for mutant in mutants(held[0]):
             if mutant.operator in ("delete", "bytes", "input", "mask"):
                 continue
-            for entry in HARMLESS:
+            for entry in EQUIVALENT:
                 if entry.why not in found and entry.holds(mutant.kernel, mutant):
                     found[entry.why] = held, mutant
     return found
 
 
-@pytest.mark.parametrize("entry", HARMLESS, ids=lambda e: e.why)
+@pytest.mark.parametrize("entry", EQUIVALENT, ids=lambda e: e.why)
 def test_a_harmless_change_is_accepted(entry):  # type: ignore[no-untyped-def]
     (kernel, trips, dev), mutant = examples()[entry.why]
     assert check(mutant.within(kernel), trips, dev), mutant

@@ -20,7 +20,7 @@ from ptxflow.eval.verify.mutation import (
     summarise,
     table,
 )
-from ptxflow.eval.verify.summary import read
+from ptxflow.eval.verify.results import read
 from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem, problem_for
 
 PART = 4  # mutants of each kernel that are judged here
@@ -63,15 +63,15 @@ def test_the_table_counts_what_is_harmful():
         Judged("swap", "g", "", "they commute", emulation=wrong),
     ]
     assert [j.verdict for j in judged] == [
-        "killed", "harmless", "caught", "refused", "survived", "caught", "harmless",
+        "killed", "equivalent", "caught", "refused", "survived", "caught", "equivalent",
     ]  # fmt: skip
     text = table(summarise(judged))
-    assert "of 7 mutants 4 are not on the list of harmless changes" in text
+    assert "of 7 mutants 4 are not on the list of equivalent mutants" in text
     assert "the validator kills 25.00%" in text
     assert "right under 3 schedules: 2 of 5; 1 of the others show a fault or hazard" in text
-    assert "harmless:\n      2 they commute\nsurvivors:\n      1 e\n" in text
-    assert "harmless, but refused:\n      1 d\ncaught by their values:\n      1 c\n" in text
-    assert "fault or hazard:\n      1 f: hazard: a race\nharmless, and WRONG:\n" in text
+    assert "equivalent:\n      2 they commute\nsurvivors:\n      1 e\n" in text
+    assert "equivalent, but refused:\n      1 d\ncaught by their values:\n      1 c\n" in text
+    assert "fault or hazard:\n      1 f: hazard: a race\nequivalent, and WRONG:\n" in text
     assert text.endswith("      1 g: 1 differs")
 
 

@@ -22,7 +22,7 @@ from ptxflow.env.tasks.arguments import UsageError
 from ptxflow.env.tasks.definition import names
 from ptxflow.eval.verify.draws import places
 from ptxflow.eval.verify.page import main, markdown, placed, sections
-from ptxflow.eval.verify.summary import read
+from ptxflow.eval.verify.results import read
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
 from tests.machine import test_truth_blackwell, test_truth_cluster, test_truth_hopper
@@ -130,7 +130,7 @@ def test_sections_that_tests_make(name: str, request: pytest.FixtureRequest) -> 
 def test_sections_are_those_of_the_committed_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     made = sections(map(read, RESULTS))
-    assert set(made) == {"prove", "mutation"}
+    assert set(made) == {"verify", "mutation"}
     for name, text in made.items():
         assert placed(page, name, text) == page, (
             "run python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE"
@@ -138,16 +138,18 @@ def test_sections_are_those_of_the_committed_results() -> None:
 
 
 def test_what_the_committed_results_claim() -> None:
-    """Both targets and every definition; every strategy proven; the list of harmless changes is
+    """Both targets and every definition; every strategy verified; the list of equivalent mutants is
     right both ways, and of GEMM's mutants none is caught by the emulator alone."""
     kinds = set()
     for summary in map(read, RESULTS):
         kinds.add((summary["kind"], summary["arch"]))
-        if summary["kind"] == "prove":
+        if summary["kind"] == "verify":
             assert summary["failures"] == []
             assert set(summary["all"]["passed"].values()) == {summary["all"]["strategies"]}
             assert set(summary["definitions"]) == set(names())
-            assert all(d["proven"] == d["strategies"] > 0 for d in summary["definitions"].values())
+            assert all(
+                d["verified"] == d["strategies"] > 0 for d in summary["definitions"].values()
+            )
         else:
             assert set(summary["families"]) == set(places())
             assert summary["emulated"]["right"] > 0
@@ -155,7 +157,7 @@ def test_what_the_committed_results_claim() -> None:
             gemm = summary["families"]["gemm"]
             assert gemm["emulated"]["wrong"] == 0 < gemm["emulated"]["right"]
             assert gemm["all"]["survived"] <= gemm["all"]["killed"] / 500
-    assert kinds == {(k, a) for k in ("prove", "mutation") for a in ("sm_90a", "sm_100a")}
+    assert kinds == {(k, a) for k in ("verify", "mutation") for a in ("sm_90a", "sm_100a")}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,16 +166,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(results) == 0
     printed = capsys.readouterr().out
     page = tmp_path / "page.md"
-    page.write_text("<!-- prove -->\n\nold\n\n<!-- end of prove -->\n", encoding="utf-8")
-    proofs = [r for r in results if read(Path(r))["kind"] == "prove"]
-    assert main([*proofs, "--into", str(page)]) == 0
+    page.write_text("<!-- verify -->\n\nold\n\n<!-- end of verify -->\n", encoding="utf-8")
+    verified = [r for r in results if read(Path(r))["kind"] == "verify"]
+    assert main([*verified, "--into", str(page)]) == 0
     placed_text = page.read_text(encoding="utf-8").split("-->\n\n")[1].split("\n\n<!--")[0]
-    assert placed_text in printed and "proven for sm_90a" in placed_text
+    assert placed_text in printed and "verified for sm_90a" in placed_text
     assert main([*results, "--into", str(page)]) == 2  # no section for mutation
     assert main([str(page)]) == 2
-    assert capsys.readouterr().err.count("proof_table: ") == 2
+    assert capsys.readouterr().err.count("page: ") == 2
 
 
 def test_placing_needs_the_marks() -> None:
     with pytest.raises(UsageError, match="no section"):
-        placed("a page", "prove", "text")
+        placed("a page", "verify", "text")

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem
 from ptxflow.env.cost import attainable_tflops, model_tflops
-from ptxflow.env.observations import Observed, Timed, digest, observe
-from ptxflow.env.replay import ReplayReward
-from ptxflow.env.reward import TAU, ModelReward, Remembered, expected_best, log_reward, target
+from ptxflow.env.observations import Observations, ReplayReward, StrategyTime, digest, observe
+from ptxflow.env.reward import TAU, CachedReward, ModelReward, log_reward, target
 from ptxflow.env.space import Space
 from tests.builders import GEMM, gemm_space
 
@@ -65,6 +64,15 @@ def test_a_sharp_target_does_not_overflow() -> None:
     assert np.isfinite(log_z) and np.exp(logs).sum() == pytest.approx(1)
 
 
+def expected_best(
+    tflops: NDArray[np.float64], probabilities: NDArray[np.float64], draws: int
+) -> float:
+    """Exact expectation of the best TFLOP/s of independent draws, with replacement."""
+    order = np.argsort(tflops)
+    below = np.concatenate([[0.0], np.cumsum(probabilities[order])])
+    return float(tflops[order] @ np.diff((below / below[-1]) ** draws))
+
+
 def test_expected_best_of_draws() -> None:
     values, p = np.array([3.0, 1.0, 2.0]), np.array([0.2, 0.5, 0.3])
     assert expected_best(values, p, 1) == pytest.approx(values @ p)
@@ -94,7 +102,7 @@ def test_remembered_rewards_are_asked_once_and_stay_the_same() -> None:
 
     space = gemm_space(64, 512, 512, B200)
     source = Counting(np.random.default_rng(0).random(len(space)) * 100)
-    kept = Remembered(source)
+    kept = CachedReward(source)
     assert kept.tflops(space, space.codes) == pytest.approx(source.values, rel=1e-6)
     kept.tflops(space, space.codes)[:] = 0  # what is returned is the caller's
     assert kept.tflops(space, space.codes) == pytest.approx(source.values, rel=1e-6)
@@ -110,10 +118,10 @@ def space_of(m: int, device: Device = H200) -> Space:
     return gemm_space(m, 512, 512, device)
 
 
-def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observed:
+def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observations:
     """(leaf, seconds, refined) as measurements."""
     timed = [
-        Timed(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
+        StrategyTime(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
         for leaf, seconds, refined in rows
     ]
     observed, foreign = observe(GEMM, space.problem, space.device, timed)
@@ -147,7 +155,7 @@ def test_what_today_cannot_express_is_counted_and_left_out() -> None:
         {k: v for k, v in choices.items() if k != last},
     ]
     observed, foreign = observe(
-        GEMM, space.problem, H200, [Timed(c, 1e-6) for c in [*other, choices]]
+        GEMM, space.problem, H200, [StrategyTime(c, 1e-6) for c in [*other, choices]]
     )
     assert foreign == 3 and len(observed) == 1
 

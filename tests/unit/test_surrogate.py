@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env import cost
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.space import Space
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward, matrix, standardise
 from ptxflow.env.surrogate import strategy_features as features
@@ -37,10 +37,10 @@ def truth(space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray(space.problem.flops / tflops / 1e12 * np.exp(effect))
 
 
-def observed(space: Space, count: int, seed: int = 0) -> Observed:
+def observed(space: Space, count: int, seed: int = 0) -> Observations:
     rng = np.random.default_rng(seed)
     codes = np.sort(rng.choice(space.codes, min(count, len(space)), replace=False))
-    return Observed(GEMM, space.problem, H200, codes, truth(space, codes))
+    return Observations(GEMM, space.problem, H200, codes, truth(space, codes))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_far_from_the_data_it_is_the_model_with_a_wide_margin() -> None:
     assert 50 < unseen.sum() < len(held) - 500
     ensemble = fit([known.pick(half)], CONFIG).ensemble
 
-    def corrected(o: Observed) -> tuple[float, float]:
+    def corrected(o: Observations) -> tuple[float, float]:
         x = matrix(features(GEMM, o.fields(), o.problem, H200)[0])
         mean, std = ensemble.correction(x)
         return float(np.std(mean)), float(np.median(std))

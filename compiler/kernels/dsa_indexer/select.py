@@ -13,12 +13,9 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
-from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.atoms.indexing import UNUSED_BITS
 from ptxflow.compiler.ir import (
     CTA_RANK,
-    CTAID,
     LANE,
     WARP,
     Body,
@@ -34,20 +31,12 @@ from ptxflow.compiler.ir import (
     part,
     rectangle,
     slot,
-    smem,
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import Registers
-from ptxflow.compiler.kernels.dsa_indexer.decisions import (
-    LINE,
-    bin_bytes,
-    digits,
-    entries,
-    is_sorted,
-    places,
-)
+from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
+from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
@@ -59,34 +48,12 @@ PARAMS = (*((name, "ptr") for name in POINTERS), ("width", "u32"))
 VECTOR = 4  # keys of a load
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
-THREAD = WARP * LANES + LANE
 
 Visit = Callable[[UOp, UOp], Body]  # (a vector of keys, the position of its first)
 
 
-class Select:
-    """A strategy applied to a problem; `prefix` keeps registers apart from the first kernel's."""
-
-    def __init__(self, problem: Problem, s: Strategy, device: Device):
-        self.problem, self.s, self.device = problem, s, device
-        f = s.fields()
-        self.topk, self.page = problem["topk"], problem["page_size"]
-        self.ctas, self.threads, self.loads = int(s.ctas), int(s.threads), int(s.loads)
-        self.warps, self.bits = self.threads // LANES, int(s.bits)
-        self.digits, self.slots = int(digits(self.bits)), int(entries(f, problem))
-        self.r = Registers("s_")
-        self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
-        self.row = CTAID // self.ctas
-        self.bins = smem("bins", -(-int(bin_bytes(f)) // 128) * 128, align=128)
-        self.places, self.sorted = int(places(f, problem)), is_sorted(problem)
-        self.list = self._lines("entries", self.places * ENTRY_BYTES)
-        self.chosen = self._lines("chosen", self.topk * 4)
-        self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
-
-    @staticmethod
-    def _lines(name: str, size: int) -> UOp:
-        """Storage that is zeroed at the start, line by line."""
-        return smem(name, -(-size // LINE) * LINE, align=128)
+class Select(Row):
+    """The kernel of a strategy."""
 
     # -- the whole ----------------------------------------------------------------------------
 
@@ -109,11 +76,6 @@ class Select:
     @property
     def smem_bytes(self) -> int:
         return layout(self._info(self.storage)).smem_bytes
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        chosen = () if self.sorted else (self.chosen,)
-        return (self.bins, self.list, *chosen, self.state, self.count)
 
     def launch(self) -> Launch:
         """Grid and parameters."""
@@ -298,10 +260,6 @@ class Select:
             at.cta_sync(),
             [self.store(i) for i in out],
         ]
-
-    @property
-    def listed(self) -> UOp:
-        return held(self.r("listed", 1).src[0])
 
     def place(self, first: int) -> Body:
         """The slots of some entries, one of each thread, to their ranks."""

@@ -8,8 +8,6 @@ entries that are listed need; behind these are zeros, the least.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY, UNUSED_BITS
 from ptxflow.compiler.ir import (
@@ -30,26 +28,23 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
-
-if TYPE_CHECKING:
-    from ptxflow.compiler.kernels.dsa_indexer.select import Select
+from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 
 WORDS = 2  # registers of an entry
-THREAD = WARP * LANES + LANE
 WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
 
 
 class Sorting:
     """What the leader of a cluster does with its list of entries, and what it writes."""
 
-    def __init__(self, select: Select):
-        self.select, self.r = select, select.r
-        self.turns = -(-select.places // select.threads)  # entries of a thread
-        self.most = select.places.bit_length() - 1  # levels
+    def __init__(self, row: Row):
+        self.row, self.r = row, row.r
+        self.turns = -(-row.places // row.threads)  # entries of a thread
+        self.most = row.places.bit_length() - 1  # levels
 
     def body(self) -> Body:
         """From the list to the output."""
-        level, listed = var("level"), self.select.listed
+        level, listed = var("level"), self.row.listed
         last = listed - listed.min(1)
         needed = value(0)
         for bit in range(self.most):
@@ -63,7 +58,7 @@ class Sorting:
             ],
             loop(level, held(self.r("levels", 1).src[0]), self.meet_warps(level), near,
                  rolled=True),
-            [self.store(i) for i in range(-(-self.select.topk // self.select.threads))],
+            [self.store(i) for i in range(-(-self.row.topk // self.row.threads))],
         ]  # fmt: skip
 
     # -- entries ------------------------------------------------------------------------------
@@ -73,12 +68,12 @@ class Sorting:
 
     def mine(self, i: int) -> UOp:
         """Where the warp's entries of a turn are in the list."""
-        first = (WARP * LANES + i * self.select.threads) * ENTRY
-        return slot(self.select.list, 0, first, LANES * ENTRY)
+        first = (WARP * LANES + i * self.row.threads) * ENTRY
+        return slot(self.row.list, 0, first, LANES * ENTRY)
 
     def keep(self, level: UOp, i: int, bit: UOp | int) -> list[UOp]:
         """The greater of two entries that are 2^bit apart comes first in every other run."""
-        number = THREAD + i * self.select.threads
+        number = THREAD + i * self.row.threads
         greater = ((number >> bit) & 1).eq((number >> (level + 1)) & 1)
         own, kept = self.own(i), self.r(f"kept_{i}_", WORDS)
         return [
@@ -101,7 +96,7 @@ class Sorting:
         step, turns = var("step"), range(self.turns)
         bit = level - step
         apart = const(1) << bit
-        everywhere = slot(self.select.list, 0, 0, self.select.places * ENTRY)
+        everywhere = slot(self.row.list, 0, 0, self.row.places * ENTRY)
         return loop(
             step,
             (level + 1) - (level + 1).min(WITHIN),
@@ -111,7 +106,7 @@ class Sorting:
                 at.ld_shared_vector(
                     self.r(f"met_{i}_", WORDS),
                     everywhere,
-                    ((THREAD + i * self.select.threads) ^ apart) * ENTRY,
+                    ((THREAD + i * self.row.threads) ^ apart) * ENTRY,
                 )
                 for i in turns
             ],
@@ -124,7 +119,7 @@ class Sorting:
 
     def store(self, i: int) -> Body:
         """The slots of a turn's entries, or -1 where there is no entry."""
-        c, row = self.select, self.select.row
+        c, row = self.row, self.row.row
         number, first = THREAD + i * c.threads, WARP * LANES + i * c.threads
         low, page, put = self.r(f"low_{i}_", 1), self.r(f"page_{i}_", 1), self.r("put", 1)
         position = (held(low.src[0]) ^ 0xFFFFFFFF) >> UNUSED_BITS

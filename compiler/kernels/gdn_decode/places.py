@@ -23,9 +23,7 @@ from ptxflow.compiler.ir import (
     smem,
     special,
 )
-from ptxflow.compiler.kernels.gdn_decode.decisions import (
-    WARP as WARP_SIZE,
-)
+from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.decisions import (
     buffer_bytes,
     bulk,

@@ -31,12 +31,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    GROUP_WARPS,
-    LINE,
-    MMA_K,
-    ROWS,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import finish, single
 

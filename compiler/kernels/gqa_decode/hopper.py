@@ -11,12 +11,7 @@ from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    GROUP_WARPS,
-    LINE,
-    MMA_K,
-    ROWS,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import finish, single
 

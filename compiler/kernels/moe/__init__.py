@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.moe import blackwell, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as TOTAL
 from ptxflow.compiler.kernels.moe.combine import Total
@@ -146,20 +145,18 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
     return replace(p, axes=tuple(axes.items()))
 
 
-MOE = register(
-    Family(
-        name="moe",
-        op_types=("moe",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-    )
+MOE = Family(
+    name="moe",
+    op_types=("moe",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
 )

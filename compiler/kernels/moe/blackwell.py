@@ -25,13 +25,9 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.moe.decisions import (
-    REGS,
-    TMEM_ROWS,
-    smem_bytes,
-)
-from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WeightLanes
-from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
+from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS, smem_bytes
+from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
+from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch
@@ -40,24 +36,16 @@ from ptxflow.compiler.lower import single
 
 BUFFERS = 2
 MMA_K = 32  # elements of K in one product
-COLUMNS = 32  # of tensor memory that a lane moves at a time
 ISSUER = 3  # of the control warps
 
 
-class Products(Grouped):
+class Products(WaveSums):
     """A strategy applied to one of the products."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
         self.consumer_warps = 4 * self.consumers
-        self.waves: int = s.waves
-        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
-        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
-        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
         self.buffer = tmem("sums", self.units * self.width, BUFFERS)
-        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
-        self.acc = self.r("acc", self.waves * self.own)
-        self.chunk = min(self.own, self.width, COLUMNS)
         self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
         self.leave = (WeightLanes if self.swapped else TokenLanes)(self)
 

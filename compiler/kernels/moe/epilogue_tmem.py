@@ -5,26 +5,39 @@ Registers of a lane are columns, those of one wave behind those of another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
 from ptxflow.compiler.kernels.attention.softmax import across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
+from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 
-if TYPE_CHECKING:
-    from ptxflow.compiler.kernels.moe.blackwell import Products
-
 LANES, QUAD, GATE = 32, 4, 8
+COLUMNS = 32  # of tensor memory that a lane moves at a time
 Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
+
+
+class WaveSums(Grouped):
+    """A product whose sums come in waves, and the registers that a lane adds them up in."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
+        super().__init__(problem, s, device, up)
+        self.waves: int = s.waves
+        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
+        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
+        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
+        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
+        self.acc = self.r("acc", self.waves * self.own)
+        self.chunk = min(self.own, self.width, COLUMNS)
 
 
 class TokenLanes:
     """A lane has a token; a warpgroup, of each wave, all columns of weights or half of them."""
 
-    def __init__(self, g: Products):
+    def __init__(self, g: WaveSums):
         self.g = g
         self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
 
@@ -158,7 +171,7 @@ class TokenLanes:
 class WeightLanes:
     """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
 
-    def __init__(self, g: Products):
+    def __init__(self, g: WaveSums):
         self.g = g
         self.warps = 4 * g.consumers
         self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)

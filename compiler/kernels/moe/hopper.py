@@ -24,11 +24,7 @@ from ptxflow.compiler.ir import (
     slot,
     var,
 )
-from ptxflow.compiler.kernels.moe.decisions import (
-    REGS,
-    WARPGROUP_ROWS,
-    smem_bytes,
-)
+from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS, smem_bytes
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK

@@ -56,9 +56,7 @@ from ptxflow.compiler.kernels.rmsnorm.decisions import (
     threads,
     vectors,
 )
-from ptxflow.compiler.kernels.rmsnorm.decisions import (
-    WARP as WARP_SIZE,
-)
+from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.lower import single

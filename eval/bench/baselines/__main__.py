@@ -22,7 +22,7 @@ from ptxflow.env.tasks.arguments import UsageError, parse_axes, positive_int, pr
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import spread
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.baselines.beside import Beside
+from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.disagreement import Outputs, named
 from ptxflow.eval.bench.session import WARM_ROUNDS, case_of, shares
@@ -55,9 +55,9 @@ class Row:
 
 
 def row(definition: Definition, axes: Mapping[str, int], device: torch.device, timer: Timer) -> Row:
-    """Check and time the peers of one workload."""
+    """Check and time the baselines of one workload."""
     bench = Bench(case_of(definition, axes, device), device, (SEED,))
-    beside = Beside(definition, axes, bench)
+    beside = Baselines(definition, axes, bench)
     calls = beside.calls(every=True)
     us = timer(calls)
     return Row(definition.name, dict(axes), us, dict(beside.absent), dict(beside.disagree))
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.out is not None:
                 append(args.out, found)
     except (UsageError, DefinitionError) as error:
-        print(f"peers: {error}", file=sys.stderr)
+        print(f"baselines: {error}", file=sys.stderr)
         return 2
     return 1 if wrong else 0
 

@@ -1,8 +1,8 @@
-"""Peers of attention: FlashInfer's wrappers and torch's fused attention.
+"""Baselines of attention: FlashInfer's wrappers and torch's fused attention.
 
-FlashInfer's `plan`, which reads the lengths on the host, is done when a peer is made: it holds for
-every seed, because lengths follow from the axes. What is timed is `run` alone, both outputs, into
-memory of its own.
+FlashInfer's `plan`, which reads the lengths on the host, is done when a baseline is made: it holds
+for every seed, because lengths follow from the axes. What is timed is `run` alone, both outputs,
+into memory of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.ready import Given, Maker, NotOffered, Ready, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, Unsupported, computing
 
 WORKSPACE = 128 << 20  # bytes, as FlashInfer advises
 LAYOUT = "NHD"  # of a page: slots, heads, dimensions
@@ -62,7 +62,7 @@ def _last_page(given: Given, page: int) -> Tensor:
     return given.tensors["kv_indptr"].diff().clamp(max=1).int() * page
 
 
-def _running(wrapper: Any, given: Given, *tensors: Any) -> Ready:
+def _running(wrapper: Any, given: Given, *tensors: Any) -> Baseline:
     out = _outputs(given)
     return computing(lambda: wrapper.run(*tensors, **out), lambda: _sighted(given))
 
@@ -70,7 +70,7 @@ def _running(wrapper: Any, given: Given, *tensors: Any) -> Ready:
 def gqa_decode(tensor_cores: bool) -> Maker:
     """FlashInfer's paged decoding, on tensor cores (its fa2 prefill) or not."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
@@ -89,7 +89,7 @@ def gqa_decode(tensor_cores: bool) -> Maker:
 def paged_prefill(backend: str) -> Maker:
     """FlashInfer's causal prefill over pages, by FlashAttention-2 or 3."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
@@ -109,7 +109,7 @@ def paged_prefill(backend: str) -> Maker:
 def ragged_prefill(backend: str) -> Maker:
     """FlashInfer's causal prefill over packed keys and values, by FlashAttention-2 or 3."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k"]
         wrapper = library.BatchPrefillWithRaggedKVCacheWrapper(
@@ -125,9 +125,9 @@ def ragged_prefill(backend: str) -> Maker:
 
 
 def mla(backend: str) -> Maker:
-    """FlashInfer's latent attention, decoding or causal prefill, by its kernels of that name."""
+    """FlashInfer's MLA, decoding or causal prefill, by its kernels of that name."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         library = importlib.import_module("flashinfer.mla")
         t, q, cache = given.tensors, given.tensors["q_nope"], given.tensors["ckv_cache"]
         wrapper = library.BatchMLAPagedAttentionWrapper(_workspace(q.device), backend=backend)
@@ -142,12 +142,12 @@ def mla(backend: str) -> Maker:
     return make
 
 
-def torch_sdpa(given: Given) -> Ready:
+def torch_sdpa(given: Given) -> Baseline:
     """torch's fused attention, without lse, where all sequences are new and equally long."""
     q, k, v = (given.tensors[n] for n in "qkv")
     queries, keys = _lengths(given)
     if not (torch.equal(queries, keys) and bool((keys == keys[0]).all()) and int(keys[0])):
-        raise NotOffered("it takes sequences of one length, without a prefix")
+        raise Unsupported("it takes sequences of one length, without a prefix")
     count, scale = len(keys), given.scalars["sm_scale"]
     q, k, v = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
 
@@ -159,4 +159,4 @@ def torch_sdpa(given: Given) -> Ready:
     def outputs() -> tuple[Tensor]:
         return (call().transpose(1, 2).flatten(0, 1),)
 
-    return Ready(call, outputs)
+    return Baseline(call, outputs)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ptxflow.eval.bench.baselines.ready import Given, Ready, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, computing
 from ptxflow.eval.bench.references.gdn import gates, scale_of, spread
 
 CHUNK = 64  # tokens
 
 
-def torch_chunked(given: Given) -> Ready:
+def torch_chunked(given: Given) -> Baseline:
     """Chunks of 64 tokens in float32, all heads at once, sequence after sequence.
 
     Lengths are read once, before anything is timed, as a library plans.

@@ -1,4 +1,4 @@
-"""Peers of a mixture of experts: grouped products in torch, FlashInfer's fused one."""
+"""Baselines of MoE: grouped products in torch, FlashInfer's fused one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.ready import Given, NotOffered
+from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
 from ptxflow.eval.bench.references.moe import dequantise, route
 
 COUNTED = 512  # tokens, from which waiting for a count costs less than rows that nobody needs
@@ -31,7 +31,7 @@ def tokens_widened(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def static_arguments(given: Given) -> list[Any]:
-    """The inputs of `mixture`, without a count of rows.
+    """The inputs of `experts`, without a count of rows.
 
     Weights are widened here, so not in what is timed: torch has no grouped product of float8 by
     blocks, and would read half of the bytes if it had one.
@@ -44,11 +44,11 @@ def static_arguments(given: Given) -> list[Any]:
 
 
 def arguments(given: Given) -> list[Any]:
-    """The inputs of `mixture`, with a count of rows where there are COUNTED tokens or more."""
+    """The inputs of `experts`, with a count of rows where there are COUNTED tokens or more."""
     return [*static_arguments(given)[:-1], len(given.tensors["hidden_states"]) >= COUNTED]
 
 
-def mixture(
+def experts(
     logits: Tensor,
     bias: Tensor,
     x: Tensor,
@@ -67,11 +67,11 @@ def mixture(
     are added in float32.
     """
     chosen, share = route(logits, bias)
-    experts, top_k = len(up), chosen.shape[1]
+    count, top_k = len(up), chosen.shape[1]
     local = chosen.flatten() - offset
-    local = local.masked_fill((local < 0) | (local >= experts), experts)
+    local = local.masked_fill((local < 0) | (local >= count), count)
     local, order = local.sort()
-    last = torch.arange(1, experts + 1, device=x.device)
+    last = torch.arange(1, count + 1, device=x.device)
     ends = torch.searchsorted(local, last, out_int32=True)
     if counted:
         rows = int(ends[-1])
@@ -81,7 +81,7 @@ def mixture(
     linear, gate = F.grouped_mm(each, up.mT, offs=ends).chunk(2, -1)
     out = F.grouped_mm(linear * F.silu(gate), down.mT, offs=ends)
     weighted = out * (share.flatten()[order] * factor)[:, None]
-    weighted = weighted.masked_fill((local == experts)[:, None], 0.0)  # nothing wrote these rows
+    weighted = weighted.masked_fill((local == count)[:, None], 0.0)  # nothing wrote these rows
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     return total.index_add(0, tokens, weighted).to(torch.bfloat16)
 
@@ -93,7 +93,7 @@ def flashinfer_arguments(given: Given) -> list[Any]:
     offset, factor = given.arguments()[-2:]
     rank, rest = divmod(int(offset), experts)
     if rest:
-        raise NotOffered(f"it takes ranks of {experts} experts each")
+        raise Unsupported(f"it takes ranks of {experts} experts each")
     chosen, share = route(t["routing_logits"], t["routing_bias"])
     x = tokens_widened(t["hidden_states"], t["hidden_states_scale"])
     up, down = ([t[f"{name}_weights{s}"] for s in ("", "_scale")] for name in ("gemm1", "gemm2"))
@@ -112,7 +112,7 @@ def flashinfer(
     ranks: int,
     out: Tensor,
 ) -> Tensor:
-    """FlashInfer's fused mixture for Hopper into `out`: it quantises tokens and what lies between
+    """FlashInfer's fused MoE for Hopper into `out`: it quantises tokens and what lies between
     the products to float8 by blocks of 128. `up` and `down` are weights and their scales."""
     importlib.import_module("flashinfer.fused_moe").cutlass_fused_moe(
         x, chosen, share, up[0], down[0], torch.bfloat16, quant_scales=[up[1], down[1]],

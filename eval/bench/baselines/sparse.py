@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.ready import Given
+from ptxflow.eval.bench.baselines.baseline import Given
 
 
 def attention_arguments(given: Given) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Small problems for the emulator: inputs, and what outputs must be, exactly or between bounds.
+"""Emulation problems: their inputs, and what outputs must be, exactly or between bounds.
 
-One module for each kernel family, with a function `case(problem)`.
+One module for each kernel family, or for two, with a function `case(problem)`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from importlib import import_module
 from ptxflow.compiler.family import Problem
 from ptxflow.eval.verify.cases.case import Case
 
+#: families whose cases differ in their axes alone
+MODULES = {"gqa_decode": "gqa", "gqa_prefill": "gqa", "mla_decode": "mla", "mla_prefill": "mla"}
+
 
 def case_of(problem: Problem) -> Case:
     """The case of the problem's family; ModuleNotFoundError where that has none."""
-    case: Case = import_module(f"ptxflow.eval.verify.cases.{problem.family}").case(problem)
+    name = MODULES.get(problem.family, problem.family)
+    case: Case = import_module(f"ptxflow.eval.verify.cases.{name}").case(problem)
     return case

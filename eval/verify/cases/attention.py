@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Problem
-from ptxflow.eval.verify.cases.case import Tensors, Values, plain, stored
+from ptxflow.compiler.launch import Arguments
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
 
 Ints = NDArray[np.int64]
 Bounds = dict[str, tuple[Values, Values]]
@@ -183,6 +184,22 @@ def queries(problem: Problem, rng: np.random.Generator, *shape: int, by: float =
     return plain(stored(rng.normal(size=shape) * size, problem.dtype)).astype(np.float64)
 
 
+def complete(
+    problem: Problem,
+    tensors: Tensors,
+    given: Sequences,
+    q: Values,
+    keys: Values,
+    values: Values,
+    scale: float,
+) -> Case:
+    """The case of these inputs, with poisoned outputs; shapes as in `expected`."""
+    tensors["output"] = poisoned((*q.shape[:2], values.shape[-1]), problem.dtype)
+    tensors["lse"] = poisoned(q.shape[:2], "float32")
+    bounds = expected(problem, given, q, keys, values, scale)
+    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
+
+
 def expected(
     problem: Problem, given: Sequences, q: Values, keys: Values, values: Values, scale: float
 ) -> Bounds:
@@ -215,15 +232,15 @@ def _row(q: Values, k: Values, v: Values, scale: float, rounding: tuple[float, f
     meet the values are rounded once more, unless they are all 1, which every type has.
     """
     bits = scale * LOG2E * (k @ q)
-    top = bits.max()
-    weight = np.exp2(bits - top)
-    total = weight.sum()
+    row_max = bits.max()
+    probs = np.exp2(bits - row_max)
+    row_sum = probs.sum()
     dot = len(q) * SUM_ERROR * abs(scale) * LOG2E * (np.abs(k) @ np.abs(q))
-    off = POWER_ERROR + (dot + 4 * SUM_ERROR * (np.abs(bits) + abs(top))) / LOG2E
+    off = POWER_ERROR + (dot + 4 * SUM_ERROR * (np.abs(bits) + abs(row_max))) / LOG2E
     off = off + (len(k) + len(q)) * SUM_ERROR
-    of_total = (weight * off).sum() / total
+    of_sum = (probs * off).sum() / row_sum
     relative, absolute = rounding if q.any() else (0.0, 0.0)
-    error = (weight * (off + relative) + absolute) @ np.abs(v) / total
-    output, lse = weight @ v / total, top + math.log2(total)
-    lse_error = of_total * LOG2E + 8 * SUM_ERROR * (1 + abs(lse) + abs(top))
-    return output, lse, error + np.abs(output) * of_total, lse_error
+    error = (probs * (off + relative) + absolute) @ np.abs(v) / row_sum
+    output, lse = probs @ v / row_sum, row_max + math.log2(row_sum)
+    lse_error = of_sum * LOG2E + 8 * SUM_ERROR * (1 + abs(lse) + abs(row_max))
+    return output, lse, error + np.abs(output) * of_sum, lse_error

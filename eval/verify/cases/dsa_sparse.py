@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases import attention
-from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, stored
 
 Lists = NDArray[np.int32]
 EMPTY, GAP = 1, 64  # the token that lists nothing; entries in a row that name nothing
@@ -31,23 +30,13 @@ def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None
     tensors: Tensors = {"sparse_indices": given}
     for name, part in zip(("q_nope", "q_pe"), q, strict=True):
         tensors[name] = stored(part, problem.dtype)
-    for name, part in zip(("ckv_cache", "kpe_cache"), caches, strict=True):
-        tensors[name] = part
-    tensors["output"] = poisoned((tokens, heads, dims[0]), problem.dtype)
-    tensors["lse"] = poisoned((tokens, heads), "float32")
+    tensors |= zip(("ckv_cache", "kpe_cache"), caches, strict=True)
     named = given[given >= 0]
     rows = [plain(c).astype(np.float64).reshape(-1, c.shape[-1])[named] for c in caches]
     seen = (given >= 0).sum(1)
     sequences = attention.Sequences(np.ones(tokens, np.int64), seen, 0 * seen)
-    bounds = attention.expected(
-        problem,
-        sequences,
-        np.concatenate(q, -1),
-        np.concatenate(rows, -1)[:, None],
-        rows[0][:, None],
-        scale,
-    )
-    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
+    q_whole, keys = np.concatenate(q, -1), np.concatenate(rows, -1)[:, None]
+    return attention.complete(problem, tensors, sequences, q_whole, keys, rows[0][:, None], scale)
 
 
 def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:

@@ -1,4 +1,4 @@
-"""A mixture of experts on one rank: routing to experts with many tokens, few and none.
+"""MoE on one rank: routing to experts with many tokens, few and none.
 
 Outputs are computed in float64. Kernels round what lies between the products to float8 again, with
 a scale for some of its columns: errors of a row's entries are independent and uniform within half

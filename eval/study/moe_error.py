@@ -1,4 +1,4 @@
-"""What rounding between the products of experts costs: `python -m ptxflow.eval.verify.moe_error`.
+"""What rounding between the products of experts costs: `python -m ptxflow.eval.study.moe_error`.
 
 A model in torch of what moe kernels compute, with their roundings, beside the reference, on the
 inputs with which kernels are checked. Errors are shares of the tolerance: above 1 a kernel would be
@@ -88,7 +88,7 @@ def table(definition: Definition, tokens: int, seeds: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ptxflow.eval.verify.moe_error",
+        prog="python -m ptxflow.eval.study.moe_error",
         description=(__doc__ or "").partition("\n")[0],
     )
     parser.add_argument("--tokens", type=positive_int, default=256, help="default: 256")

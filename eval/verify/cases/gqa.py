@@ -1,4 +1,4 @@
-"""Causal grouped-query attention of packed queries, over pages or over packed keys and values.
+"""Causal GQA: decoding over pages, prefill over pages or over packed keys and values.
 
 Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and one
 more queries than keys.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases import attention
-from ptxflow.eval.verify.cases.case import Case, Tensors, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, stored
 
 
 def case(
@@ -23,23 +22,12 @@ def case(
     queries: Sequence[int] | None = None,
     scale: float | None = None,
 ) -> Case:
-    """All tensors; of each sequence `lengths` are the keys and `queries` the queries, and `scale`
-    is that of scores: by default one by the root of a key's dims.
+    """All tensors; of each sequence `lengths` are the keys and `queries` the queries (one each in
+    decoding), and `scale` is that of scores, by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
     """
-    return grouped(problem, lengths, queries, np.random.default_rng(seed), seed, scale)
-
-
-def grouped(
-    problem: Problem,
-    lengths: Sequence[int] | None,
-    queries: Sequence[int] | None,
-    rng: np.random.Generator,
-    seed: int,
-    scale: float | None,
-) -> Case:
-    """The case of prefill and of decoding, whose only difference is that queries are packed."""
+    rng = np.random.default_rng(seed)
     axes = dict(problem.axes)
     ragged, packed = "total_kv" in axes, "total_q" in axes
     given = attention.choose(problem, lengths, queries, seed)
@@ -57,7 +45,4 @@ def grouped(
         tensors |= attention.page_table(problem, given, rng)
         for name, tokens in (("k_cache", k), ("v_cache", v)):
             tensors[name] = attention.cached(problem, given, tensors, tokens)
-    tensors["output"] = poisoned((rows, heads, dim), problem.dtype)
-    tensors["lse"] = poisoned((rows, heads), "float32")
-    bounds = attention.expected(problem, given, q, k, v, scale)
-    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
+    return attention.complete(problem, tensors, given, q, k, v, scale)

@@ -1,4 +1,4 @@
-"""Causal latent attention of packed queries: all heads share a key, whose latent is the value too.
+"""Causal MLA, decoding and prefill: all heads share a key, whose latent is the value too.
 
 Bounds are those of `cases.attention`. Sequences are uneven: one has queries and no keys, and one
 more queries than keys.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases import attention
-from ptxflow.eval.verify.cases.case import Case, Tensors, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, stored
 
 
 def case(
@@ -23,23 +22,12 @@ def case(
     queries: Sequence[int] | None = None,
     scale: float | None = None,
 ) -> Case:
-    """All tensors; of each sequence `lengths` are the keys and `queries` the queries, and `scale`
-    is that of scores: by default one by the root of a key's dims.
+    """All tensors; of each sequence `lengths` are the keys and `queries` the queries (one each in
+    decoding), and `scale` is that of scores, by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
     """
-    return latent(problem, lengths, queries, np.random.default_rng(seed), seed, scale)
-
-
-def latent(
-    problem: Problem,
-    lengths: Sequence[int] | None,
-    queries: Sequence[int] | None,
-    rng: np.random.Generator,
-    seed: int,
-    scale: float | None,
-) -> Case:
-    """The case of prefill and of decoding, whose only difference is that queries are packed."""
+    rng = np.random.default_rng(seed)
     given = attention.choose(problem, lengths, queries, seed)
     heads, *dims = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     rows, scale = int(given.queries.sum()), scale or sum(dims) ** -0.5
@@ -52,10 +40,5 @@ def latent(
         tensors[name] = attention.cached(problem, given, tensors, part)
     if "total_q" in dict(problem.axes):
         tensors["qo_indptr"] = attention.bounds_of(given.queries).astype(np.int32)
-    tensors["output"] = poisoned((rows, heads, dims[0]), problem.dtype)
-    tensors["lse"] = poisoned((rows, heads), "float32")
-    whole = np.concatenate(keys, -1)[:, None]
-    bounds = attention.expected(
-        problem, given, np.concatenate(q, -1), whole, keys[0][:, None], scale
-    )
-    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
+    q_whole, keys_whole = np.concatenate(q, -1), np.concatenate(keys, -1)[:, None]
+    return attention.complete(problem, tensors, given, q_whole, keys_whole, keys[0][:, None], scale)

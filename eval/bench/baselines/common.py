@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.ready import Given, Maker, Ready, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, computing
 from ptxflow.eval.bench.references import load_reference
 
 Formula = Callable[..., Any]
 Arguments = Callable[[Given], Sequence[Any]]  # of a formula
 
 
-def copy(given: Given) -> Ready:
+def copy(given: Given) -> Baseline:
     """Half of the compulsory bytes read and as many written: what memory can do, not a library."""
     half = max(1, given.bytes // 2)
     device = next(iter(given.tensors.values())).device
     source = torch.ones(half, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Ready(lambda: target.copy_(source))
+    return Baseline(lambda: target.copy_(source))
 
 
-def torch_reference(given: Given) -> Ready:
+def torch_reference(given: Given) -> Baseline:
     """The definition's reference, operation by operation."""
     run = load_reference(given.definition)
     arguments = given.arguments()
@@ -37,7 +37,7 @@ def called(formula: Formula, arguments: Arguments) -> Maker:
     """A formula in torch, operation by operation, or a library's function: of arguments that are
     made before it is timed, and made again before it is compared."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         return _of(formula, arguments, given)
 
     return make
@@ -46,7 +46,7 @@ def called(formula: Formula, arguments: Arguments) -> Maker:
 def compiled(formula: Formula, arguments: Arguments) -> Maker:
     """A formula through torch.compile, for these shapes alone."""
 
-    def make(given: Given) -> Ready:
+    def make(given: Given) -> Baseline:
         on_gpu = any(t.is_cuda for t in given.tensors.values())
         if on_gpu and importlib.util.find_spec("triton") is None:
             raise ModuleNotFoundError("no Triton")
@@ -59,19 +59,19 @@ def compiled(formula: Formula, arguments: Arguments) -> Maker:
     return make
 
 
-def _of(formula: Formula, arguments: Arguments, given: Given) -> Ready:
+def _of(formula: Formula, arguments: Arguments, given: Given) -> Baseline:
     own = arguments(given)
-    return Ready(lambda: formula(*own), computing(lambda: formula(*arguments(given))).outputs)
+    return Baseline(lambda: formula(*own), computing(lambda: formula(*arguments(given))).outputs)
 
 
-def torch_mm(given: Given) -> Ready:
+def torch_mm(given: Given) -> Baseline:
     """C = A B^T by torch.mm (cuBLAS), into an output of its own."""
     a, b = given.tensors["A"], given.tensors["B"].T
     out = torch.empty_like(given.tensors["C"])
     return computing(lambda: torch.mm(a, b, out=out))
 
 
-def torch_rms_norm(given: Given) -> Ready:
+def torch_rms_norm(given: Given) -> Baseline:
     """The fused operation of torch, after an addition in 16 bits where there is a residual."""
     x, weight = given.tensors["hidden_states"], given.tensors["weight"]
     residual, eps = given.tensors.get("residual"), given.constants["eps"]
@@ -95,7 +95,7 @@ def rms_norm_arguments(given: Given) -> list[Any]:
     return [t["hidden_states"], t.get("residual"), t["weight"], given.constants["eps"]]
 
 
-def flashinfer_rmsnorm(given: Given) -> Ready:
+def flashinfer_rmsnorm(given: Given) -> Baseline:
     """flashinfer.rmsnorm; with a residual fused_add_rmsnorm, which stores the sum too: in place, so
     on clones, whose values drift from call to call while they are timed."""
     library = importlib.import_module("flashinfer")
@@ -111,10 +111,10 @@ def flashinfer_rmsnorm(given: Given) -> Ready:
         library.fused_add_rmsnorm(*fresh, weight, eps=eps)
         return fresh[:1]
 
-    return Ready(lambda: library.fused_add_rmsnorm(*own, weight, eps=eps), outputs)
+    return Baseline(lambda: library.fused_add_rmsnorm(*own, weight, eps=eps), outputs)
 
 
-def flashinfer_sampling(given: Given) -> Ready:
+def flashinfer_sampling(given: Given) -> Baseline:
     """FlashInfer's rejection sampling. It has no rule for k and p outside (0, vocabulary) and
     (0, 1): such rows get one inside and are not compared."""
     library = importlib.import_module("flashinfer.sampling")
@@ -136,4 +136,4 @@ def flashinfer_sampling(given: Given) -> Ready:
     def outputs() -> Sequence[Tensor]:
         return (entry(probs, *inside(), **order).long(),)
 
-    return Ready(lambda: entry(probs, *own, **order), outputs, rows)
+    return Baseline(lambda: entry(probs, *own, **order), outputs, rows)

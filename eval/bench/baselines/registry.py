@@ -1,10 +1,10 @@
 """What a kernel is timed beside: a copy of as many bytes, and library calls on the same tensors.
 
-A peer is made once for a workload, with the inputs in place, and what it computes is compared with
-our reference, each output apart. Who differs is timed all the same, and how it differs is kept;
-only who is not there, changes memory that is not its own, or is wrong in many elements of the first
-output is absent, with the reason. The first of an operator's peers is its yardstick: it is cheap
-and steady, and timed beside every kernel; the others are timed beside the best.
+A baseline is made once for a workload, with the inputs in place, and its outputs are compared with
+our reference. One that differs is timed all the same, and how it differs is recorded. One that is
+not installed, changes memory that is not its own, or is wrong in many elements of the first output
+is absent, with the reason. An operator's first baseline is its yardstick: cheap and steady, it is
+timed beside every kernel; the others are timed beside the best.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.arguments import UsageError, find_problem
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.baselines import attention, gdn, moe, plain, sparse
-from ptxflow.eval.bench.baselines.ready import Call, Given, Maker, NotOffered, Ready
+from ptxflow.eval.bench.baselines import attention, common, gdn, moe, sparse
+from ptxflow.eval.bench.baselines.baseline import Baseline, Call, Given, Maker, Unsupported
 from ptxflow.eval.bench.checking import Bench, compare
 from ptxflow.eval.bench.disagreement import Json, Outputs
 from ptxflow.eval.bench.tolerance import ELEMENTWISE, Tolerance
@@ -30,66 +30,66 @@ PREFILL, INDEXER = " prefill", " indexer"  # of an op type, by what its definiti
 KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 
 #: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
-PEERS: dict[str, dict[str, Maker]] = {
-    "gemm": {"torch.mm": plain.torch_mm, COPY: plain.copy},
+BASELINES: dict[str, dict[str, Maker]] = {
+    "gemm": {"torch.mm": common.torch_mm, COPY: common.copy},
     "rmsnorm": {
-        COPY: plain.copy,
-        "torch.rms_norm": plain.torch_rms_norm,
-        "torch.compile": plain.compiled(plain.rms_norm, plain.rms_norm_arguments),
-        "flashinfer": plain.flashinfer_rmsnorm,
+        COPY: common.copy,
+        "torch.rms_norm": common.torch_rms_norm,
+        "torch.compile": common.compiled(common.rms_norm, common.rms_norm_arguments),
+        "flashinfer": common.flashinfer_rmsnorm,
     },
     "sampling": {
-        COPY: plain.copy,
-        "torch": plain.torch_reference,
-        "flashinfer": plain.flashinfer_sampling,
+        COPY: common.copy,
+        "torch": common.torch_reference,
+        "flashinfer": common.flashinfer_sampling,
     },
-    "gdn": {COPY: plain.copy, "torch": plain.torch_reference},
+    "gdn": {COPY: common.copy, "torch": common.torch_reference},
     "gdn" + PREFILL: {
-        COPY: plain.copy,
+        COPY: common.copy,
         "torch.chunked": gdn.torch_chunked,
-        "flashinfer": plain.called(gdn.flashinfer, gdn.flashinfer_arguments),
+        "flashinfer": common.called(gdn.flashinfer, gdn.flashinfer_arguments),
     },
     "dsa_paged": {
-        COPY: plain.copy,
-        "torch": plain.called(sparse.attention, sparse.attention_arguments),
-        "torch.compile": plain.compiled(sparse.attention, sparse.attention_arguments),
+        COPY: common.copy,
+        "torch": common.called(sparse.attention, sparse.attention_arguments),
+        "torch.compile": common.compiled(sparse.attention, sparse.attention_arguments),
     },
     "dsa_paged" + INDEXER: {
-        COPY: plain.copy,
-        "torch": plain.called(sparse.index, sparse.index_arguments),
-        "torch.compile": plain.compiled(sparse.index, sparse.index_arguments),
+        COPY: common.copy,
+        "torch": common.called(sparse.index, sparse.index_arguments),
+        "torch.compile": common.compiled(sparse.index, sparse.index_arguments),
     },
     "moe": {
-        COPY: plain.copy,
-        "torch.grouped": plain.called(moe.mixture, moe.arguments),
-        "torch.compile": plain.compiled(moe.mixture, moe.static_arguments),
-        "flashinfer": plain.called(moe.flashinfer, moe.flashinfer_arguments),
+        COPY: common.copy,
+        "torch.grouped": common.called(moe.experts, moe.arguments),
+        "torch.compile": common.compiled(moe.experts, moe.static_arguments),
+        "flashinfer": common.called(moe.flashinfer, moe.flashinfer_arguments),
     },
     "gqa_paged": {
-        COPY: plain.copy,
-        "torch": plain.torch_reference,
+        COPY: common.copy,
+        "torch": common.torch_reference,
         "flashinfer": attention.gqa_decode(tensor_cores=False),
         "flashinfer-tensor-cores": attention.gqa_decode(tensor_cores=True),
     },
     "mla_paged": {
-        COPY: plain.copy,
-        "torch": plain.torch_reference,
+        COPY: common.copy,
+        "torch": common.torch_reference,
         "flashinfer-fa2": attention.mla("fa2"),
         "flashinfer-fa3": attention.mla("fa3"),
     },
     "gqa_paged" + PREFILL: {
-        COPY: plain.copy,
+        COPY: common.copy,
         "flashinfer-fa2": attention.paged_prefill("fa2"),
         "flashinfer-fa3": attention.paged_prefill("fa3"),
     },
     "gqa_ragged" + PREFILL: {
-        COPY: plain.copy,
+        COPY: common.copy,
         "torch.sdpa": attention.torch_sdpa,
         "flashinfer-fa2": attention.ragged_prefill("fa2"),
         "flashinfer-fa3": attention.ragged_prefill("fa3"),
     },
     "mla_paged" + PREFILL: {
-        COPY: plain.copy,
+        COPY: common.copy,
         "flashinfer-fa2": attention.mla("fa2"),
         "flashinfer-fa3": attention.mla("fa3"),
     },
@@ -97,12 +97,12 @@ PEERS: dict[str, dict[str, Maker]] = {
 
 
 def makers_of(definition: Definition) -> dict[str, Maker]:
-    """The makers of a definition's peers by name; a copy alone where no library is known."""
+    """The makers of a definition's baselines by name; a copy alone where no library is known."""
     kinds = (kind for name, kind in KINDS.items() if name in definition.inputs)
-    return PEERS.get(definition.op_type + next(kinds, ""), {COPY: plain.copy})
+    return BASELINES.get(definition.op_type + next(kinds, ""), {COPY: common.copy})
 
 
-def differences(ready: Ready, definition: Definition, bench: Bench) -> dict[str, Json | None]:
+def differences(ready: Baseline, definition: Definition, bench: Bench) -> dict[str, Json | None]:
     """The outputs that are not the reference's for the bench's first inputs, and by how much.
 
     Tolerances are SLACK times ours. What `ready` has no outputs for is not compared.
@@ -125,8 +125,8 @@ def differences(ready: Ready, definition: Definition, bench: Bench) -> dict[str,
     return found
 
 
-def complaint(ready: Ready, found: Outputs, definition: Definition, bench: Bench) -> str:
-    """Why the peer whose outputs differ by `found` is not timed; empty where it is.
+def complaint(ready: Baseline, found: Outputs, definition: Definition, bench: Bench) -> str:
+    """Why the baseline whose outputs differ by `found` is not timed; empty where it is.
 
     It has just run on the bench's first inputs.
     """
@@ -145,8 +145,8 @@ def complaint(ready: Ready, found: Outputs, definition: Definition, bench: Bench
     return ""
 
 
-class Beside:
-    """The peers of one workload: made when they are first asked for, and compared then."""
+class Baselines:
+    """The baselines of one workload: made when they are first asked for, and compared then."""
 
     def __init__(self, definition: Definition, axes: Mapping[str, int], bench: Bench):
         self.definition, self.bench = definition, bench
@@ -166,17 +166,16 @@ class Beside:
 
     @property
     def yardstick(self) -> str:
-        """The name of the peer that is timed beside every kernel."""
+        """The name of the baseline that is timed beside every kernel."""
         return next(iter(self._makers))
 
     def about(self) -> Json:
-        """What a record says of peers beside their times, without what there is nothing to say of:
-        who is absent and why, and whose outputs differ."""
-        said: Json = {"absent": self.absent, "disagree": self.disagree}
-        return {name: dict(held) for name, held in said.items() if held}
+        """For a record: which baselines are absent and why, whose outputs differ; nothing empty."""
+        notes: Json = {"absent": self.absent, "disagree": self.disagree}
+        return {name: dict(note) for name, note in notes.items() if note}
 
     def calls(self, every: bool) -> dict[str, Call]:
-        """Every peer, or the yardstick alone, without those that are absent."""
+        """Every baseline, or the yardstick alone, without those that are absent."""
         names = list(self._makers) if every else [self.yardstick]
         for name in names:
             if name not in self._ready and name not in self.absent:
@@ -189,7 +188,7 @@ class Beside:
             ready = self._makers[name](self._given)
             found = differences(ready, self.definition, self.bench)
             wrong = complaint(ready, found, self.definition, self.bench)
-        except NotOffered as error:
+        except Unsupported as error:
             self.absent[name] = str(error)
             return
         except Exception as error:  # a library that is not there, or cannot do this: go on without

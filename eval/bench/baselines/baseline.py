@@ -1,4 +1,4 @@
-"""What peers are made from, and what a maker returns."""
+"""What baselines are made from, and what a maker returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Given:
-    """What peers are made from: a definition, its inputs in place, and the outputs' tensors.
+    """What baselines are made from: a definition, its inputs in place, and the outputs' tensors.
 
     `bytes` are those that the problem cannot do without, `constants` what else its mathematics
     fixes.
@@ -34,7 +34,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Baseline:
     """`call` is what is timed. `outputs` computes the definition's outputs, or the first of them,
     from the inputs that are in place now; None where there is nothing to compare. Only `rows` of
     the first axis are compared where there are some that the library defines otherwise."""
@@ -44,18 +44,18 @@ class Ready:
     rows: Callable[[], Tensor] | None = None
 
 
-Maker = Callable[[Given], Ready]
+Maker = Callable[[Given], Baseline]
 
 
-class NotOffered(Exception):
+class Unsupported(Exception):
     """A library has nothing for these inputs; the message says what it takes."""
 
 
-def computing(call: Callable[[], Any], rows: Callable[[], Tensor] | None = None) -> Ready:
-    """A peer whose call returns its outputs."""
+def computing(call: Callable[[], Any], rows: Callable[[], Tensor] | None = None) -> Baseline:
+    """A baseline whose call returns its outputs."""
 
     def outputs() -> Sequence[Tensor]:
         made = call()
         return made if isinstance(made, tuple | list) else (made,)
 
-    return Ready(call, outputs, rows)
+    return Baseline(call, outputs, rows)

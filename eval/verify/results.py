@@ -1,4 +1,4 @@
-"""Results of `prove` and `mutation` as small JSON files: which command, on what, and the counts.
+"""Results of `verify` and `mutation` as small JSON files: which command, on what, and the counts.
 
 A file is written whole or not at all; `eval.verify.page` renders them.
 """
@@ -31,7 +31,7 @@ def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary
     asked = [word for i, word in enumerate(argv) if i not in places and i - 1 not in places]
     return {
         "kind": kind,
-        "command": shlex.join(["python", "-m", f"ptxflow.eval.{kind}", *asked]),
+        "command": shlex.join(["ptxflow", kind, *asked]),
         "device": device.name,
         "arch": device.arch,
         "versions": {
@@ -50,7 +50,7 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     return {"median": round(median(held), 3), "max": round(max(held), 3)} if held else None
 
 
-def told(seconds: Mapping[str, float] | None) -> str:
+def median_and_max(seconds: Mapping[str, float] | None) -> str:
     """A spread as `median (max)`."""
     return f"{seconds['median']:.2f} ({seconds['max']:.2f})" if seconds else "-"
 
@@ -73,6 +73,6 @@ def read(path: Path) -> Summary:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
-    if not isinstance(data, dict) or data.get("kind") not in ("prove", "mutation"):
-        raise UsageError(f"{path} is no result of prove or mutation")
+    if not isinstance(data, dict) or data.get("kind") not in ("verify", "mutation"):
+        raise UsageError(f"{path} is no result of verify or mutation")
     return data
