@@ -146,9 +146,9 @@ def test_the_yardstick_is_made_alone(
 ) -> None:
     made: list[str] = []
 
-    def watched(name: str, maker: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(baseline: str, maker: Callable[..., Any]) -> Callable[..., Any]:
         def make(given: Any) -> Any:
-            made.append(name)
+            made.append(baseline)
             return maker(given)
 
         return make

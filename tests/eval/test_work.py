@@ -33,10 +33,7 @@ def paged(total_q: int, sequences: int, pages: int, cache: int) -> dict[str, int
     ("name", "axes"),
     [
         (PAGED, {**paged(301, 3, 16, 40), "batch_size": 3}),  # uneven
-        (
-            PAGED,
-            {**paged(2000, 4, 10, 7), "batch_size": 4},
-        ),  # rows that are fully masked, and pages are shared
+        (PAGED, {**paged(2000, 4, 10, 7), "batch_size": 4}),  # masked rows, shared pages
         (FLAT, paged(90, 4, 33, 33)),  # more queries than keys
         (RAGGED, {"total_q": 50, "total_kv": 131, "len_indptr": 6}),
         (MLA, paged(21, 5, 77, 90)),
