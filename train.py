@@ -50,6 +50,13 @@ def placed(compute: str | None) -> str:
     return "cuda" if compute != "cpu" and gpu_at_hand() else "cpu"
 
 
+def scaled(options: dict[str, Any], factor: float | None) -> dict[str, Any]:
+    """A training's options with its learning rates times a factor."""
+    from ptxflow.gfn.training import RATES
+
+    return options | {n: factor * options.get(n, r) for n, r in RATES.items() if factor}
+
+
 def new_settings(args: argparse.Namespace) -> Settings:
     from ptxflow.env.reward_source import describe
     from ptxflow.env.tasks.training_set import ON_GPU, PRESETS, chosen
@@ -77,154 +84,6 @@ def new_settings(args: argparse.Namespace) -> Settings:
         live=args.measure or 0,
         init=str(args.init) if args.init else None,
     )
-
-
-def scaled(options: dict[str, Any], factor: float | None) -> dict[str, Any]:
-    """A training's options with its learning rates times a factor."""
-    from ptxflow.gfn.training import RATES
-
-    return options | {n: factor * options.get(n, r) for n, r in RATES.items() if factor}
-
-
-@dataclass(frozen=True)
-class Workloads:
-    """The workloads of a run and their spaces, one for one."""
-
-    members: list[Member]
-    spaces: list[Space]
-
-    def of(self, *kinds: str) -> list[Space]:
-        """The spaces of these kinds."""
-        return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
-
-
-def workloads(settings: Settings, reward: CachedReward) -> Workloads:
-    """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
-    from ptxflow.compiler.device import device
-    from ptxflow.env.tasks.spaces import cores, spaces_of
-    from ptxflow.env.tasks.training_set import PRESETS, members
-
-    try:
-        target = device(settings.device)
-        chosen = members(settings.definitions, PRESETS[settings.preset])
-        jobs = cores() if settings.compute == "cuda" else settings.threads
-        found = list(zip(chosen, spaces_of(chosen, target, reward, jobs), strict=True))
-        kept = [(m, s) for m, s in found if s is not None]
-        without = sorted({m.label for m, s in found if s is None})
-        if without:
-            print(f"left out, with no strategy on {target.name}: {', '.join(without)}")
-        if not any(m.kind == "trained" for m, _ in kept):
-            raise BadInput(f"no workload has a strategy on {target.name}")
-        return Workloads([m for m, _ in kept], [s for _, s in kept])
-    except KeyError as error:
-        raise BadInput(error.args[0]) from None
-    except ValueError as error:
-        raise BadInput(str(error)) from None
-
-
-def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
-    """Exact distance of every workload."""
-    from tqdm import tqdm
-
-    never = iter(run.trainer.held_out_distances(held.of("held_out", "unseen")))
-    ours = (d for i in range(len(held.of("trained"))) for d in run.trainer.distances([i]))
-    pairs = list(zip(held.members, held.spaces, strict=True))
-    return [
-        {
-            "family": member.family.name,
-            "definition": member.label,
-            "axes": dict(member.axes),
-            "kind": member.kind,
-            "distance": next(ours if member.kind == "trained" else never),
-            "leaves": len(space),
-        }
-        for member, space in tqdm(pairs, desc="distances", unit="workload", disable=None)
-    ]
-
-
-def finish(run: Run, held: Workloads, export: Path | None) -> None:
-    """Measure every workload, print the tables, write the result, the plots and the export."""
-    from ptxflow.compiler.files import naming, write_whole
-    from ptxflow.env.reward_source import title
-    from ptxflow.eval.study.training_plots import (
-        distance_table,
-        summary_of,
-        summary_table,
-        training_plots,
-        with_kept,
-    )
-    from ptxflow.gfn.checkpoint import write
-
-    rows = result_rows(run, held)
-    summary: dict[str, Any] = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
-    summary |= summary_of(rows)
-    reward, config = run.settings["reward"], run.trainer.config
-    result = {"device": run.settings["device"], "tau": config.tau, "reward": reward}
-    result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
-    write_whole(run.folder / RESULT, json.dumps(result, indent=1) + "\n")
-    families: dict[str, Any] = summary["families"]
-    means = [
-        {family: kinds[kind]["mean"] for family, kinds in families.items() if kind in kinds}
-        for kind in ("trained", "held_out")
-    ]
-    run.log_distances(run.trainer.curriculum.stage, *means)
-    run.log("result", **summary)
-    metrics = (run.folder / METRICS).read_text(encoding="utf-8").splitlines()
-    with naming(run.folder / "plots"):
-        training_plots([[json.loads(line) for line in metrics]], run.folder / "plots")
-    if export:
-        export.parent.mkdir(parents=True, exist_ok=True)
-        about = {"settings": known_of(run.settings), "train": config.to_json()}
-        before = run.settings["begun"].get("families", {})
-        kept = {name: before[name] for name in run.trainer.kept if name in before}
-        about["result"] = with_kept(summary, kept)
-        about["before"] = run.settings["begun"].get("before", [])
-        write(export, run.trainer.policy_checkpoint(about))
-    print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
-          f"{config.tau}, TFLOPS by {title(reward)} (* never trained)\n{distance_table(rows)}\n\n"
-          f"{summary_table(summary)}")  # fmt: skip
-    speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
-    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
-          f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
-    if far := still_far(run, summary["trained"]["mean"]):
-        print(far)
-
-
-def still_far(run: Run, distance: float) -> str | None:
-    """A line for a run that ends far from its target, with what would bring it nearer."""
-    if distance <= FAR:
-        return None
-    steps, minutes = run.trainer.step, run.elapsed / 60
-    longer = f"--steps {4 * steps}" if run.minutes is None else f"--minutes {4 * minutes:.1f}"
-    return (f"far from the target: {distance:.2f} in the mean of what was trained, where {FAR} is "
-            f"near, after {steps} steps; it needs more: python train.py --resume {run.folder} "
-            f"{longer}")  # fmt: skip
-
-
-def known_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run with the definitions of the policy that it began with, too."""
-    begun = settings["begun"].get("definitions", [])
-    return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
-
-
-def begun_with(settings: Settings) -> dict[str, Any]:
-    """What the policy that a run begins with was trained on, with what results by family, and how
-    long each of the runs was that made it."""
-    from ptxflow.eval.study.joint_policy import runs_of
-    from ptxflow.gfn.inference import load_policy
-
-    about: dict[str, Any] = {}
-    if settings.init:
-        policy = load_policy(Path(settings.init))
-        about = policy.about
-        if other := policy.trained_elsewhere(settings.device):
-            print(other, flush=True)
-    return {
-        "device": about.get("settings", {}).get("device"),
-        "definitions": about.get("settings", {}).get("definitions", []),
-        "families": about.get("result", {}).get("families", {}),
-        "before": runs_of(about),
-    }
 
 
 def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
@@ -267,7 +126,63 @@ def source(settings: Settings) -> tuple[Reward, Settings]:
     return reward, replace(settings, reward=description)
 
 
-def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Reward) -> Live:
+def begun_with(settings: Settings) -> dict[str, Any]:
+    """What the policy that a run begins with was trained on, with what results by family, and how
+    long each of the runs was that made it."""
+    from ptxflow.eval.study.joint_policy import runs_of
+    from ptxflow.gfn.inference import load_policy
+
+    about: dict[str, Any] = {}
+    if settings.init:
+        policy = load_policy(Path(settings.init))
+        about = policy.about
+        if other := policy.trained_elsewhere(settings.device):
+            print(other, flush=True)
+    return {
+        "device": about.get("settings", {}).get("device"),
+        "definitions": about.get("settings", {}).get("definitions", []),
+        "families": about.get("result", {}).get("families", {}),
+        "before": runs_of(about),
+    }
+
+
+@dataclass(frozen=True)
+class Workloads:
+    """The workloads of a run and their spaces, one for one."""
+
+    members: list[Member]
+    spaces: list[Space]
+
+    def of(self, *kinds: str) -> list[Space]:
+        """The spaces of these kinds."""
+        return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
+
+
+def workloads(settings: Settings, reward: CachedReward) -> Workloads:
+    """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
+    from ptxflow.compiler.device import device
+    from ptxflow.env.tasks.spaces import cores, spaces_of
+    from ptxflow.env.tasks.training_set import PRESETS, members
+
+    try:
+        target = device(settings.device)
+        chosen = members(settings.definitions, PRESETS[settings.preset])
+        jobs = cores() if settings.compute == "cuda" else settings.threads
+        found = list(zip(chosen, spaces_of(chosen, target, reward, jobs), strict=True))
+        kept = [(m, s) for m, s in found if s is not None]
+        without = sorted({m.label for m, s in found if s is None})
+        if without:
+            print(f"left out, with no strategy on {target.name}: {', '.join(without)}")
+        if not any(m.kind == "trained" for m, _ in kept):
+            raise BadInput(f"no workload has a strategy on {target.name}")
+        return Workloads([m for m, _ in kept], [s for _, s in kept])
+    except KeyError as error:
+        raise BadInput(error.args[0]) from None
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+def live_measuring(folder: Path, settings: Settings, tasks: Workloads, reward: Reward) -> Live:
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.compiler.device import device
@@ -282,11 +197,11 @@ def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Re
         gpus = count_gpus(device(settings.device))
     except RuntimeUnavailable as error:
         raise BadInput(f"--measure: {error}") from None
-    definitions = [m.definition for m in held.members if m.kind == "trained"]
+    definitions = [m.definition for m in tasks.members if m.kind == "trained"]
     fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
     files = [ROOT / name for name in settings.reward.get("measurements", ())]
     path = folder / MEASUREMENTS
-    return Live(definitions, held.of("trained"), path, CachedReward(fallback), files, gpus)
+    return Live(definitions, tasks.of("trained"), path, CachedReward(fallback), files, gpus)
 
 
 def measure_round(run: Run, live: Live) -> None:
@@ -321,7 +236,7 @@ def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | Non
 
 
 def make_run(
-    folder: Path, settings: Settings, held: Workloads, asked: Reward, state: Checkpoint | None
+    folder: Path, settings: Settings, tasks: Workloads, asked: Reward, state: Checkpoint | None
 ) -> Run:
     """The run, where its state says if it goes on; BadInput where that is of another run."""
     from tqdm import tqdm
@@ -333,7 +248,7 @@ def make_run(
     config = TrainConfig(**{"tau": TAU, **settings.train})
     bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
     trainer = Trainer(
-        held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
+        tasks.of("trained"), config, settings.steps or 10**6, asked, tasks.of("held_out", "unseen"),
         bar, torch_device(settings), initial(settings, state),
     )  # fmt: skip
     if trainer.kept:
@@ -343,13 +258,117 @@ def make_run(
                            f"would stay so: train them too, or give --device")  # fmt: skip
         print(f"kept as they are: {kept}", flush=True)
     length = settings.steps, settings.minutes, settings.measurements
-    run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
+    run = Run(folder, trainer, tasks.of("held_out"), *length, settings=asdict(settings))
     if state:
         run.take_over(state)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).unlink(missing_ok=True)
     return run
+
+
+def result_rows(run: Run, tasks: Workloads) -> list[dict[str, Any]]:
+    """Exact distance of every workload."""
+    from tqdm import tqdm
+
+    never = iter(run.trainer.held_out_distances(tasks.of("held_out", "unseen")))
+    ours = (d for i in range(len(tasks.of("trained"))) for d in run.trainer.distances([i]))
+    pairs = list(zip(tasks.members, tasks.spaces, strict=True))
+    return [
+        {
+            "family": member.family.name,
+            "definition": member.label,
+            "axes": dict(member.axes),
+            "kind": member.kind,
+            "distance": next(ours if member.kind == "trained" else never),
+            "leaves": len(space),
+        }
+        for member, space in tqdm(pairs, desc="distances", unit="workload", disable=None)
+    ]
+
+
+def known_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run with the definitions of the policy that it began with, too."""
+    begun = settings["begun"].get("definitions", [])
+    return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
+
+
+def still_far(run: Run, distance: float) -> str | None:
+    """A line for a run that ends far from its target, with what would bring it nearer."""
+    if distance <= FAR:
+        return None
+    steps, minutes = run.trainer.step, run.elapsed / 60
+    longer = f"--steps {4 * steps}" if run.minutes is None else f"--minutes {4 * minutes:.1f}"
+    return (f"far from the target: {distance:.2f} in the mean of what was trained, where {FAR} is "
+            f"near, after {steps} steps; it needs more: python train.py --resume {run.folder} "
+            f"{longer}")  # fmt: skip
+
+
+def finish(run: Run, tasks: Workloads, export: Path | None) -> None:
+    """Measure every workload, print the tables, write the result, the plots and the export."""
+    from ptxflow.compiler.files import naming, write_whole
+    from ptxflow.env.reward_source import title
+    from ptxflow.eval.study.training_plots import (
+        distance_table,
+        summary_of,
+        summary_table,
+        training_plots,
+        with_kept,
+    )
+    from ptxflow.gfn.checkpoint import write
+
+    rows = result_rows(run, tasks)
+    summary: dict[str, Any] = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
+    summary |= summary_of(rows)
+    reward, config = run.settings["reward"], run.trainer.config
+    result = {"device": run.settings["device"], "tau": config.tau, "reward": reward}
+    result |= {"elapsed_s": round(run.elapsed, 1), **summary, "workloads": rows}
+    write_whole(run.folder / RESULT, json.dumps(result, indent=1) + "\n")
+    families: dict[str, Any] = summary["families"]
+    means = [
+        {family: kinds[kind]["mean"] for family, kinds in families.items() if kind in kinds}
+        for kind in ("trained", "held_out")
+    ]
+    run.log_distances(run.trainer.curriculum.stage, *means)
+    run.log("result", **summary)
+    metrics = (run.folder / METRICS).read_text(encoding="utf-8").splitlines()
+    with naming(run.folder / "plots"):
+        training_plots([[json.loads(line) for line in metrics]], run.folder / "plots")
+    if export:
+        export.parent.mkdir(parents=True, exist_ok=True)
+        about = {"settings": known_of(run.settings), "train": config.to_json()}
+        before = run.settings["begun"].get("families", {})
+        kept = {name: before[name] for name in run.trainer.kept if name in before}
+        about["result"] = with_kept(summary, kept)
+        about["before"] = run.settings["begun"].get("before", [])
+        write(export, run.trainer.policy_checkpoint(about))
+    print(f"\nexact total variation distance to exp(TFLOPS/T)/Z on {run.settings['device']}, tau "
+          f"{config.tau}, TFLOPS by {title(reward)} (* never trained)\n{distance_table(rows)}\n\n"
+          f"{summary_table(summary)}")  # fmt: skip
+    speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
+    print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
+          f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
+    if far := still_far(run, summary["trained"]["mean"]):
+        print(far)
+
+
+def unwritten(error: OSError) -> str:
+    """What could not be written, and why."""
+    return f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def carry_out(run: Run, tasks: Workloads, live: Live | None, export: Path | None) -> int:
+    """Train, and write what came of it; the exit code."""
+    from ptxflow.gfn.run import train
+
+    if stopped := train(run):
+        print(f"train.py: stopped at step {run.trainer.step}; go on with: python train.py "
+              f"--resume {run.folder}", file=sys.stderr)  # fmt: skip
+        return 128 + stopped
+    if live:
+        run.settings["reward"] = {**run.settings["reward"], **live.describe()}
+    finish(run, tasks, export)
+    return 0
 
 
 def start(args: argparse.Namespace) -> int:
@@ -364,43 +383,24 @@ def start(args: argparse.Namespace) -> int:
     if not state:
         settings = replace(settings, begun=begun_with(settings))
     kept = CachedReward(reward)
-    held = workloads(settings, kept)
-    trained = held.of("trained")
-    live = live_measuring(folder, settings, held, reward) if settings.live else None
+    tasks = workloads(settings, kept)
+    trained = tasks.of("trained")
+    live = live_measuring(folder, settings, tasks, reward) if settings.live else None
     if live and not state:
         live.path.unlink(missing_ok=True)
     asked: Reward = live.reward() if live else kept
-    print(f"{len(trained)} workloads trained, {len(held.of('held_out'))} held out, on "
+    print(f"{len(trained)} workloads trained, {len(tasks.of('held_out'))} held out, on "
           f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
           f"{settings.reward['source']}; by {settings.compute}, {settings.threads} threads",
           flush=True)  # fmt: skip
-    run = make_run(folder, settings, held, asked, state)
+    run = make_run(folder, settings, tasks, asked, state)
     if live:
         run.between = partial(measure_round, run, live)
     try:
-        return carry_out(run, held, live, args.export)
+        return carry_out(run, tasks, live, args.export)
     except OSError as error:
         raise BadInput(f"{unwritten(error)}; the run goes on from its last checkpoint with: "
                        f"python train.py --resume {folder}") from None  # fmt: skip
-
-
-def unwritten(error: OSError) -> str:
-    """What could not be written, and why."""
-    return f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error)
-
-
-def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None) -> int:
-    """Train, and write what came of it; the exit code."""
-    from ptxflow.gfn.run import train
-
-    if stopped := train(run):
-        print(f"train.py: stopped at step {run.trainer.step}; go on with: python train.py "
-              f"--resume {run.folder}", file=sys.stderr)  # fmt: skip
-        return 128 + stopped
-    if live:
-        run.settings["reward"] = {**run.settings["reward"], **live.describe()}
-    finish(run, held, export)
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

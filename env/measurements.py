@@ -109,6 +109,7 @@ class Table:
         return table
 
     def rows(self) -> Iterator[Measurement]:
+        """One by one, in the order of the columns; KeyError where a column is missing."""
         gpu, run = _origin(self.about.get("gpu", {}), self.about.get("run", {}))
         baselines = [n.removeprefix("peer_ns:") for n in self.columns if n.startswith("peer_ns:")]
         reference = yardstick(self.about.get("yardstick", ""), baselines)
@@ -198,6 +199,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def is_table(row: Mapping[str, Any]) -> bool:
+    """Whether a line is a packed `Table`, and not a plain record."""
     return "format" in row
 
 

@@ -210,6 +210,7 @@ class ReplayReward:
             self._observed[key] = o
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64 [n] TFLOP/s of codes int64 [n]."""
         codes = np.asarray(codes, np.int64)
         if self.fallback is None:
             out = np.zeros(len(codes))

@@ -33,7 +33,10 @@ class Reward(Protocol):
     def name(self) -> str: ...
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
-        """[n] TFLOP/s of the strategies with these codes [n] on the space's problem."""
+        """float64 [n] TFLOP/s of the strategies with these codes, int64 [n], on the problem.
+
+        Codes need not be sorted or distinct, but must be codes of the space's decisions.
+        """
         ...
 
 
@@ -43,6 +46,7 @@ class ModelReward:
     name = "model"
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n]; see `cost.model_tflops`."""
         return model_tflops(space.family, space.fields(codes), space.problem, space.device)
 
 
@@ -62,6 +66,7 @@ class FamilyRewards:
         return self.own.get(family, self.rest)
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n] by the reward of the space's family."""
         return self.of(space.family.name).tflops(space, codes)
 
 
@@ -77,6 +82,7 @@ class CachedReward:
         return self.source.name
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n]; from memory, rounded to float32, where `codes` is `space.codes` itself."""
         if codes is not space.codes:
             return self.source.tflops(space, codes)
         if id(space) not in self._cache:
@@ -84,12 +90,15 @@ class CachedReward:
         return self._cache[id(space)][1].astype(np.float64)
 
     def store(self, space: Space, tflops: NDArray[np.float32]) -> None:
-        """Remember what the source said of a whole space, in the order of its codes."""
+        """Keep the source's TFLOP/s [len(space)] of a whole space, in the order of its codes."""
         self._cache[id(space)] = space, tflops  # with the space, so that its id stays taken
 
 
 def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU) -> Array:
-    """[n] log R = TFLOPS / T(w); a failure (0, negative or not a number) gets 0, the least."""
+    """float64 [n] log R = TFLOPS / T(w) of TFLOP/s [n], in nats.
+
+    A failure (0, negative or not a number) gets 0, the least. ValueError unless tau is positive.
+    """
     if not tau > 0:
         raise ValueError(f"tau must be positive, not {tau}")
     sound = np.nan_to_num(np.asarray(tflops, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
@@ -98,7 +107,7 @@ def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU
 
 
 def target(space: Space, source: Reward, tau: float = TAU) -> tuple[Array, float]:
-    """The exact target over the space's leaves: (log probabilities [leaves], log Z)."""
+    """The exact target: log probabilities [len(space)] in the order of the codes, and log Z."""
     logs = log_reward(source.tflops(space, space.codes), space.problem, space.device, tau)
     peak = float(logs.max())
     log_z = peak + float(np.log(np.exp(logs - peak).sum()))

@@ -203,6 +203,7 @@ class SurrogateReward:
         self.surrogate = surrogate
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n] pessimistic TFLOP/s of codes int64 [n], `BLOCK` of them at a time."""
         fitted = self.surrogate
         if (space.family.name, space.device.name) != (fitted.family.name, fitted.device.name):
             raise SurrogateError(

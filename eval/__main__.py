@@ -107,7 +107,7 @@ def distributions_on(
     absent: dict[str, str],
 ) -> list[Distribution]:
     """What each policy says of a space or a part, that of its device first, and what an untrained
-    one does; `absent` is told of those that know no such space."""
+    one does; `absent` gets those that know no such space."""
     from ptxflow.env.space import SpaceSet, enumerate_space
     from ptxflow.eval.study.results import Distribution
     from ptxflow.gfn.checkpoint import CheckpointError
@@ -372,11 +372,11 @@ def other_devices(
             part = replay.space
             space = enumerate_space(part.family, part.problem, DEVICES[there])
             try:
-                told = [log_probs(policies[n], space) for n in names]
+                found = [log_probs(policies[n], space) for n in names]
             except CheckpointError:  # its family is not there: said where the policy is absent
                 continue
             spaces.append(space)
-            for n, own in zip(names, told, strict=True):
+            for n, own in zip(names, found, strict=True):
                 logs[f"policy {n}"].append(own)
         if spaces:
             out.append(by_model(spaces, logs, seeds, SHARPNESS))

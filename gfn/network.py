@@ -42,6 +42,7 @@ class FamilyConfig:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> FamilyConfig:
+        """KeyError or TypeError where the data is of another format."""
         shape = dict(data["shape"])
         for name in ("sizes", "features"):
             shape[name] = tuple(shape[name])
@@ -66,6 +67,7 @@ class NetworkConfig:
 
     @property
     def families(self) -> tuple[FamilyShape, ...]:
+        """What each family policy was made for."""
         return tuple(policy.shape for policy in self.policies)
 
 
@@ -193,4 +195,5 @@ class LogZNetwork(nn.Module):
         self.families = nn.ModuleDict({c.shape.name: LogZ(c) for c in config.policies})
 
     def of(self, family: str) -> LogZ:
+        """A family's."""
         return cast(LogZ, self.families[family])

@@ -79,6 +79,7 @@ class StepReport:
 
     @property
     def loss(self) -> float:
+        """Trajectory balance, in nats squared; waits for the GPU."""
         return self.figures[0].item()
 
 
@@ -177,10 +178,12 @@ class Trainer:
 
     @property
     def progress(self) -> float:
+        """Steps done over steps planned, 0 to 1."""
         return min(1.0, self.step / self.total)
 
     @property
     def epsilon(self) -> float:
+        """The share of uniform choices in on-policy walks."""
         return self.config.epsilon * (1 - self.progress)
 
     @property

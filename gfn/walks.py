@@ -217,6 +217,7 @@ def workload_features(spaces: Sequence[Space]) -> Tensor:
 
 
 def family_shape(space: Space) -> FamilyShape:
+    """What a family policy for this space must have been made for."""
     return FamilyShape(space.family.name, space.sizes, space.digest, tuple(describe(space)))
 
 

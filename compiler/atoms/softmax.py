@@ -108,17 +108,17 @@ define(
 
 def _hide_behind_text(use: UOp, text: dict[str, str]) -> str:
     first = use.arg.attr("first")
-    ends = [(text["room"], first + i) for i in range(use.src[0].arg)]
+    ends = [(text["visible"], first + i) for i in range(use.src[0].arg)]
     return _hidden(text["dst"], text["src"], ends)
 
 
 define(
     "hide_behind",
-    signature("dst src: frag, room: value"),
+    signature("dst src: frag, visible: value"),
     Scope.THREAD,
     Lanes.ALL,
     _hide_behind_text,
-    "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `room`, signed; "
+    "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `visible`, signed; "
     "registers are columns `first` and up of the lane's row",
     accesses=OF_ONE,
     defaults=(("first", 0),),

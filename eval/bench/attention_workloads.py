@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxflow.command import require_checkout
+from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import split
 from ptxflow.env.tasks.workload import FOLDER, OURS, Workload, workloads
@@ -108,9 +108,7 @@ def main() -> int:
         kept = [row for row in workloads(name) if row.public]
         lines = [json.dumps(row.to_json()) + "\n" for row in (*kept, *rows(definition))]
         path = FOLDER / definition.op_type / f"{name}.jsonl"
-        part = path.with_suffix(".part")
-        part.write_text("".join(lines), encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, "".join(lines))
         print(f"{name}: {len(kept)} public rows, {len(lines) - len(kept)} of ours")
     return 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import shlex
@@ -27,7 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
@@ -68,7 +69,7 @@ STOPPED = 3  # exit code where the time limit left strategies unmeasured
 
 
 def plan(args: argparse.Namespace, device: Device) -> list[Workload]:
-    """The workloads that the arguments ask for, each once, in order."""
+    """The workloads that the arguments ask for, each once, in order; may raise UsageError."""
     found: list[Workload] = []
     for path in args.strategies or []:
         found += from_list(read_strategies(path), device, str(path))
@@ -86,7 +87,7 @@ def places(
     chosen: Sequence[str] | None, axes: Mapping[str, Sequence[int]]
 ) -> list[tuple[Definition, dict[str, int]]]:
     """Definitions at bound axes: the chosen ones, or all with kernels that vary in these axes; at
-    the given axes, or at the workloads that come with them."""
+    the given axes, or at the workloads that come with them. UsageError where there is none."""
     definitions = [load(name) for name in chosen or names()]
     if not chosen:
         definitions = [d for d in definitions if has_kernels(d, axes)]
@@ -118,18 +119,18 @@ def from_list(
     """The rows of a strategy file, by workload."""
     groups: dict[str, tuple[Definition, dict[str, int], list[Strategy]]] = {}
     for definition, axes, strategy in rows:
-        group = groups.setdefault(f"{definition.name} {sorted(axes.items())}",
-                                  (definition, axes, []))  # fmt: skip
-        group[2].append(strategy)
+        place = f"{definition.name} {sorted(axes.items())}"
+        groups.setdefault(place, (definition, axes, []))[2].append(strategy)
     return [listed_workload(d, axes, device, listed, where) for d, axes, listed in groups.values()]
 
 
 def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Workload]:
-    """A workloads file: a JSON list of {definition, axes, fix?, all? | samples? | strategies?}."""
+    """A workloads file: a JSON list of {definition, axes, fix?, all? | samples? | strategies?}.
+
+    UsageError for a file that is none; OSError where it cannot be read.
+    """
     try:
         rows = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     known = {"definition", "axes", "fix", "all", "samples", "strategies", "seed"}
@@ -148,10 +149,10 @@ def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Work
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"{where}: samples or seed {error}") from None
         axes = {n: v if isinstance(v, list) else [v] for n, v in row["axes"].items()}
-        for bound in product(axes):
-            found.append(sample_workload(load(row["definition"]), bound, device,
-                                         _fix(row.get("fix", {}), where), count,
-                                         seed))  # fmt: skip
+        definition, fix = load(row["definition"]), _fix(row.get("fix", {}), where)
+        found += [
+            sample_workload(definition, bound, device, fix, count, seed) for bound in product(axes)
+        ]
     return found
 
 
@@ -185,7 +186,7 @@ def show_plan(tasks: Sequence[Task]) -> str:
 
 
 def fleet(device: Device) -> list[Worker]:
-    """A worker for each visible GPU that runs the device's code."""
+    """A worker for each visible GPU that runs the device's code; RuntimeUnavailable without one."""
     require_gpu(device)
     driver, count = Driver(), ctypes.c_int()
     driver("cuDeviceGetCount", ctypes.byref(count))
@@ -240,13 +241,14 @@ def origin_of(workloads: Sequence[Workload], argv: Sequence[str]) -> Origin:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Plan, measure and print; the exit code. Raises one of FAILURES."""
     began = time.monotonic()
     device = find_device(args.device)
     workloads = plan(args, device)
     earlier = [r for path in args.measured or [] for r in read_records(path)]
     if args.plan:
-        held = [*earlier, *read_records(args.out)]
-        print(show_plan(tasks_of(workloads, held, args.again)))
+        recorded = [*earlier, *read_records(args.out)]
+        print(show_plan(tasks_of(workloads, recorded, args.again)))
         return 0
     workers = fleet(device)
     ptxas.executable()
@@ -258,9 +260,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
     )  # fmt: skip
     with RecordFile(args.out) as records:
-        held = [*earlier, *records.records]
-        warn_of_other_code(held, origin)
-        tasks = tasks_of(workloads, held, args.again)
+        recorded = [*earlier, *records.records]
+        warn_of_other_code(recorded, origin)
+        tasks = tasks_of(workloads, recorded, args.again)
         print(show_plan(tasks), flush=True)
         skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
         finished = measure(tasks, workers, settings, records, origin, began + args.time_limit)
@@ -284,7 +286,10 @@ def measure(
     origin: Origin,
     deadline: float,
 ) -> bool:
-    """Whether everything was measured before the deadline; outcomes are appended to `records`."""
+    """Whether everything was measured before `deadline`, in seconds of `time.monotonic`.
+
+    Outcomes are appended to `records`. WorkerError where every GPU is lost.
+    """
     compiler = ProcessCompiler(settings.jobs or 1)
     log = Log(records, origin, sum(len(t.todo) for t in tasks))
     try:
@@ -295,9 +300,10 @@ def measure(
         compiler.close()
 
 
-def tasks_of(workloads: Sequence[Workload], held: Sequence[Record], again: bool) -> list[Task]:
+def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: bool) -> list[Task]:
+    """What is left to measure of each workload; all of it with `again`."""
     by_place: dict[Any, list[Record]] = {}
-    for r in held:
+    for r in recorded:
         by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
     return [make_task(w, by_place.get((w.device.name, *w.place), ()), again) for w in workloads]
 
@@ -309,8 +315,9 @@ def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> 
     return [r for r in latest.values() if r.identity[:4] in asked]
 
 
-def warn_of_other_code(held: Sequence[Record], origin: Origin) -> None:
-    codes = Counter(r.run.get("code", "unknown") for r in held)
+def warn_of_other_code(recorded: Sequence[Record], origin: Origin) -> None:
+    """Say on stderr how many records are of kernels by other code than this run's."""
+    codes = Counter(r.run.get("code", "unknown") for r in recorded)
     other = sum(n for code, n in codes.items() if code != origin.run["code"])
     if other:
         print(f"{other} earlier records are of kernels by another version of the compiler; "
@@ -333,7 +340,6 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     ptxflow campaign --workloads workloads.json --time-limit 540
 
 exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by --time-limit""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _what(parser)
     _how(parser)
@@ -346,101 +352,55 @@ exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by 
 
 def _what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to measure").add_argument
+    count = functools.partial(add, type=positive_int)
+    files = functools.partial(add, type=Path, metavar="FILE")
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
-    add("--definition", nargs="+", metavar="NAME|PATH",
-        help="default: all with kernels, of the axes given")  # fmt: skip
-    add(
-        "--axes",
-        nargs="+",
-        metavar="M=1,17",
-        help="values of the variable axes, by comma; several axes combine (default: the workloads "
-        "that come with the definition)",
-    )
-    add(
-        "--fix",
-        nargs="+",
-        metavar="NAME=A|B",
-        default=[],
-        help="only strategies with these choices: tile_k=64,tile_m=64|128",
-    )
-    add("--samples", type=positive_int, default=8,
-        help="strategies per definition and axes (default: 8)")  # fmt: skip
+    about = "default: all with kernels, of the axes given"
+    add("--definition", nargs="+", metavar="NAME|PATH", help=about)
+    about = "values of the variable axes, by comma; several axes combine (default: the workloads "
+    add("--axes", nargs="+", metavar="M=1,17", help=f"{about}that come with the definition)")
+    about = "only strategies with these choices: tile_k=64,tile_m=64|128"
+    add("--fix", nargs="+", metavar="NAME=A|B", default=[], help=about)
+    count("--samples", default=8, help="strategies per definition and axes (default: 8)")
     add("--all", action="store_true", help="every valid strategy instead of samples")
     add("--seed", type=natural_int, default=0, help="of the uniform draw (default: 0)")
-    add(
-        "--strategies",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="the strategies of these JSON files instead (sample.py's summary.json)",
-    )
-    add(
-        "--workloads",
-        type=Path,
-        metavar="FILE",
-        help="a JSON list of workloads instead: definition, axes, and fix, all, samples, seed or "
-        "strategies (a file beside it)",
-    )
+    about = "the strategies of these JSON files instead (sample.py's summary.json)"
+    files("--strategies", nargs="+", help=about)
+    about = "a JSON list of workloads instead: definition, axes, and fix, all, samples, seed or "
+    files("--workloads", help=f"{about}strategies (a file beside it)")
     add("--plan", action="store_true", help="print how many strategies that is, and stop")
 
 
 def _how(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how").add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("runs/campaign.jsonl"),
-        help="the record file, appended to (default: runs/campaign.jsonl)",
-    )
-    add(
-        "--measured",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="record files, packed or not: what they hold is not measured again",
-    )
+    count = functools.partial(add, type=positive_int)
+    seconds = functools.partial(add, type=float, metavar="SECONDS")
+    out = Path("runs/campaign.jsonl")
+    add("--out", type=Path, default=out, help=f"the record file, appended to (default: {out})")
+    about = "record files, packed or not: what they hold is not measured again"
+    add("--measured", nargs="+", type=Path, metavar="FILE", help=about)
     add("--again", action="store_true", help="measure what is recorded, too")
-    add(
-        "--time-limit",
-        type=float,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="after this, finish what is in flight, refine what is screened, and stop",
-    )
-    add("--rounds", type=positive_int, default=7, help="timed samples per kernel (default: 7)")
-    add(
-        "--refine",
-        type=natural_int,
-        default=32,
-        metavar="N",
-        help="of each workload, time the best N again, all in the same rounds (default: 32)",
-    )
-    add(
-        "--refine-rounds",
-        type=positive_int,
-        default=40,
-        help="samples of each of those, or as many as take 1 s (default: 40)",
-    )
-    add("--check-seeds", type=positive_int, default=2, help="fresh inputs per kernel (default: 2)")
-    add(
-        "--settle",
-        type=float,
-        default=0.5,
-        help="seconds of the yardstick before a workload, for the clocks (default: 0.5)",
-    )
-    add("--timeout", type=float, default=20.0, help="seconds per kernel (default: 20)")
-    add("--jobs", type=positive_int,
-        help="compiler processes (default: one per core, less the GPUs)")  # fmt: skip
+    about = "after this, finish what is in flight, refine what is screened, and stop"
+    seconds("--time-limit", default=float("inf"), help=about)
+    count("--rounds", default=7, help="timed samples per kernel (default: 7)")
+    about = "of each workload, time the best N again, all in the same rounds (default: 32)"
+    add("--refine", type=natural_int, default=32, metavar="N", help=about)
+    about = "samples of each of those, or as many as take 1 s (default: 40)"
+    count("--refine-rounds", default=40, help=about)
+    count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
+    about = "of the yardstick before a workload, for the clocks (default: 0.5)"
+    seconds("--settle", default=0.5, help=about)
+    seconds("--timeout", default=20.0, help="per kernel (default: 20)")
+    count("--jobs", help="compiler processes (default: one per core, less the GPUs)")
 
 
+@reports("campaign", *FAILURES)
 def main(argv: Sequence[str] | None = None) -> int:
+    """The exit codes that --help names; 130 where Ctrl-C ends it, with the records kept."""
     argv = sys.argv[1:] if argv is None else argv
     args = arguments(argv)
     try:
         return run(args, argv)
-    except FAILURES as error:
-        print(f"campaign: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("campaign: interrupted; the records so far are kept", file=sys.stderr)
         return 130

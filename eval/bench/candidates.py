@@ -28,7 +28,7 @@ from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
-from ptxflow.eval.bench.worker import Worker, job
+from ptxflow.eval.bench.worker import Worker, job, refine_job
 
 Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
 
@@ -186,7 +186,7 @@ def compile_all(
 def run_one(
     candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    """Check and time one compiled kernel in the worker; see `Worker.run`."""
+    """Check and time one compiled kernel in the worker; its outcome, as `Worker.run` gives it."""
     image = folder / f"{candidate.strategy.key}.cubin"
     image.write_bytes(kernel.cubin)
     try:
@@ -205,6 +205,27 @@ def run_one(
         )
     finally:
         image.unlink()
+
+
+def run_together(
+    kernels: Sequence[tuple[Candidate, CompiledKernel]],
+    worker: Worker,
+    settings: Settings,
+    folder: Path,
+) -> dict[str, Any]:
+    """Time kernels of one workload in the same rounds, beside every baseline; then check each.
+
+    `status`, and where that is ok, `outcomes`: one for each kernel.
+    """
+    definition, axes = kernels[0][0].definition.to_json(), kernels[0][0].axes
+    images = []
+    for candidate, kernel in kernels:
+        image = folder / f"{candidate.strategy.key}.refine.cubin"
+        image.write_bytes(kernel.cubin)
+        images.append((kernel.launch.to_json(), image))
+    s = settings
+    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle}
+    return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 
 @dataclass(frozen=True)

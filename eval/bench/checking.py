@@ -59,7 +59,7 @@ class Verdict:
 
 
 class Guarded:
-    """A tensor with a guard region before and after it."""
+    """A tensor of this shape with GUARD_BYTES or GUARD_ROWS rows, if that is more, around it."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device):
         row = (shape[-1] if shape else 1) * dtype.itemsize
@@ -74,6 +74,7 @@ class Guarded:
         self.tensor = self.bytes.view(dtype).view(tuple(shape))
 
     def poison(self) -> None:
+        """Fill the tensor with what nothing writes."""
         self.bytes.fill_(POISON)
 
     def touched(self) -> tuple[Tensor, Tensor]:
@@ -83,6 +84,8 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Comparison:
+    """How far an output is off; the errors are infinite where an element is not finite."""
+
     wrong: int  # elements out of tolerance, or not finite where the reference is
     total: int
     first: tuple[int, ...]  # index of the first wrong element
@@ -91,7 +94,11 @@ class Comparison:
 
 
 def compare(out: Tensor, ref: Tensor, tolerance: Tolerance) -> Comparison:
-    """By the tolerance's kind. Infinities must agree; a NaN reference asks nothing."""
+    """`out` against `ref`, whose shape depends on the tolerance's kind (see `Case`).
+
+    Elementwise both have the output's shape, infinities must agree, and a NaN reference asks
+    nothing.
+    """
     deviation = _deviation(out, ref, tolerance)
     bad = deviation.bad
     wrong = int(bad.sum())
@@ -193,6 +200,7 @@ class Bench:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
+        """Inputs and outputs by name, in the definition's shapes, always at the same addresses."""
         return {name: g.tensor for name, g in (self.inputs | self.outputs).items()}
 
     def fill(self, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -213,6 +221,7 @@ class Bench:
         return self._drawn[seed]
 
     def poison(self) -> None:
+        """Fill every output with what nothing writes."""
         for guarded in self.outputs.values():
             guarded.poison()
 

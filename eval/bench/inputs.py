@@ -38,9 +38,11 @@ class Draw:
         self.definition, self.axes, self.seed = definition, axes, seed
 
     def rng(self, name: str, chunk: int = 0) -> np.random.Generator:
+        """The stream of a chunk of CHUNK elements of that input."""
         return np.random.default_rng([self.seed, zlib.crc32(name.encode()), chunk])
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Of an input, with every axis bound."""
         return tuple(self.axes[axis] for axis in self.definition.inputs[name].shape or ())
 
     def dtype(self, name: str) -> torch.dtype:
@@ -72,6 +74,7 @@ class Draw:
         return tensor
 
     def fail(self, why: str) -> DefinitionError:
+        """An error to raise, which names the definition and its variable axes."""
         axes = ", ".join(f"{n}={self.axes[n]}" for n in self.definition.var_axes)
         return DefinitionError(f"{self.definition.name}: {why} ({axes})")
 

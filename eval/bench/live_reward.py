@@ -63,16 +63,16 @@ class Live:
         """The workloads of the next round: those of `active` that were measured least, and among
         equals a shuffled order, which mixes families and sizes. A run that goes on, goes on here.
         """
-        held = self._held()
+        observed, problems = self._observed(), {w: self.spaces[w].problem for w in active}
+        counts = {w: len(observed[p]) if p in observed else 0 for w, p in problems.items()}
         order = np.random.default_rng(0).permutation(len(self.spaces))
-        counts = {w: len(held[p]) if (p := self.spaces[w].problem) in held else 0 for w in active}
         ranked = sorted(active, key=lambda w: (counts[w], order[w]))
         return sorted(ranked[: AT_A_TIME * self.gpus])
 
     def known(self, workload: int) -> NDArray[np.int64]:
         """Codes of the strategies of a workload that this run has measured."""
-        held = self._held().get(self.spaces[workload].problem)
-        return np.zeros(0, np.int64) if held is None else held.codes
+        observed = self._observed().get(self.spaces[workload].problem)
+        return np.zeros(0, np.int64) if observed is None else observed.codes
 
     def observed(self, workload: int) -> Observations | None:
         """All that is known of a workload, earlier files' measurements with this run's."""
@@ -83,7 +83,7 @@ class Live:
         problem = self.spaces[workload].problem
         return next((o for o in found if o.problem == problem), None)
 
-    def _held(self) -> dict[Problem, Observations]:
+    def _observed(self) -> dict[Problem, Observations]:
         if not self.path.is_file():
             return {}
         observed, _ = read_observed([self.path], self.spaces[0].device)
@@ -111,7 +111,7 @@ class Live:
 
     def describe(self) -> dict[str, Any]:
         """For a result: the file, and the digest of what it holds."""
-        observed = list(self._held().values())
+        observed = list(self._observed().values())
         if not observed:
             return {}
         count = sum(map(len, observed))

@@ -21,10 +21,17 @@ from ptxflow.compiler.family import Family
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import decision_digest
 from ptxflow.eval.bench import campaign
-from ptxflow.eval.bench.candidates import Candidate, Origin, Settings, make_record, run_one
+from ptxflow.eval.bench.candidates import (
+    Candidate,
+    Origin,
+    Settings,
+    make_record,
+    run_one,
+    run_together,
+)
 from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
-from ptxflow.eval.bench.worker import Worker, WorkerError, refine_job
+from ptxflow.eval.bench.worker import Worker, WorkerError
 
 SETTINGS = Settings(seeds=(1, 2), every_baseline=False)
 
@@ -59,17 +66,9 @@ class Measurer:
         """The candidates, of one workload and right before, timed anew in the same rounds, beside
         every library there is. WorkerError where that cannot be."""
         built = [(c, k) for c, k in self._compile(candidates) if isinstance(k, CompiledKernel)]
-        kernels = []
-        for candidate, kernel in built:
-            image = self.folder / f"{candidate.strategy.key}.refine.cubin"
-            image.write_bytes(kernel.cubin)
-            kernels.append((kernel.launch.to_json(), image))
         if not built:
             return []
-        first, s = built[0][0], self.settings
-        job = refine_job(first.definition.to_json(), first.axes, kernels, seeds=s.seeds,
-                         rounds=s.refine_rounds, settle=s.settle)  # fmt: skip
-        result = self.worker.run(job, 2 * s.timeout)
+        result = run_together(built, self.worker, self.settings, self.folder)
         if result["status"] != "ok":
             raise WorkerError(f"{len(built)} kernels timed together: {result['detail']}")
         outcomes = zip(built, result["outcomes"], strict=True)

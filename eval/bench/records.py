@@ -8,6 +8,7 @@ line only. `ptxflow records pack` makes the small form that is committed.
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import (
     COPY,
@@ -45,7 +46,7 @@ class RecordError(RuntimeError):
 
 
 def libraries(definition: str, baselines: Mapping[str, float]) -> dict[str, float]:
-    """The baselines of a definition that ratios are to: no copy, no eager reference."""
+    """Of baselines' microseconds those that ratios are to: no copy's, no eager reference's."""
     return {
         name: us
         for name, us in baselines.items()
@@ -54,12 +55,13 @@ def libraries(definition: str, baselines: Mapping[str, float]) -> dict[str, floa
 
 
 def best_baseline(definition: str, baselines: Mapping[str, float]) -> float | None:
-    """The time that ratios are to: the fastest library's, if one was timed."""
+    """The microseconds that ratios are to: the fastest library's, if one was timed."""
     return min(libraries(definition, baselines).values(), default=None)
 
 
 def yardstick_time(baselines: Mapping[str, float], timing: Mapping[str, Any]) -> float | None:
-    """What was timed beside every kernel of the workload; None where nothing was."""
+    """Microseconds of what was timed beside every kernel; None where nothing was. `timing` is the
+    record's, which names it."""
     return baselines.get(yardstick(timing.get("yardstick", ""), baselines))
 
 
@@ -144,8 +146,18 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+def require_records(path: Path) -> list[Record]:
+    """`read_records`, with a RecordError where there is none."""
+    if not (found := read_records(path)):
+        raise RecordError(f"{path}: no records there")
+    return found
+
+
 class RecordFile:
-    """An open record file: one writer at a time, one flushed line a record."""
+    """An open record file: one writer at a time, one flushed line a record.
+
+    RecordError where the file holds something else, cannot be written, or is another process's.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -170,6 +182,7 @@ class RecordFile:
             self._file.truncate(whole)
 
     def append(self, record: Record) -> None:
+        """Write a line; on the disk after SYNC_SECONDS at most. ValueError for a NaN."""
         line = json.dumps(record.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
@@ -179,6 +192,7 @@ class RecordFile:
         self.records.append(record)
 
     def latest(self) -> dict[Identity, Record]:
+        """The last record of each identity."""
         return {r.identity: r for r in self.records}
 
     def close(self) -> None:
@@ -286,7 +300,7 @@ def _digits(value: float | None) -> float | None:
 
 
 def unpack(table: Table) -> list[Record]:
-    """The records of a table; see `pack` for what they lack."""
+    """The records of a table, row by row; see `pack` for what they lack."""
     about, columns = table.about, table.columns
     flops = about.get("flops")
     records = []
@@ -348,6 +362,7 @@ def _time(start: str, second: int | None) -> str:
     return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()
 
 
+@reports("records", RecordError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(
@@ -356,25 +371,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="example: ptxflow records pack runs/h200.jsonl runs/h200.jsonl.xz",
     )
     parser.add_argument("action", choices=["pack"])
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="records, packed or not"
-    )
-    parser.add_argument("out", type=Path, metavar="OUT.jsonl.xz", help="the file to write")
+    file = functools.partial(parser.add_argument, type=Path)
+    file("files", nargs="+", metavar="FILE", help="records, packed or not")
+    file("out", metavar="OUT.jsonl.xz", help="the file to write")
     args = parser.parse_args(argv)
-    try:
-        if args.out.suffix != ".xz":
-            raise RecordError(f"{args.out}: the name of a packed file ends in .xz")
-        records = []
-        for path in args.files:
-            found = read_records(path)
-            if not found:
-                raise RecordError(f"{path}: no records there")
-            records += found
-        tables = pack(records)
-        write_tables(args.out, tables)
-    except (RecordError, OSError) as error:
-        print(f"records: {error}", file=sys.stderr)
-        return 2
+    if args.out.suffix != ".xz":
+        raise RecordError(f"{args.out}: the name of a packed file ends in .xz")
+    tables = pack([r for path in args.files for r in require_records(path)])
+    write_tables(args.out, tables)
     count, size = sum(map(len, tables)), args.out.stat().st_size
     print(f"{count} records in {len(tables)} tables, {size} bytes, {size / count:.0f} a record")
     return 0

@@ -12,17 +12,16 @@ alike.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from ptxflow.command import Parser, align
+from ptxflow.command import Parser, align, reports
 from ptxflow.env.measurements import (
     COPY,
     REFINE,
@@ -40,7 +39,7 @@ from ptxflow.eval.bench.records import (
     RecordError,
     best_baseline,
     libraries,
-    read_records,
+    require_records,
     yardstick_time,
 )
 
@@ -67,8 +66,7 @@ def bench_table(records: Iterable[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     records = settled(records)
     for record in records:
-        axes = " ".join(f"{n}={v}" for n, v in record.axes.items())
-        groups.setdefault((record.definition, axes), []).append(record)
+        groups.setdefault((record.definition, axes_text(record.axes)), []).append(record)
     baseline = f"{baseline_name(records)} us"
     head = "definition", "axes", "right", "best us", baseline, "best", "median", "of copy", EAGER
     rows: list[tuple[str, ...]] = [(*head, "ratios")]
@@ -78,10 +76,15 @@ def bench_table(records: Iterable[Record]) -> str:
     return align(_filled(rows))
 
 
+def axes_text(axes: Mapping[str, int]) -> str:
+    """`M=1 N=17`."""
+    return " ".join(f"{name}={value}" for name, value in axes.items())
+
+
 def baseline_name(records: Iterable[Record]) -> str:
     """What the ratios of the records are to, for the head of a column."""
-    held = [libraries(r.definition, r.peers) for r in records]
-    names = {min(timed, key=timed.__getitem__) for timed in held if timed}
+    beside = [libraries(r.definition, r.peers) for r in records]
+    names = {min(timed, key=timed.__getitem__) for timed in beside if timed}
     return names.pop() if len(names) == 1 else "best baseline"
 
 
@@ -94,7 +97,7 @@ def _speed(right: Sequence[Record]) -> tuple[str, ...]:
     latency = min(r.latency_us["median"] for r in best if r.latency_us)
     baseline = _middle(best_baseline(r.definition, r.peers) for r in best)
     eager = [r for name in _baselines([best], eager=True) for r in _beside([best], name)]
-    copied = _share(best)
+    copied = next(_beside([best], COPY), None)
     ratios = sorted((r.ratio for r in best if r.ratio is not None), reverse=True)
     shown = " ".join(f"{r:.2f}" for r in ratios[:8]) + (" ..." if len(ratios) > 8 else "")
     return (
@@ -110,8 +113,8 @@ def _speed(right: Sequence[Record]) -> tuple[str, ...]:
 
 def _middle(values: Iterable[float | None]) -> float | None:
     """The median of what is there."""
-    held = [v for v in values if v]
-    return median(held) if held else None
+    there = [v for v in values if v]
+    return median(there) if there else None
 
 
 def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
@@ -124,13 +127,6 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
     library = _middle(beside(r, best_baseline(r.definition, r.peers)) for r in best)
     ours = _middle(beside(r, r.latency_us["median"]) for r in right if r.latency_us)
     return f"{library / ours:.2f}" if library and ours else "-"
-
-
-def _share(best: Sequence[Record]) -> float | None:
-    """The best bytes/s of a workload's kernels over those of a copy in the same rounds."""
-    shares = [r.peers[COPY] / r.latency_us["median"] for r in best
-              if r.latency_us and COPY in r.peers]  # fmt: skip
-    return max(shares, default=None)
 
 
 def speaking(right: Sequence[Record]) -> list[Record]:
@@ -153,17 +149,20 @@ def best_records(records: Iterable[Record]) -> dict[Place, list[Record]]:
 
 def best_ratios(records: Iterable[Record]) -> dict[Place, float]:
     """The best ratio to the best library by workload, where one was timed."""
-    best = {
-        place: max((r.ratio for r in group if r.ratio is not None), default=None)
+    return {
+        place: max(ratios)
         for place, group in best_records(records).items()
+        if (ratios := [r.ratio for r in group if r.ratio is not None])
     }
-    return {place: ratio for place, ratio in best.items() if ratio is not None}
 
 
 def shares_of_copy(records: Iterable[Record]) -> dict[Place, float]:
     """The best bytes/s over those of a copy by workload, where one was timed."""
-    shares = {place: _share(group) for place, group in best_records(records).items()}
-    return {place: share for place, share in shares.items() if share is not None}
+    return {
+        place: share
+        for place, group in best_records(records).items()
+        for share in _beside([group], COPY)
+    }
 
 
 def matrix(best: Mapping[Place, float], form: str) -> str:
@@ -174,12 +173,12 @@ def matrix(best: Mapping[Place, float], form: str) -> str:
         values = tuple(v for _, v in axes)
         tables.setdefault(tuple(n for n, _ in axes), {})[name, values] = value
     shown = []
-    for names, held in tables.items():
-        columns = sorted({values for _, values in held})
+    for names, cells in tables.items():
+        columns = sorted({values for _, values in cells})
         header = ["definition", *(f"{','.join(names)}={','.join(map(str, c))}" for c in columns)]
         body = [
-            [row, *(format(held[row, c], form) if (row, c) in held else "-" for c in columns)]
-            for row in sorted({row for row, _ in held})
+            [row, *(format(cells[row, c], form) if (row, c) in cells else "-" for c in columns)]
+            for row in sorted({row for row, _ in cells})
         ]
         shown.append(align([header, *body]))
     return "\n".join(shown)
@@ -253,15 +252,15 @@ def kinds(records: Iterable[Record]) -> str:
         return ""
     head = "definitions", "workloads", "best", "least", f"under {SLOWER}", "of copy", "least"
     rows: list[tuple[str, ...]] = [(*head, "beside each library (workloads)", f"beside an {EAGER}")]
-    for name, held in groups.items():
-        ratios = list(best_ratios(r for group in held.values() for r in group).values())
-        copied = list(_beside(held.values(), COPY))
+    for name, places in groups.items():
+        ratios = list(best_ratios(r for group in places.values() for r in group).values())
+        copied = list(_beside(places.values(), COPY))
         rows.append((
-            name, str(len(held)),
+            name, str(len(places)),
             *((f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}",
                str(sum(r < SLOWER for r in ratios))) if ratios else ("-", "-", "-")),
             *((f"{geometric_mean(copied):.0%}", f"{min(copied):.0%}") if copied else ("-", "-")),
-            *(_each(held.values(), eager) or "-" for eager in (False, True)),
+            *(_each(places.values(), eager) or "-" for eager in (False, True)),
         ))  # fmt: skip
     return align(_filled(rows))
 
@@ -276,15 +275,11 @@ def _filled(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
 
 def _baselines(groups: Iterable[Sequence[Record]], eager: bool) -> list[str]:
     """The eager references, or the libraries, that some workload was timed beside."""
-    held = [r for group in groups for r in group]
-    return [
-        *dict.fromkeys(
-            name
-            for r in held
-            for name in r.peers
-            if name != COPY and is_eager_reference(r.definition, name) == eager
-        )
-    ]
+    named = dict.fromkeys(
+        (r.definition, name) for group in groups for r in group for name in r.peers
+    )
+    found = (n for d, n in named if n != COPY and is_eager_reference(d, n) == eager)
+    return list(dict.fromkeys(found))
 
 
 def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
@@ -293,7 +288,7 @@ def _each(groups: Collection[Sequence[Record]], eager: bool) -> str:
     return ", ".join(f"{n} {geometric_mean(v):.2f} ({len(v)})" for n, v in found.items())
 
 
-def _beside(groups: Iterable[Sequence[Record]], baseline: str) -> Iterable[float]:
+def _beside(groups: Iterable[Sequence[Record]], baseline: str) -> Iterator[float]:
     """The best kernel's ratio to one baseline, of each workload that was timed beside it."""
     for group in groups:
         ratios = [r.peers[baseline] / r.latency_us["median"] for r in group
@@ -328,7 +323,7 @@ def agreement(first: Iterable[Measurement], second: Iterable[Measurement]) -> li
     for place in groups[0]:
         if place in groups[1]:
             name, axes, device = place
-            label = " ".join([name, *(f"{n}={v}" for n, v in axes), f"({device})"])
+            label = f"{name} {axes_text(dict(axes))} ({device})"
             a, b = (_Campaign(group[place]) for group in groups)
             (there, refined), (back, refined_back) = b.loss(a.best), a.loss(b.best)
             rows.append(Agreement(label, (there, back), (refined, refined_back)))
@@ -365,13 +360,13 @@ def agreement_table(rows: Sequence[Agreement], within: float = 0.01) -> str:
         losses = ["-" if x is None else f"{100 * x:+.2f}%" for x in row.losses]
         flags = " and ".join("yes" if x else "no" for x in row.refined)
         cells.append((row.workload, losses[0], losses[1], flags))
-    held = [x for row in rows for x in row.losses if x is not None]
+    known = [x for row in rows for x in row.losses if x is not None]
     good = sum(all(x is not None and x <= within for x in row.losses) for row in rows)
     lines = [align(cells)] if rows else []
     lines.append(f"{good} of {len(rows)} workloads: both choices within {100 * within:g}% of the "
                  "other campaign's best")  # fmt: skip
-    if held:
-        lines.append(f"largest loss {100 * max(held):.2f}%")
+    if known:
+        lines.append(f"largest loss {100 * max(known):.2f}%")
     return "\n".join(lines)
 
 
@@ -397,38 +392,28 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
-def _some(path: Path) -> list[Record]:
-    found = read_records(path)
-    if not found:
-        raise RecordError(f"{path}: no records there")
-    return found
-
-
+@reports("report", RecordError, MeasurementError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(
         prog="ptxflow report",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples: ptxflow report eval/measurements/h100-deepseek.jsonl.xz\n"
+        "ptxflow report --agree runs/first.jsonl runs/second.jsonl",
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
-    parser.add_argument(
-        "--matrix", action="store_true", help="only the best ratios, a column for each axis value"
-    )
-    parser.add_argument(
-        "--agree", nargs=2, type=Path, metavar=("A", "B"), help="compare two campaigns' choices"
-    )
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
+    about = "only the best ratios, a column for each axis value"
+    add("--matrix", action="store_true", help=about)
+    about = "compare two campaigns' choices"
+    add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
-    try:
-        if args.files:
-            print(summary([r for path in args.files for r in _some(path)], args.matrix))
-        if args.agree:
-            print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
-    except (RecordError, MeasurementError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+    if args.files:
+        print(summary([r for path in args.files for r in require_records(path)], args.matrix))
+    if args.agree:
+        print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
     return 0
 
 

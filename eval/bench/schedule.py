@@ -26,9 +26,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.processes import Processes
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one
+from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one, run_together
 from ptxflow.eval.bench.records import Record, yardstick_time
-from ptxflow.eval.bench.worker import Worker, WorkerError, refine_job
+from ptxflow.eval.bench.worker import Worker, WorkerError
 
 Json = dict[str, Any]
 Outcome = CompiledKernel | Exception
@@ -123,14 +123,14 @@ class Task:
 def make_task(workload: Workload, measured: Iterable[Record], again: bool = False) -> Task:
     """What is left to do of a workload whose records so far are `measured`."""
     wanted = {c.strategy.key for c in workload.candidates}
-    held = {} if again else {r.identity: r for r in measured if r.key in wanted}
-    screens = {r.key: r for r in held.values() if r.timing_pass == SCREEN}
+    latest = {} if again else {r.identity: r for r in measured if r.key in wanted}
+    screens = {r.key: r for r in latest.values() if r.timing_pass == SCREEN}
     return Task(
         workload,
         deque(c for c in workload.candidates if c.strategy.key not in screens),
         {k: _score(r.latency_us, r.peers, r.timing) for k, r in screens.items()
          if r.status == "ok" and r.latency_us},
-        {r.key for r in held.values() if r.timing_pass == REFINE},
+        {r.key for r in latest.values() if r.timing_pass == REFINE},
     )  # fmt: skip
 
 
@@ -358,18 +358,10 @@ class Schedule:
         if set(best) <= task.refined or self._abandoned:
             return
         chosen = self._kernels(task, best)
-        kernels = []
-        for candidate, kernel in chosen:
-            image = folder / f"{candidate.strategy.key}.refine.cubin"
-            image.write_bytes(kernel.cubin)
-            kernels.append((kernel.launch.to_json(), image))
-        s = self.settings
-        job = refine_job(
-            task.workload.definition.to_json(), task.workload.axes, kernels,
-            seeds=s.seeds, rounds=s.refine_rounds, settle=s.settle,
-        )  # fmt: skip
+        if not chosen:
+            return
         try:
-            result = worker.run(job, 2 * s.timeout)
+            result = run_together(chosen, worker, self.settings, folder)
         except WorkerError as error:
             worker.stop()
             result = {"status": "fault", "detail": str(error)}

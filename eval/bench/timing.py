@@ -39,12 +39,13 @@ class Timing:
 
     @staticmethod
     def of(samples_us: list[float]) -> Timing:
+        """Of at least one sample, in microseconds."""
         q1, median, q3 = np.percentile(samples_us, [25, 50, 75])
         return Timing(float(median), float(q1), float(q3), len(samples_us))
 
 
 class L2Flush:
-    """Puts L2 into the same state before every sample."""
+    """Puts L2 into the same state before every sample; holds 384 MiB on the current GPU."""
 
     def __init__(self) -> None:
         self._write = torch.empty(FLUSH_WRITE, dtype=torch.uint8, device="cuda")
@@ -86,7 +87,7 @@ def _event() -> Any:
 
 
 def settle(calls: Mapping[str, Call], seconds: float) -> None:
-    """Run the calls for a while, so that clocks and power are those of sustained work."""
+    """Run the calls for so many seconds, so that clocks and power are those of sustained work."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for call in calls.values():

@@ -8,6 +8,7 @@ the value open, and it is not compared. Infinities must agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ptxflow.env.tasks.definition import Definition, DefinitionError
@@ -17,16 +18,24 @@ ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 
 
 class Tolerance(NamedTuple):
-    """`kind` is elementwise, support (a sample must be drawable) or topk (compare scores)."""
+    """`rtol` and `atol` are in the output's own units, of scores where `kind` is topk.
+
+    elementwise  every element is within the tolerance of the reference
+    support      a drawn index has a probability above 0
+    topk         the scores of the chosen slots are the best there are
+    """
 
     rtol: float
     atol: float
-    kind: str
     reason: str
+    kind: str = ELEMENTWISE
 
 
 def tolerance(definition: Definition, output: str | None = None) -> Tolerance:
-    """The tolerance of one output, the first where none is named."""
+    """The tolerance of one output, the first where none is named.
+
+    DefinitionError for an output that there is not, and for an op type without a rule.
+    """
     name = output if output is not None else next(iter(definition.outputs))
     if name not in definition.outputs:
         raise DefinitionError(
@@ -37,7 +46,8 @@ def tolerance(definition: Definition, output: str | None = None) -> Tolerance:
             f"{definition.name}: no tolerance for op_type {definition.op_type!r}; "
             f"there are {', '.join(sorted(_RULES))}"
         )
-    return _RULES[definition.op_type](definition, name)
+    rule = _RULES[definition.op_type]
+    return rule if isinstance(rule, Tolerance) else rule(definition, name)
 
 
 def _gemm(definition: Definition, output: str) -> Tolerance:
@@ -55,18 +65,8 @@ def _gemm(definition: Definition, output: str) -> Tolerance:
     return Tolerance(
         ULP[dtype],
         atol,
-        ELEMENTWISE,
         "both sides round once to the output type (half an ulp each) after K/8 truncated float32 "
         "additions of partial sums below 6 sqrt(K); a missing product is about 1, a K step 4 to 8",
-    )
-
-
-def _rmsnorm(definition: Definition, output: str) -> Tolerance:
-    return Tolerance(
-        ULP["bfloat16"],
-        2.0**-20,
-        ELEMENTWISE,
-        "float32 throughout: the two sides differ by an ulp where a rounding falls the other way",
     )
 
 
@@ -75,14 +75,12 @@ def _attention(definition: Definition, output: str) -> Tolerance:
         return Tolerance(
             2.0**-20,
             2.0**-14,
-            ELEMENTWISE,
             "float32 scores of exact products, hardware exp2 (2^-22); a token missing of L = 4096 "
             "moves lse by about 1/(L ln 2) = 3.5e-4, five times this",
         )
     return Tolerance(
         2.0**-7,
         2.0**-7,
-        ELEMENTWISE,
         "probabilities may be rounded to bfloat16 (half an ulp, up to 2^-8 of each) before they "
         "meet values below 4 in size; the largest is 1 and exact, so that the weighted sizes of "
         "the others add to at most 2; then one rounding",
@@ -94,12 +92,12 @@ def _dsa(definition: Definition, output: str) -> Tolerance:
         return Tolerance(
             2.0**-14,
             2.0**-3,
-            TOPK,
             "slots are distinct and reachable, no float32 score is below the reference's last, and "
             "none above it is left out; float8 tensor cores of sm_90a keep 13 bits below the "
             "largest addend, which moves a score of 64 heads, about 50 in size, by 0.008 (0.065 at "
             "most of 10^5): at the end of the choice two may change places that are less than "
             "twice that apart",
+            TOPK,
         )
     return _attention(definition, output)
 
@@ -113,53 +111,45 @@ def _gdn(definition: Definition, output: str) -> Tolerance:
             return Tolerance(
                 2.0**-6,
                 2.0**-5 * scale,
-                ELEMENTWISE,
                 "chunked forms multiply in bfloat16 (2^-9 a factor, some tens of terms at random)",
             )
         return Tolerance(
             2.0**-16,
             2.0**-16 * scale,
-            ELEMENTWISE,
             "one float32 step, two sums over the head size; hardware exp (2^-22)",
         )
     return Tolerance(
         2.0**-6 if prefill else ULP["bfloat16"],
         (2.0**-5 if prefill else 2.0**-14) * scale * scale,
-        ELEMENTWISE,
         "the state's error through one unit-long query and the scale, then one rounding",
     )
 
 
-def _moe(definition: Definition, output: str) -> Tolerance:
-    return Tolerance(
-        2.0**-5,
-        0.06,
-        ELEMENTWISE,
-        "float8 kernels round the hidden activations again: half an ulp is 2^-4, a uniform error "
-        "of 0.036 of each term, so of the sum; an expert adds about 0.2 to a token, its error is "
-        "0.007, and 0.06 is five deviations of three experts",
-    )
-
-
-def _sampling(definition: Definition, output: str) -> Tolerance:
-    return Tolerance(
-        0.0,
-        0.0,
-        SUPPORT,
-        "a token is right when references.sampling.filtered gives it a probability above zero; of "
-        "our own kernels it must be the very one that integers give for the generator's state; "
-        "frequencies are a statistical test",
-    )
-
-
-_RULES = {
+_RULES: dict[str, Tolerance | Callable[[Definition, str], Tolerance]] = {
     "gemm": _gemm,
-    "rmsnorm": _rmsnorm,
+    "rmsnorm": Tolerance(
+        ULP["bfloat16"],
+        2.0**-20,
+        "float32 throughout: the two sides differ by an ulp where a rounding falls the other way",
+    ),
     "gqa_paged": _attention,
     "gqa_ragged": _attention,
     "mla_paged": _attention,
     "dsa_paged": _dsa,
     "gdn": _gdn,
-    "moe": _moe,
-    "sampling": _sampling,
+    "moe": Tolerance(
+        2.0**-5,
+        0.06,
+        "float8 kernels round the hidden activations again: half an ulp is 2^-4, a uniform error "
+        "of 0.036 of each term, so of the sum; an expert adds about 0.2 to a token, its error is "
+        "0.007, and 0.06 is five deviations of three experts",
+    ),
+    "sampling": Tolerance(
+        0.0,
+        0.0,
+        "a token is right when references.sampling.filtered gives it a probability above zero; of "
+        "our own kernels it must be the very one that integers give for the generator's state; "
+        "frequencies are a statistical test",
+        SUPPORT,
+    ),
 }

@@ -69,9 +69,9 @@ def timed_on(record: Record) -> int:
 def attended(axes: Mapping[str, int], made: Inputs) -> Attended:
     """Of page tables, or of packed keys; one query of each sequence where none are packed."""
     bounds = made["kv_indptr"].numpy().astype(np.int64)
-    held = np.diff(bounds)
-    queries = np.diff(made["qo_indptr"].numpy()) if "qo_indptr" in made else np.ones_like(held)
-    keys = held if "kv_indices" not in made else _filled(axes, made, held)
+    lengths = np.diff(bounds)
+    queries = np.diff(made["qo_indptr"].numpy()) if "qo_indptr" in made else np.ones_like(lengths)
+    keys = lengths if "kv_indices" not in made else _filled(axes, made, lengths)
     seeing = np.minimum(queries, keys)
     pairs = float((seeing * (keys - (seeing - 1) / 2)).sum())
     read = np.where(queries > 0, keys, 0)
@@ -145,6 +145,7 @@ def _indexed(problem: Problem, made: Inputs) -> Problem:
 
 
 def routed(axes: Mapping[str, int], made: Inputs) -> Routed:
+    """Of the routing inputs of MoE, as `make_indices` gives them."""
     chosen, _ = route(made["routing_logits"], made["routing_bias"])
     first = made["local_expert_offset"]
     local = (chosen >= first) & (chosen < first + axes["num_local_experts"])

@@ -39,7 +39,7 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A child that runs jobs, started when needed and replaced when lost."""
+    """A child that runs jobs, started when needed and replaced when lost. Timeouts are seconds."""
 
     def __init__(
         self,
@@ -58,7 +58,10 @@ class Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as this object
 
     def start(self) -> Json:
-        """Start the child if none runs; returns what it says of its GPU."""
+        """Start the child if none runs; returns what it says of its GPU.
+
+        WorkerError where it finds no GPU, dies, or says nothing within `start_timeout`.
+        """
         if self._process is not None and self._process.poll() is None:
             return self.gpu
         root = str(Path(ptxflow.__file__).resolve().parents[1])
@@ -92,7 +95,8 @@ class Worker:
     def run(self, job: Json, timeout: float) -> Json:
         """The outcome of one job: a mapping with `status` and whatever belongs to it.
 
-        `timeout` is seconds for the kernel, checks and timing together, inputs not counted.
+        `timeout` is seconds for the kernel, checks and timing together, inputs not counted. A hang
+        or a fault of the kernel is an outcome; WorkerError where the machinery fails.
         """
         self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -245,6 +249,7 @@ def _next_line(lines: queue.Queue[bytes | None], idle: Callable[[], bool]) -> by
 
 
 def main() -> None:
+    """The child: say what GPU this is, or why there is none, and answer jobs until stdin closes."""
     from ptxflow.compiler.backend.runtime import gpu_info
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, who kills us
@@ -270,8 +275,9 @@ def job(
     settle: float,
     every_baseline: bool = True,
 ) -> Json:
-    """A job for the child: check the kernel in the file `image`, then time it if it is right.
+    """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples.
 
+    `launch` is that of the cubin in the file `image`; `settle` are seconds of load before timing.
     It is timed beside every baseline, or the yardstick alone.
     """
     return {
@@ -287,24 +293,13 @@ def job(
 
 
 def refine_job(
-    definition: Json,
-    axes: Mapping[str, int],
-    kernels: Sequence[tuple[Json, Path]],
-    *,
-    seeds: Sequence[int],
-    rounds: int,
-    settle: float,
+    definition: Json, axes: Mapping[str, int], kernels: Sequence[tuple[Json, Path]], **how: Any
 ) -> Json:
-    """A job for the child: time kernels (launch, image) in the same rounds, then check each."""
-    return {
-        "definition": definition,
-        "axes": dict(axes),
-        "kernels": [{"launch": launch, "image": str(image)} for launch, image in kernels],
-        "seeds": list(seeds),
-        "rounds": rounds,
-        "settle": settle,
-        "every_baseline": True,
-    }
+    """A job for the child: time kernels (launch, image) in the same rounds beside every baseline,
+    then check each; `how` as in `job`."""
+    one = job(definition, axes, {}, Path(), **how)
+    images = [{"launch": launch, "image": str(image)} for launch, image in kernels]
+    return {k: v for k, v in one.items() if k not in ("launch", "image")} | {"kernels": images}
 
 
 if __name__ == "__main__":

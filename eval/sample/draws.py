@@ -66,8 +66,8 @@ def drawn(
     space = find_space(*find_problem(definition, axes), find_device(device))
     codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
     strategies = (space.strategy(int(c)).to_json() for c in codes)
-    told = name if name == definition.name else definition.to_json()
-    return [{"definition": told, "axes": axes, **s} for s in strategies]
+    named = name if name == definition.name else definition.to_json()
+    return [{"definition": named, "axes": axes, **s} for s in strategies]
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -69,8 +69,8 @@ def samples_figure(
     style.legend(figure, *panels, below=True)
     times = np.concatenate(list(samples.values()))
     best = min((us for _, us in timed), default=min(times, default=float(space.min())))
-    told = "measured" if timed else f"by the {by}"
-    reached = f"{best:.3g} us {told}, {style.share(bound[1] / best)} of the {bound[0]}"
+    source = "measured" if timed else f"by the {by}"
+    reached = f"{best:.3g} us {source}, {style.share(bound[1] / best)} of the {bound[0]}"
     many = counted(len(times), "sample")
     style.titled(figure, f"{title}: the best of {many} takes {reached}")
     return figure

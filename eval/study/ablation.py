@@ -1,7 +1,7 @@
 """What each decision of a chosen strategy is worth, and whether its kernel shows it.
 
 Each decision alone is put back to its default: the first choice of its row, the plainest, that is
-valid with all others as they are. Two things are told of it: the change in time, from measurements
+valid with all others as they are. It is judged by two things: the change in time, from measurements
 or on this machine's GPU, and what differs between the two kernels, in machine code, resources and
 launch. `ptxflow ablation --help` has more.
 """
@@ -51,7 +51,7 @@ from ptxflow.eval.study.tables import ablation as ablation_table
 from ptxflow.eval.study.transfer import EFFECT
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
-SHOWN = 3  # differences that are told of two kernels
+SHOWN = 3  # differences of two kernels that are shown
 #: opcodes that say what a decision did: memory, matrix products, barriers, exchanges
 TELLING = re.compile(
     r"LD|ST|ATOM|RED|UTMA|UBLK|U?CGA|HGMMA|HMMA|UTC|SYNCS|BAR|SHFL|MUFU|CCTL|WARPGROUP|USETMAX|MOVM"
@@ -270,9 +270,9 @@ def differences(ours: Face, other: Face) -> list[str]:
     """
     appear, counts = _counted(ours.techniques, other.techniques)
     opcodes = [*itertools.chain(*_counted(_opcodes(ours), _opcodes(other)))]
-    opcodes.sort(key=lambda told: TELLING.match(told) is None)
+    opcodes.sort(key=lambda text: TELLING.match(text) is None)
     found = [*appear[: SHOWN - 1], *_launches(ours, other)]
-    found += [_told(n, v, other.resources[n]) for n, v in ours.resources.items()
+    found += [_difference(n, v, other.resources[n]) for n, v in ours.resources.items()
               if v != other.resources[n]]  # fmt: skip
     found += [*appear[SHOWN - 1 :], *counts, *opcodes]
     if not found and ours.code != other.code:
@@ -301,22 +301,22 @@ def _counted(ours: Mapping[str, int], other: Mapping[str, int]) -> tuple[list[st
     differ = {n: (ours.get(n, 0), other.get(n, 0)) for n in sorted({*ours, *other})}
     for name, (x, y) in sorted(differ.items(), key=lambda item: -abs(item[1][0] - item[1][1])):
         if x != y:
-            (counts if x and y else appear).append(_told(name, x or "none", y or "none"))
+            (counts if x and y else appear).append(_difference(name, x or "none", y or "none"))
     return appear, counts
 
 
 def _launches(ours: Face, other: Face) -> list[str]:
     found = []
     if len(ours.launches) != len(other.launches):
-        found.append(_told("launches", len(ours.launches), len(other.launches)))
+        found.append(_difference("launches", len(ours.launches), len(other.launches)))
     for a, b in zip(ours.launches, other.launches, strict=False):
-        found += [_told(n, a[n], b[n]) for n in a if a[n] != b[n] and n != "parameters"]
+        found += [_difference(n, a[n], b[n]) for n in a if a[n] != b[n] and n != "parameters"]
         if a["parameters"] != b["parameters"]:
             found.append("tensor maps or other parameters")
     return found
 
 
-def _told(name: str, ours: Any, other: Any) -> str:
+def _difference(name: str, ours: Any, other: Any) -> str:
     return f"{name} {ours}, by default {other}"
 
 

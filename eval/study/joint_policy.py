@@ -47,8 +47,8 @@ def runs_of(about: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def joined_with(first: Checkpoint, second: Checkpoint) -> Checkpoint:
     """The families of both; ValueError where they are policies for different rewards."""
-    told = [(c.config["settings"], c.config["train"]["tau"]) for c in (first, second)]
-    targets = [f"{s['device']} with tau {tau}, by {s['reward']['source']}" for s, tau in told]
+    made = [(c.config["settings"], c.config["train"]["tau"]) for c in (first, second)]
+    targets = [f"{s['device']} with tau {tau}, by {s['reward']['source']}" for s, tau in made]
     if targets[0] != targets[1]:
         raise ValueError(f"these are for {targets[0]}, and for {targets[1]}")
     policies = {t.shape.name: t for c in (first, second) for t in c.network.policies}
@@ -74,15 +74,17 @@ def reward_of(first: Trained, second: Trained) -> dict[str, Any]:
 
     A surrogate is of one family, and so may differ between two runs; ValueError where more does.
     """
-    told = [by.description for by in (first, second)]
-    paths = [*dict.fromkeys(path for d in told for path in d.get("surrogates", []))]
+    descriptions = [by.description for by in (first, second)]
+    paths = [*dict.fromkeys(path for d in descriptions for path in d.get("surrogates", []))]
     rest = [
         {**d, "surrogates": [], "digests": {k: v for k, v in d.get("digests", {}).items()
                                             if k not in paths}}
-        for d in told
+        for d in descriptions
     ]  # fmt: skip
     if rest[0] != rest[1]:
-        raise ValueError(f"these are for {title(told[0])}, and for {title(told[1])}")
+        raise ValueError(
+            f"these are for {title(descriptions[0])}, and for {title(descriptions[1])}"
+        )
     digests = dict(rest[0]["digests"])
     for path in paths:
         name = surrogate_file.read(ROOT / path).family.name
@@ -91,7 +93,7 @@ def reward_of(first: Trained, second: Trained) -> dict[str, Any]:
         if trained and found[0] is None:
             raise ValueError(f"{path}: {name} was trained without it")
         digests[path] = next(filter(None, found))
-    return {**told[0], **({"surrogates": paths} if paths else {}), "digests": digests}
+    return {**descriptions[0], **({"surrogates": paths} if paths else {}), "digests": digests}
 
 
 @reports("join-policies", ValueError, KeyError)

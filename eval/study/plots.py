@@ -41,7 +41,7 @@ def fidelity(results: Results) -> Figure | None:
     held = results["scatter"]
     if not held:
         return None
-    told = brief(results["workloads"])
+    labels = brief(results["workloads"])
     families = {w["name"]: w["family"] for w in results["workloads"]}
     columns = min(3, len(held))
     rows = -(-len(held) // columns)
@@ -56,7 +56,7 @@ def fidelity(results: Results) -> Figure | None:
         axes.set(xlim=ends, ylim=ends, aspect="equal")
         axes.locator_params(nbins=5)
         apart.append(results["beliefs"][item["workload"]][item["belief"]]["own_tv"])
-        name = f"{told[item['workload']]}{'' if item['kind'] == 'trained' else ' *'}"
+        name = f"{labels[item['workload']]}{'' if item['kind'] == 'trained' else ' *'}"
         axes.set_title(f"{textwrap.fill(name, 30)}\ntotal variation {apart[-1]:.2g}",
                        fontsize="small")  # fmt: skip
     for axes in list(grid.flat)[len(held) :]:
@@ -76,10 +76,10 @@ def transfer(results: Results) -> Figure | None:
     held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
     if not held:
         return None
-    told = brief(results["workloads"])
+    labels = brief(results["workloads"])
     large = {k: v for k, v in held.items() if len(v["workloads"]) > FEW_ROWS}
     pairs = [
-        (f"{told[item['workloads'][i]]} \N{RIGHTWARDS ARROW} {told[item['workloads'][j]]}",
+        (f"{labels[item['workloads'][i]]} \N{RIGHTWARDS ARROW} {labels[item['workloads'][j]]}",
          name.partition(" ")[0], item["loss"][i][j])
         for name, item in held.items() if name not in large
         for i, j in permutations(range(len(item["workloads"])), 2)
@@ -88,7 +88,7 @@ def transfer(results: Results) -> Figure | None:
     heights += [0.8 + 0.22 * len(pairs)] if pairs else []
     figure, grid = style.figure(0.6 + sum(heights), 1, len(heights), height_ratios=heights)
     for (axes,), (name, item) in zip(grid, large.items(), strict=False):
-        _matrix(axes, name, item, told)
+        _matrix(axes, name, item, labels)
     if pairs:
         _pairs(grid[-1][0], pairs)
     style.titled(figure, _taken(held.values()))
@@ -107,7 +107,7 @@ def _taken(held: Any) -> str:
     )
 
 
-def _matrix(axes: Axes, name: str, item: Mapping[str, Any], told: Mapping[str, str]) -> None:
+def _matrix(axes: Axes, name: str, item: Mapping[str, Any], labels: Mapping[str, str]) -> None:
     """Losses in percent; columns are numbered as rows are; a dash where no strategy fits."""
     import seaborn as sns
     from matplotlib.colors import LogNorm
@@ -123,7 +123,7 @@ def _matrix(axes: Axes, name: str, item: Mapping[str, Any], told: Mapping[str, s
     axes.grid(visible=False)
     axes.set_facecolor("0.96")
     places = np.arange(len(loss)) + 0.5
-    rows = [f"{told[w]}  {i}" for i, w in enumerate(item["workloads"], 1)]
+    rows = [f"{labels[w]}  {i}" for i, w in enumerate(item["workloads"], 1)]
     axes.set_yticks(places, rows, rotation=0, fontsize=7)
     axes.set_xticks(places, [str(i) for i in range(1, len(loss) + 1)], rotation=0, fontsize=7)
     axes.set_title(f"{name}: loss (%); \N{EN DASH} none of the {KNOWN} fastest fits",
@@ -232,11 +232,11 @@ def _roofs(axes: Axes, rows: Sequence[Row]) -> None:
         slope = line * device.hbm_bytes_per_s / 1e12
         for bits, dashes in ((16, "-"), (8, "--")):
             peak = device.tflops_16bit * 16 / bits
-            told = f", {device.hbm_bytes_per_s / 1e12:.2g} TB/s" if bits == 16 else ""
+            bandwidth = f", {device.hbm_bytes_per_s / 1e12:.2g} TB/s" if bits == 16 else ""
             axes.plot(
                 line, np.minimum(peak, slope), color=("0.2", "0.5", "0.7")[i % 3], zorder=2,
                 linestyle=dashes, linewidth=1.1,
-                label=f"{name.upper()}: {peak:,.0f} TFLOP/s in {bits} bits{told}",
+                label=f"{name.upper()}: {peak:,.0f} TFLOP/s in {bits} bits{bandwidth}",
             )  # fmt: skip
 
 

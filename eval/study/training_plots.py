@@ -86,10 +86,10 @@ def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
         axes.plot(x, _smooth(y, max(1, len(y) // 40)), color=look, linewidth=1.6)
         ends.append(float(np.median(y[-max(1, round(LATE * len(y))) :])))
         _mark(axes, rows)
-        told = style.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
-        _panel(axes, f"{family}: {told}", about.log, about.percent)
+        text = style.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
+        _panel(axes, f"{family}: {text}", about.log, about.percent)
     style.legend(figure, *panels, below=True, title="coloured: running median")
-    style.titled(figure, _said(found, about.ends.format(_span(ends, about.percent))))
+    style.titled(figure, _title(found, about.ends.format(_span(ends, about.percent))))
     return figure
 
 
@@ -113,8 +113,8 @@ def distance(runs: Sequence[Sequence[Row]]) -> Figure:
         _mark(axes, rows)
         _panel(axes, f"{family}: {', '.join(f'{v:.1g}' for v in ends)}", log=True, percent=False)
     style.legend(figure, *panels, below=True)
-    told = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
-    style.titled(figure, _said(found, f"distance to the reward's target at the end: {told}"))
+    text = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
+    style.titled(figure, _title(found, f"distance to the reward's target at the end: {text}"))
     return figure
 
 
@@ -169,7 +169,7 @@ def _span(values: Sequence[float], percent: bool) -> str:
     return shown[0] if shown[0] == shown[1] else " to ".join(shown)
 
 
-def _said(found: Sequence[Any], text: str) -> str:
+def _title(found: Sequence[Any], text: str) -> str:
     """A title, of how many families."""
     return f"{len(found)} families: {text}" if len(found) > 1 else text[:1].upper() + text[1:]
 

@@ -1,8 +1,8 @@
-"""Emulator against hardware: the same trial kernels on a GPU, `ptxflow agree`.
+"""Emulator against hardware: the same kernels of emulation problems on a GPU, `ptxflow agree`.
 
-Each sampled strategy's trial kernel runs in the emulator and on the GPU, on integer-valued data
-(the bits must be equal) and on random normal data (sums differ by their order: the difference is
-told in units of the last place of C, with float32 accumulation as the bound).
+Each sampled strategy's kernel runs in the emulator and on the GPU, on integer-valued data (the bits
+must be equal) and on random normal data (sums differ by their order: the difference is in units of
+its bound, one rounding of C and float32 accumulation).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.backend.runtime import LoadedKernel, RuntimeUnavailable, require_gpu
@@ -51,7 +51,7 @@ class Agreement:
 
 
 def compare(task: tuple[Problem, Strategy, Device]) -> Agreement:
-    """Run one strategy's trial kernel in both, on both kinds of data."""
+    """Run one strategy's kernel in both, on both kinds of data."""
     problem, strategy, device = task
     maker = family(strategy.family)
     small = maker.trial(problem, strategy, device)
@@ -85,18 +85,18 @@ def _on_gpu(
 ) -> NDArray[np.generic]:
     import torch
 
-    held = {name: torch.from_numpy(t.copy()).cuda() for name, t in data.items()}
-    call = kernel.bind({name: t.data_ptr() for name, t in held.items()}, axes)
+    tensors = {name: torch.from_numpy(t.copy()).cuda() for name, t in data.items()}
+    call = kernel.bind({name: t.data_ptr() for name, t in tensors.items()}, axes)
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
-    return held[output].cpu().numpy()
+    return tensors[output].cpu().numpy()
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptxflow agree",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: ptxflow agree --definition gemm_n4096_k4096 --axes M=77 --samples 8",
     )
     gemms = [name for name in names() if name.startswith("gemm_")]
     add = parser.add_argument
@@ -111,6 +111,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+@reports("agree", UsageError, DefinitionError, RuntimeUnavailable, ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if all bits agree on integers, 1 if not, 2 where it cannot run."""
     args = arguments().parse_args(argv)
@@ -127,9 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TimeoutError:
         print(f"agree: a kernel hangs: {len(found)} of {len(jobs)} came back", file=sys.stderr)
         os._exit(1)  # the pool would wait for it
-    except (UsageError, DefinitionError, RuntimeUnavailable, ptxas.ToolMissing) as error:
-        print(f"agree: {error}", file=sys.stderr)
-        return 2
     equal = sum(a.different == 0 for a in found)
     worst = max(a.normal_error for a in found)
     print(f"{gpu.name}, driver {gpu.driver}: {equal} of {len(found)} kernels agree bit for bit on")

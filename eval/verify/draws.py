@@ -9,23 +9,38 @@ random axes its problem says; here stand only axes that follow from others.
 from __future__ import annotations
 
 import argparse
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from typing import TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.env.space import EmptySpace, enumerate_space
-from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space, parse_axes, product
+from ptxflow.env.tasks.arguments import (
+    UsageError,
+    find_problem,
+    find_space,
+    natural_int,
+    parse_axes,
+    positive_int,
+    product,
+)
 from ptxflow.env.tasks.definition import Axis, Definition, DefinitionError, Tensor, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
 
+T = TypeVar("T")
 Places = list[tuple[Definition, dict[str, int]]]
 
 DOUBLINGS = 20  # of random axes, at the most
@@ -68,10 +83,10 @@ def draw(
 
     Each definition takes the values of its own axes; UsageError for an axis that none has.
     """
-    held = [load(name) for name in definitions]
-    if unknown := set(axes).difference(*(d.axes for d in held)):
+    loaded = [load(name) for name in definitions]
+    if unknown := set(axes).difference(*(d.axes for d in loaded)):
         raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
-    own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in held]
+    own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in loaded]
     workloads = [(d, bound) for d, values in own for bound in product(values)]
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
@@ -89,12 +104,12 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
 
     UsageError for a family that is not registered.
     """
-    held, jobs = places(), list[Job]()
-    for name in _known(families, held):
+    offered, jobs = places(), list[Job]()
+    for name in _known(families, offered):
         rng = _rng(name, seed)
-        count = min(samples, len(held[name]))
+        count = min(samples, len(offered[name]))
         for i in range(count):
-            definition, axes = held[name][(2 * i + 1) * len(held[name]) // (2 * count)]
+            definition, axes = offered[name][(2 * i + 1) * len(offered[name]) // (2 * count)]
             family, problem = find_problem(definition, axes)
             space = find_space(family, problem, device)
             share = samples // count + (i < samples % count)
@@ -102,11 +117,11 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
     return jobs
 
 
-def _known(families: Sequence[str], held: Mapping[str, object]) -> Sequence[str]:
+def _known(families: Sequence[str], offered: Mapping[str, object]) -> Sequence[str]:
     """The families that are asked for, of those that there are: all of them for none."""
-    if unknown := set(families) - set(held):
-        raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(held)}")
-    return families or list(held)
+    if unknown := set(families) - set(offered):
+        raise UsageError(f"no family {', '.join(sorted(unknown))}; there are {', '.join(offered)}")
+    return families or list(offered)
 
 
 def _rng(of: str, seed: int) -> np.random.Generator:
@@ -122,11 +137,11 @@ def draw_shapes(
     What is drawn of a family does not depend on the others. UsageError for one that is not
     registered.
     """
-    held, jobs, empty = definitions(), list[Job](), list[Problem]()
-    for name in _known(families, held):
+    offered, jobs, empty = definitions(), list[Job](), list[Problem]()
+    for name in _known(families, offered):
         rng = _rng(f"{name} on {device.name}", seed)
         for _ in range(samples):
-            family, problem = random_problem(held[name][rng.integers(len(held[name]))], rng)
+            family, problem = random_problem(offered[name][rng.integers(len(offered[name]))], rng)
             try:
                 space = enumerate_space(family, problem, device)
             except EmptySpace:
@@ -185,21 +200,38 @@ def _random_size(rng: np.random.Generator) -> int:
     return size // unit * unit
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What says where strategies are drawn from."""
+def add_arguments(parser: argparse.ArgumentParser, where: str = "workloads of its") -> None:
+    """Where strategies are drawn from, and how many processes take them."""
     add = parser.add_argument
-    add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
-        "each at workloads of its definitions")  # fmt: skip
+    add("--families", nargs="+", default=[], metavar="NAME",
+        help=f"default: every one there is, each at {where} definitions")  # fmt: skip
     add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
     add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
+    add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
+    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
+        help="processes (default: one per core)")  # fmt: skip
 
 
 def drawn(args: argparse.Namespace, device: Device, samples: int) -> list[Job]:
     """What the arguments ask for: `samples` of each family, or of the definitions together."""
-    if not args.definition:
-        if args.axes:
-            raise UsageError("--axes are those of a --definition: name one")
-        return draw_families(args.families, device, samples, args.seed)
-    if args.families:
+    if by_definition(args):
+        return draw(args.definition, parse_axes(args.axes), device, samples, args.seed)
+    return draw_families(args.families, device, samples, args.seed)
+
+
+def by_definition(args: argparse.Namespace) -> bool:
+    """Whether strategies are drawn of --definition; UsageError where the arguments disagree."""
+    if args.definition and args.families:
         raise UsageError("--families and --definition: give one of them")
-    return draw(args.definition, parse_axes(args.axes), device, samples, args.seed)
+    if args.axes and not args.definition:
+        raise UsageError("--axes are those of a --definition: name one")
+    return bool(args.definition)
+
+
+def map_jobs(work: Callable[[Job], T], jobs: Sequence[Job], workers: int, title: str) -> list[T]:
+    """`work` of every job, in order, on so many processes, behind a progress bar."""
+    progress = partial(tqdm, total=len(jobs), desc=title, unit="kernel")
+    if workers <= 1:
+        return list(progress(map(work, jobs)))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(progress(pool.map(work, jobs)))

@@ -1,7 +1,7 @@
 """Runs a strategy's kernel on the CPU: the emitted PTX, on a small problem.
 
-The kernel is built anew for the family's trial problem, whose few tiles have tails in every
-direction. `eval/cases` has its inputs, and what is right, exactly or between narrow bounds.
+The kernel is built anew for the family's emulation problem, whose few tiles have tails in every
+direction. `cases` has its inputs, and what is right, exactly or between narrow bounds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Emulation:
 def run_emulation(
     problem: Problem, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
-    """Emulate the strategy's kernel on its family's trial problem, under each schedule."""
+    """Emulate the strategy's kernel on its family's emulation problem, under each schedule."""
     maker = family(strategy.family)
     small = maker.trial(problem, strategy, device)
     return emulate_kernel(
@@ -74,9 +74,9 @@ def run_emulation(
 def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Emulation:
     """As `run_emulation`, but a kernel that was right before is not emulated again.
 
-    The store's key holds the kernel's PTX, its launch and trial, the schedules, and the sources of
-    the compiler with its emulator and of this folder, which say what is right. What is wrong is not
-    kept.
+    The store's key holds the kernel's PTX, its launch and problem, the schedules, and the sources
+    of the compiler with its emulator and of this folder, which say what is right. What is wrong is
+    not kept.
     """
     maker = family(strategy.family)
     small = maker.trial(problem, strategy, device)
@@ -96,7 +96,7 @@ def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Em
 def emulate_kernel(
     kernel: UOp, small: Trial, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
-    """Emulate a lowered kernel that was built for a trial problem."""
+    """Emulate a lowered kernel that was built for an emulation problem."""
     ptx = write(kernel, device)
     launch = family(strategy.family).launch(small.problem, strategy, device)
     case = case_of(small.problem)

@@ -14,21 +14,16 @@ refused   on that list, and refused: the validator is too strict
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
@@ -38,10 +33,10 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
-from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.env.tasks.arguments import UsageError, natural_int, positive_int
 from ptxflow.env.tasks.definition import DefinitionError
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn
+from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
@@ -104,7 +99,7 @@ def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
         key = frozenset(found), any(kernel.arg.cluster > 1 for kernel in kernels)
         if key not in best or size < best[key][0]:
             best[key] = size, (problem, strategy)
-    return [job for _, job in sorted(best.values(), key=lambda held: held[0])]
+    return [job for _, job in sorted(best.values(), key=lambda sized: sized[0])]
 
 
 def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Job]:
@@ -113,8 +108,8 @@ def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Jo
     for job in jobs:
         families.setdefault(job[1].family, []).append(job)
     out: list[Job] = []
-    for held in families.values():
-        found = structures(held, device)
+    for drawn_jobs in families.values():
+        found = structures(drawn_jobs, device)
         count = min(most, len(found))
         out += [found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count)]
     return out
@@ -151,12 +146,9 @@ def judge(
 
 
 def judge_strategy(
-    device: Device,
-    seeds: Sequence[int],
-    job: Job,
-    choose: Callable[[list[Mutant]], list[Mutant]] = lambda found: found,
+    device: Device, seeds: Sequence[int], job: Job, count: int = 0, seed: int = 0
 ) -> list[Judged]:
-    """The chosen mutants of a strategy's kernel, built for its trial problem.
+    """`count` mutants (0: all) of a strategy's kernel, built for its emulation problem.
 
     Those that the validator accepts are emulated under the schedules of `seeds`, if there are any.
     """
@@ -170,7 +162,10 @@ def judge_strategy(
     def emulate(tree: UOp) -> Emulation | None:
         return emulate_kernel(tree, small, strategy, device, seeds) if seeds else None
 
-    return list(judge(kernel, trips, device, choose(list(mutants(kernel))), emulate, launch))
+    chosen = list(mutants(kernel))
+    if count:
+        chosen = pick(chosen, count, (seed, int(strategy.key, 16)))
+    return list(judge(kernel, trips, device, chosen, emulate, launch))
 
 
 def pick(found: Sequence[Mutant], count: int, seed: Sequence[int]) -> list[Mutant]:
@@ -185,26 +180,8 @@ def run(
     seed: int = 0,
 ) -> list[list[Judged]]:  # fmt: skip
     """Judge `count` mutants of every job's kernel, or all of them for 0, on `workers` processes."""
-    work = partial(_judge_some, device, range(schedules), count, seed)
-    with tqdm(total=len(jobs), desc=f"mutants for {device.arch}", unit="kernel") as bar:
-        if workers <= 1:
-            return [_told(bar, work(job)) for job in jobs]
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return [_told(bar, judged) for judged in pool.map(work, jobs)]
-
-
-def _judge_some(
-    device: Device, seeds: Sequence[int], count: int, seed: int, job: Job
-) -> list[Judged]:
-    if not count:
-        return judge_strategy(device, seeds, job)
-    choose = partial(pick, count=count, seed=(seed, int(job[1].key, 16)))
-    return judge_strategy(device, seeds, job, choose)
-
-
-def _told(bar: tqdm, judged: list[Judged]) -> list[Judged]:  # type: ignore[type-arg]
-    bar.update()
-    return judged
+    work = partial(judge_strategy, device, range(schedules), count=count, seed=seed)
+    return map_jobs(work, jobs, workers, f"mutants for {device.arch}")
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -293,52 +270,38 @@ def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptxflow mutation",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples: ptxflow mutation --device h200 --families rmsnorm\n"
         "ptxflow mutation --families gemm --draws 800 --kernels 1000 --mutants 0",
     )
     add_arguments(parser)
+    results.add_arguments(parser)
     add = parser.add_argument
-    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("--draws", type=positive_int, default=24,
         help="strategies of each family to find structures in (default: 24)")  # fmt: skip
     add("--kernels", type=positive_int, default=5,
         help="structures of each family, at most (default: 5)")  # fmt: skip
     add("--mutants", type=natural_int, default=24,
         help="of each kernel (default: 24; 0: all there are)")  # fmt: skip
-    add("--seed", type=natural_int, default=0, help="of the draw (default: 0)")
     add("--emulate", type=natural_int, default=2, metavar="SCHEDULES",
         help="run accepted mutants under so many schedules (default: 2; 0: do not)")  # fmt: skip
-    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
-        help="processes (default: one per core)")  # fmt: skip
-    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
 
+@reports("mutation", UsageError, DefinitionError, ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if the validator refuses no equivalent mutant, and accepts no other but those that are
     wrong in their values alone; 1 if not, 2 on bad arguments."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
-    began = time.monotonic()
-    try:
-        out = results.writable(args.out) if args.out else None
-        device = find_device(args.device)
+
+    def work(device: Device) -> Summary:
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
-        summary = results.origin("mutation", given, device, args.jobs)
         found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed)
-    except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
-        print(f"mutation: {error}", file=sys.stderr)
-        return 2
-    seconds = round(time.monotonic() - began, 1)
-    judged = [j for mutants_of_one in found for j in mutants_of_one]
-    summary |= {
-        "kernels": len(jobs), "seconds": seconds, "families": by_family(jobs, found),
-        **summarise(judged),
-    }  # fmt: skip
-    if out:
-        results.save(out, summary)
-    print(f"{device.name}: {len(jobs)} kernels, {seconds:.0f} s")
+        counts = summarise([j for judged in found for j in judged])
+        return {"kernels": len(jobs), "families": by_family(jobs, found), **counts}
+
+    summary = results.make("mutation", args, given, work)
+    print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))
 

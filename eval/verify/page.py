@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import UsageError
 from ptxflow.eval.verify import results, strategies
@@ -107,7 +108,7 @@ def sections(summaries: Iterable[Summary]) -> dict[str, str]:
     """The text of each kind of result that there is, devices in alphabetical order."""
     ordered = sorted(summaries, key=lambda s: str(s["device"]))
     found = {kind: [s for s in ordered if s["kind"] == kind] for kind in SECTIONS}
-    return {kind: SECTIONS[kind](held) for kind, held in found.items() if held}
+    return {kind: SECTIONS[kind](group) for kind, group in found.items() if group}
 
 
 def placed(page: str, name: str, text: str) -> str:
@@ -121,31 +122,27 @@ def placed(page: str, name: str, text: str) -> str:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.verify.page",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
     return parser
 
 
+@reports("page", UsageError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)
-    try:
-        made = sections(map(results.read, args.results))
-        if args.into is None:
-            print("\n\n".join(made.values()))
-            return 0
-        page = args.into.read_text(encoding="utf-8")
-        for name, text in made.items():
-            page = placed(page, name, text)
-        write_whole(args.into, page)
-    except (UsageError, OSError) as error:
-        print(f"page: {error}", file=sys.stderr)
-        return 2
+    made = sections(map(results.read, args.results))
+    if args.into is None:
+        print("\n\n".join(made.values()))
+        return 0
+    page = args.into.read_text(encoding="utf-8")
+    for name, text in made.items():
+        page = placed(page, name, text)
+    write_whole(args.into, page)
     return 0
 
 

@@ -5,11 +5,13 @@ A file is written whole or not at all; `eval.verify.page` renders them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +22,7 @@ from ptxflow import __version__
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.tasks.arguments import UsageError
+from ptxflow.env.tasks.arguments import UsageError, find_device
 
 Summary = dict[str, Any]
 
@@ -46,8 +48,8 @@ def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     """Median and maximum of some times in seconds; None of none."""
-    held = list(seconds)
-    return {"median": round(median(held), 3), "max": round(max(held), 3)} if held else None
+    times = list(seconds)
+    return {"median": round(median(times), 3), "max": round(max(times), 3)} if times else None
 
 
 def median_and_max(seconds: Mapping[str, float] | None) -> str:
@@ -55,20 +57,40 @@ def median_and_max(seconds: Mapping[str, float] | None) -> str:
     return f"{seconds['median']:.2f} ({seconds['max']:.2f})" if seconds else "-"
 
 
-def writable(path: Path) -> Path:
-    """The path, if a file can be written there; UsageError before any work if not."""
+def make(
+    kind: str, args: argparse.Namespace, argv: Sequence[str], work: Callable[[Device], Summary]
+) -> Summary:
+    """What `work` finds for --device, with its origin and its seconds; written to --out, too.
+
+    UsageError, before any work, for an unknown device or an --out that cannot be written.
+    """
+    began = time.monotonic()
+    if args.out is not None:
+        writable(args.out)
+    device = find_device(args.device)
+    found = work(device)
+    summary = origin(kind, argv, device, args.jobs)
+    summary |= {"seconds": round(time.monotonic() - began, 1), **found}
+    if args.out is not None:
+        write_whole(args.out, json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `make` reads."""
+    add = parser.add_argument
+    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
+    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
+
+
+def writable(path: Path) -> None:
+    """UsageError unless a file can be written there."""
     if not path.parent.is_dir() or path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"--out {path} cannot be written: it must be a file in a folder that is")
-    return path
-
-
-def save(path: Path, summary: Summary) -> None:
-    """Write a result, whole or not at all."""
-    write_whole(path, json.dumps(summary, indent=1) + "\n")
 
 
 def read(path: Path) -> Summary:
-    """A result that `save` wrote; UsageError in one line where the file holds none."""
+    """A result that `make` wrote; UsageError in one line where the file holds none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -9,32 +9,26 @@ reason.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
-from pathlib import Path
 
-from tqdm import tqdm
-
-from ptxflow.command import Parser, align
+from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import cache, ptxas, sass
 from ptxflow.compiler.backend.ptxas import Usage
 from ptxflow.compiler.compilation import Job, prepare
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
+from ptxflow.env.tasks.arguments import UsageError, natural_int, positive_int
 from ptxflow.env.tasks.definition import DefinitionError
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn
+from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_emulation
-from ptxflow.eval.verify.mutation import Judged, judge_strategy, pick
+from ptxflow.eval.verify.mutation import Judged, judge_strategy
 from ptxflow.eval.verify.results import Summary, median_and_max, spread
 
 STAGES = ("rules", "validator", "ptxas", "SASS", "emulator")
@@ -104,8 +98,7 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
     emulation = run_emulation(problem, strategy, device, seeds)
     judged: list[Judged] = []
     if mutants and emulation.right:
-        choose = partial(pick, count=mutants, seed=(seed, int(strategy.key, 16)))
-        judged = judge_strategy(device, seeds, job, choose)
+        judged = judge_strategy(device, seeds, job, mutants, seed)
     refused = "" if emulation.right else "emulator"
     return Verification(
         problem, strategy, refused, emulation.complaints, check_s, assembly.usage,
@@ -119,16 +112,7 @@ def verify_all(
 ) -> list[Verification]:  # fmt: skip
     """Every job's verification, in order, behind a progress bar."""
     work = partial(verify, device, tuple(seeds), mutants, seed)
-    with tqdm(total=len(jobs), desc=f"verify for {device.arch}", unit="kernel") as bar:
-        if workers <= 1:
-            return [_counted(bar, work(job)) for job in jobs]
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            return [_counted(bar, verification) for verification in pool.map(work, jobs)]
-
-
-def _counted(bar: tqdm, verification: Verification) -> Verification:  # type: ignore[type-arg]
-    bar.update()
-    return verification
+    return map_jobs(work, jobs, workers, f"verify for {device.arch}")
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -162,8 +146,8 @@ def count(verifications: Sequence[Verification]) -> Summary:
 
 
 def _range(values: Iterable[int]) -> list[int] | None:
-    held = sorted(values)
-    return [held[0], held[-1]] if held else None
+    ordered = sorted(values)
+    return [ordered[0], ordered[-1]] if ordered else None
 
 
 def summarise(verifications: Sequence[Verification]) -> Summary:
@@ -259,7 +243,6 @@ def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptxflow verify",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
         "build, validator\nand PTX, and of all schedules in the emulator; a mutant is killed if "
         "the validator refuses it,\ncaught if the emulator shows it to be wrong, else right.\n\n"
@@ -267,43 +250,33 @@ def arguments() -> argparse.ArgumentParser:
         "ptxflow verify --definition gemm_n4096_k4096 --axes M=1,1000",
     )
     add_arguments(parser)
+    results.add_arguments(parser)
     add = parser.add_argument
-    add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("--samples", type=positive_int, default=8,
         help="strategies of each family, drawn uniformly, or of the definitions together "
         "(default: 8)")  # fmt: skip
     add("--schedules", type=positive_int, default=len(SEEDS),
         help=f"emulated (default: {len(SEEDS)})")  # fmt: skip
     add("--mutants", type=natural_int, default=2, help="tried of each kernel (default: 2; 0: none)")
-    add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
-    add("--jobs", type=positive_int, default=os.cpu_count() or 1,
-        help="processes (default: one per core)")  # fmt: skip
-    add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
     return parser
 
 
+@reports("verify", UsageError, DefinitionError, ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every strategy is verified, and no mutant of one that the validator accepts shows a
     fault or hazard; 1 if not, 2 on misuse."""
     given = list(sys.argv[1:] if argv is None else argv)
     args = arguments().parse_args(given)
-    began = time.monotonic()
-    try:
-        out = results.writable(args.out) if args.out else None
-        device = find_device(args.device)
-        jobs = drawn(args, device, args.samples)
-        summary = results.origin("verify", given, device, args.jobs)
-        verifications = verify_all(
-            jobs, device, range(args.schedules), args.jobs, mutants=args.mutants, seed=args.seed
+
+    def work(device: Device) -> Summary:
+        jobs, seeds = drawn(args, device, args.samples), range(args.schedules)
+        return summarise(
+            verify_all(jobs, device, seeds, args.jobs, mutants=args.mutants, seed=args.seed)
         )
-    except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
-        print(f"verify: {error}", file=sys.stderr)
-        return 2
-    summary |= {"seconds": round(time.monotonic() - began, 1), **summarise(verifications)}
-    if out:
-        results.save(out, summary)
+
+    summary = results.make("verify", args, given, work)
     print(table(summary))
-    return 0 if all(p.verified for p in verifications) else 1
+    return int(any(d["verified"] < d["strategies"] for d in summary["definitions"].values()))
 
 
 if __name__ == "__main__":

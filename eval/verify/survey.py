@@ -8,7 +8,6 @@ family takes. Shapes are random in every axis, constant ones too, or of --defini
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -17,21 +16,21 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from ptxflow.command import Parser, align
+from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.compilation import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.env.tasks.arguments import (
-    UsageError,
-    find_device,
-    natural_int,
-    parse_axes,
-    positive_int,
-)
+from ptxflow.env.tasks.arguments import UsageError, find_device, parse_axes, positive_int
 from ptxflow.env.tasks.definition import DefinitionError
-from ptxflow.eval.verify.draws import definitions, draw, draw_shapes
+from ptxflow.eval.verify.draws import (
+    add_arguments,
+    by_definition,
+    definitions,
+    draw,
+    draw_shapes,
+)
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -129,48 +128,37 @@ def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptxflow survey",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples: ptxflow survey --samples 200 --device h200\n"
+        "ptxflow survey --definition gemm_n4096_k4096 --axes M=1,1000 --samples 50",
     )
+    add_arguments(parser, "random shapes of its")
     add = parser.add_argument
-    add("--device", nargs="+", default=["b200", "h200"], help="b200, h200, h100 (default: b200 "
-        "h200)")  # fmt: skip
-    add("--samples", type=positive_int, default=2000, help="strategies of all families and "
-        "devices together (default: 2000)")  # fmt: skip
-    add("--families", nargs="+", default=[], metavar="NAME", help="default: every one there is, "
-        "each at random shapes")  # fmt: skip
-    add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
-    add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
-    add("--seed", type=natural_int, default=0)
-    add("--jobs", type=positive_int, default=os.cpu_count() or 1, help="processes")
+    add("--device", nargs="+", default=["b200", "h200"],
+        help="b200, h200, h100 (default: b200 h200)")  # fmt: skip
+    add("--samples", type=positive_int, default=2000,
+        help="strategies of all families and devices together (default: 2000)")  # fmt: skip
     return parser
 
 
 def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Problem]]:
     """What the arguments ask for on one of their devices; problems without a strategy behind it."""
     share = -(-args.samples // len(args.device))
-    if args.definition:
-        if args.families:
-            raise UsageError("--families and --definition: give one of them")
+    if by_definition(args):
         return draw(args.definition, parse_axes(args.axes), device, share, args.seed), []
-    if args.axes:
-        raise UsageError("--axes are those of a --definition: name one")
     each = -(-share // len(args.families or definitions()))
     return draw_shapes(args.families, device, each, args.seed)
 
 
+@reports("survey", UsageError, DefinitionError, ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every drawn strategy compiles and is verified, 1 if not, 2 on bad arguments."""
+    """Exit 0 if every drawn strategy compiles, 1 if not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
     refused = 0
-    try:
-        for device in map(find_device, args.device):
-            jobs, empty = drawn(args, device)
-            outcome = survey(jobs, device, args.jobs, empty)
-            print(report(outcome, device))
-            refused += len(outcome.refused)
-    except (UsageError, DefinitionError, ptxas.ToolMissing) as error:
-        print(f"survey: {error}", file=sys.stderr)
-        return 2
+    for device in map(find_device, args.device):
+        jobs, empty = drawn(args, device)
+        outcome = survey(jobs, device, args.jobs, empty)
+        print(report(outcome, device))
+        refused += len(outcome.refused)
     return 1 if refused else 0
 
 

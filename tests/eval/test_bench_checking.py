@@ -16,7 +16,7 @@ from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.own_work import Borrowed, own_work
 from ptxflow.eval.bench.references import load_reference, source
 from ptxflow.eval.bench.session import case_of, scored
-from ptxflow.eval.bench.tolerance import ELEMENTWISE, TOPK, Tolerance, tolerance
+from ptxflow.eval.bench.tolerance import TOPK, Tolerance, tolerance
 from tests.eval.benches import CPU, bench_of
 
 GEMM = load("gemm_n128_k2048")
@@ -36,7 +36,7 @@ def small_case() -> Case:
         inputs=inputs,
         reference=lambda t: {"C": (t["A"].float() @ t["B"].float().T).half()},
         outputs={"C": ((M, N), torch.float16)},
-        tolerance={"C": Tolerance(2.0**-10, 1e-3, ELEMENTWISE, "test")},
+        tolerance={"C": Tolerance(2.0**-10, 1e-3, "test")},
     )
 
 
@@ -141,7 +141,7 @@ def test_a_cheat_is_rejected(kernel: Kernel, reason: str) -> None:
 def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
     inf, nan = torch.inf, torch.nan
     ref = torch.tensor([inf, -inf, nan, 1.0])
-    tolerance = Tolerance(0.0, 1e-3, ELEMENTWISE, "test")
+    tolerance = Tolerance(0.0, 1e-3, "test")
     assert compare(torch.tensor([inf, -inf, 7.0, 1.0]), ref, tolerance).wrong == 0
     assert compare(torch.tensor([inf, inf, 7.0, nan]), ref, tolerance).wrong == 2
 
@@ -225,7 +225,7 @@ def test_memory_and_views_are_a_launcher_s_own_business() -> None:
 
 
 LONG = Path(__file__).parents[1] / "definitions/dsa_topk_indexer_fp8_h64_d128_topk2048_ps64.json"
-RULE = Tolerance(0.0, 0.1, TOPK, "test")
+RULE = Tolerance(0.0, 0.1, "test", TOPK)
 #: two rows of six tokens: slot and score; the second has two tokens
 SCORED = torch.tensor(
     [

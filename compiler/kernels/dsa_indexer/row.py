@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms.indexing import ENTRY, STATE
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTA_RANK, CTAID, LANE, WARP, UOp, const, held, smem
+from ptxflow.compiler.ir import CTA_RANK, CTAID, LANE, WARP, UOp, const, smem, value_of
 from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     LINE,
@@ -51,4 +51,4 @@ class Row:
 
     @property
     def listed(self) -> UOp:
-        return held(self.r("listed", 1).src[0])
+        return value_of(self.r("listed", 1))

@@ -25,12 +25,12 @@ from ptxflow.compiler.ir import (
     const,
     flatten,
     global_tensor,
-    held,
     loop,
     param,
     part,
     rectangle,
     slot,
+    value_of,
     var,
     when,
 )
@@ -55,7 +55,7 @@ Visit = Callable[[UOp, UOp], Body]  # (a vector of keys, the position of its fir
 class Select(Row):
     """The kernel of a strategy."""
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -92,7 +92,7 @@ class Select(Row):
     @property
     def length(self) -> UOp:
         """Of the sequence, in tokens."""
-        return held(self.r("length", 1).src[0])
+        return value_of(self.r("length", 1))
 
     def start(self) -> Body:
         """Everything that waits for no score."""
@@ -134,7 +134,7 @@ class Select(Row):
             return at.cta_sync()
         return [at.cluster_arrive(), at.cluster_wait()]
 
-    # -- keys ---------------------------------------------------------------------------------
+    # -- keys ----------------------------------------------------------------------------------
 
     def sweep(self, name: str, visit: Visit) -> Body:
         """Visit all keys of the row, some vectors of each thread at a time; zeros past its end."""
@@ -161,7 +161,7 @@ class Select(Row):
         turns = (self.length + (each - 1)) // each
         return loop(turn, turns, load, visits, rolled=True)
 
-    # -- digits -------------------------------------------------------------------------------
+    # -- digits --------------------------------------------------------------------------------
 
     @property
     def counted(self) -> UOp:
@@ -189,7 +189,7 @@ class Select(Row):
                 digit,
                 self.digits,
                 at.ld_shared(left, size, 0, alike=True),
-                when(const(self.slots) < held(left.src[0]), more),
+                when(const(self.slots) < value_of(left), more),
                 start=1,
                 rolled=True,
             ),
@@ -226,7 +226,7 @@ class Select(Row):
             self.meet(),
         ]
 
-    # -- entries ------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------
 
     def gather(self) -> Body:
         """What is not below the bound, to the leader's list."""
@@ -268,8 +268,8 @@ class Select(Row):
         entry, rank = self.r(f"entry_{i}_", 2), self.r("rank", 1)
         ranked, low = self.r(f"ranked_{i}_", 1), self.r(f"low_{i}_", 1)
         page, put = self.r(f"page_{i}_", 1), self.r("slot", 1)
-        order = held(ranked.src[0])
-        position = (held(low.src[0]) ^ 0xFFFFFFFF) >> UNUSED_BITS
+        order = value_of(ranked)
+        position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         inside = (number < self.listed) & (order < self.topk)
         where = rectangle(global_tensor("block_table"), 0, 0, 1, 1)
         index = self.row * param("width") + position // self.page
@@ -280,7 +280,7 @@ class Select(Row):
             at.copy(ranked, rank),
             at.copy(low, part(entry, 0, 1)),
             at.ld_global(page, param("block_table"), index, inside, where, element=4),
-            at.mov(put, held(page.src[0]) * self.page + position % self.page + 1),
+            at.mov(put, value_of(page) * self.page + position % self.page + 1),
             at.put_place(slot(self.chosen, 0, 0, self.topk * 4), order << 2, inside, put),
         ]
         return when(WARP * LANES + first < self.listed, body)
@@ -297,7 +297,7 @@ class Select(Row):
             )
             for j in range(AHEAD)
         ]
-        turns = held(self.r("turns", 1).src[0])
+        turns = value_of(self.r("turns", 1))
         return loop(turn, turns, load, at.outrank(rank, entry, others), rolled=True)
 
     def store(self, first: int) -> Body:
@@ -309,7 +309,7 @@ class Select(Row):
         body: list[Body] = [
             at.ld_shared(own, slot(self.chosen, 0, warp * 4, 4 * LANES), LANE * 4),
             at.copy(less, own),
-            at.mov(put, held(less.src[0]) - 1),
+            at.mov(put, value_of(less) - 1),
             at.st_global(
                 param("topk_indices"),
                 self.row * self.topk + number,

@@ -18,12 +18,12 @@ from ptxflow.compiler.ir import (
     alu,
     const,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     slot,
     value,
+    value_of,
     var,
     when,
 )
@@ -56,12 +56,12 @@ class Sorting:
                 at.ld_shared_vector(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
                 for i in range(self.turns)
             ],
-            loop(level, held(self.r("levels", 1).src[0]), self.meet_warps(level), near,
+            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near,
                  rolled=True),
             [self.store(i) for i in range(-(-self.row.topk // self.row.threads))],
         ]  # fmt: skip
 
-    # -- entries ------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------
 
     def own(self, i: int) -> UOp:
         return self.r(f"entry_{i}_", WORDS)
@@ -115,14 +115,14 @@ class Sorting:
             rolled=True,
         )
 
-    # -- output -------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
     def store(self, i: int) -> Body:
         """The slots of a turn's entries, or -1 where there is no entry."""
         c, row = self.row, self.row.row
         number, first = THREAD + i * c.threads, WARP * LANES + i * c.threads
         low, page, put = self.r(f"low_{i}_", 1), self.r(f"page_{i}_", 1), self.r("put", 1)
-        position = (held(low.src[0]) ^ 0xFFFFFFFF) >> UNUSED_BITS
+        position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         there = (c.listed - number.min(c.listed)).min(1)
         tables, out = global_tensor("block_table"), global_tensor("topk_indices")
         body: list[Body] = [
@@ -135,7 +135,7 @@ class Sorting:
                 rectangle(tables, 0, 0, 1, 1),
                 element=4,
             ),
-            at.mov(put, (held(page.src[0]) * c.page + position % c.page + 1) * there - 1),
+            at.mov(put, (value_of(page) * c.page + position % c.page + 1) * there - 1),
             at.st_global(
                 param("topk_indices"),
                 row * c.topk + number,

@@ -126,7 +126,7 @@ def _share(c: Combine) -> Written:
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
     """The last parts of so many tiles each, and one behind a sequence's only tile; the sums of as
-    many parts as the second kernel tells apart, of a query and of the last that a place has room
+    many parts as the second kernel tells apart, of a query and of the last that a place has visible
     for, if it is there."""
     k = kernel(p, s, device)
     if not k.split:

@@ -59,7 +59,7 @@ class TokenLanes:
         g = self.g
         return (WARP >> 2) * g.own + (wave * g.width + first)
 
-    # -- scales -------------------------------------------------------------------------------
+    # -- scales --------------------------------------------------------------------------------
 
     @property
     def _rows(self) -> list[Value]:
@@ -73,7 +73,7 @@ class TokenLanes:
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         g = self.g
-        first = g.told("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
+        first = g.value("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
         rows = enumerate(self._rows)
         return [g.weight_scale(f"weight_scale{b}_", first + row, k) for b, row in rows]
 
@@ -97,7 +97,7 @@ class TokenLanes:
             return [], factor, tuple([0] * GATE + [1] * GATE)
         return [], factor, (wave * g.width // max(g.width, BLOCK),)
 
-    # -- what a tile leaves -------------------------------------------------------------------
+    # -- what a tile leaves --------------------------------------------------------------------
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
@@ -127,8 +127,8 @@ class TokenLanes:
             held = part(words, i // 4, wide // 4)
             index = row * g.inner + column
             out.append(at.st_global(param("inner"), index, inside, place, held, element=1))
-        place = g.place("inner_scale", warp_row, g.told("c_weight"), LANES, 1)
-        index = g.told("c_weight") * param("rows") + row
+        place = g.place("inner_scale", warp_row, g.value("c_weight"), LANES, 1)
+        index = g.value("c_weight") * param("rows") + row
         store = at.st_global(param("inner_scale"), index, inside, place, q.scale, element=4)
         return [*out, when(WARP < 4, q.find_scale, store)]
 
@@ -191,12 +191,12 @@ class WeightLanes:
         g = self.g
         return (WARP >> 2) * (g.units // g.consumers) + (wave * g.units + own)
 
-    # -- scales -------------------------------------------------------------------------------
+    # -- scales --------------------------------------------------------------------------------
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         """Of the lane's row in each block; the halves of the first product alternate."""
         g = self.g
-        tile = g.told("c_weight")
+        tile = g.value("c_weight")
         if g.up:
             row = tile * (g.tile_w // 2) + (LANE >> 3 & 1) * g.inner
             return [g.weight_scale("weight_scale0_", row, k)]
@@ -227,7 +227,7 @@ class WeightLanes:
         statement = at.scale_f32(factor, part(own, token, g.chunk), scale)
         return [statement], factor, tuple(range(g.chunk))
 
-    # -- what a tile leaves -------------------------------------------------------------------
+    # -- what a tile leaves --------------------------------------------------------------------
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
@@ -266,8 +266,8 @@ class WeightLanes:
             out.append(at.st_global_fp8(param("inner"), index, mine, place, part(scaled, i, 1)))
         for token in range(tokens):
             row, inside = g.row(token)
-            place = g.place("inner_scale", token, g.told("c_weight"), 1, 1)
-            index = g.told("c_weight") * param("rows") + row
+            place = g.place("inner_scale", token, g.value("c_weight"), 1, 1)
+            index = g.value("c_weight") * param("rows") + row
             one, held = inside & (LANE < 1), part(q.scale, token, 1)
             stores.append(at.st_global(param("inner_scale"), index, one, place, held, element=4))
         return [*out, when(WARP.eq(0), q.find_scale, stores)]

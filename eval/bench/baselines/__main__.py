@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.env.tasks.arguments import UsageError, parse_axes, positive_int, product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import spread
@@ -55,7 +55,7 @@ class Row:
 
 
 def row(definition: Definition, axes: Mapping[str, int], device: torch.device, timer: Timer) -> Row:
-    """Check and time the baselines of one workload."""
+    """Check and time the baselines of one workload; `timer` gives microseconds by name."""
     bench = Bench(case_of(definition, axes, device), device, (SEED,))
     beside = Baselines(definition, axes, bench)
     calls = beside.calls(every=True)
@@ -97,47 +97,40 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="example: ptxflow baselines --definition "
         "gqa_paged_decode_h32_kv8_d128_ps1 --axes batch_size=64 len_indptr=65 "
         "num_kv_indices=65536 num_pages=81936",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--definition", nargs="+", required=True, metavar="NAME|PATH")
     add("--axes", nargs="+", metavar="M=1,17", help="values of the variable axes, by comma")
-    add(
-        "--rows",
-        choices=ROWS,
-        default="ours",
-        help="without --axes: which workloads of the definition (default: ours)",
-    )
+    add("--rows", choices=ROWS, default="ours",
+        help="without --axes: which workloads of the definition (default: ours)")  # fmt: skip
     add("--rounds", type=positive_int, default=20,
         help="timed samples of each library (default: 20)")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="append a JSON line for each workload")
     return parser.parse_args(argv)
 
 
+@reports("baselines", UsageError, DefinitionError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0; 1 where a library computes something else; 2 for bad input or without a GPU."""
     args = arguments(argv)
-    try:
-        places = plan(args)
-        if not torch.cuda.is_available():
-            raise UsageError("no GPU: libraries run on one only")
-        device, timer = torch.device("cuda"), gpu_timer(args.rounds)
-        torch.backends.cuda.matmul.allow_tf32 = False  # the reference is float32
-        wrong = 0
-        for definition, axes in tqdm(places, desc="workloads"):
-            found = row(definition, axes, device, timer)
-            torch.cuda.empty_cache()
-            wrong += any(why.startswith("wrong") for why in found.absent.values())
-            tqdm.write(str(found))
-            if args.out is not None:
-                append(args.out, found)
-    except (UsageError, DefinitionError) as error:
-        print(f"baselines: {error}", file=sys.stderr)
-        return 2
+    places = plan(args)
+    if not torch.cuda.is_available():
+        raise UsageError("no GPU: libraries run on one only")
+    device, timer = torch.device("cuda"), gpu_timer(args.rounds)
+    torch.backends.cuda.matmul.allow_tf32 = False  # the reference is float32
+    wrong = 0
+    for definition, axes in tqdm(places, desc="workloads"):
+        found = row(definition, axes, device, timer)
+        torch.cuda.empty_cache()
+        wrong += any(why.startswith("wrong") for why in found.absent.values())
+        tqdm.write(str(found))
+        if args.out is not None:
+            append(args.out, found)
     return 1 if wrong else 0
 
 
 def append(path: Path, found: Row) -> None:
+    """A line of JSON at the end of the file, whose folder may be missing."""
     about: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

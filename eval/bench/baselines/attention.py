@@ -62,6 +62,12 @@ def _last_page(given: Given, page: int) -> Tensor:
     return given.tensors["kv_indptr"].diff().clamp(max=1).int() * page
 
 
+def _wrapper(given: Given, module: str, name: str, *layout: str, **options: Any) -> Any:
+    """One of FlashInfer's wrappers, in the workspace that all share."""
+    device = next(iter(given.tensors.values())).device
+    return getattr(importlib.import_module(module), name)(_workspace(device), *layout, **options)
+
+
 def _running(wrapper: Any, given: Given, *tensors: Any) -> Baseline:
     out = _outputs(given)
     return computing(lambda: wrapper.run(*tensors, **out), lambda: _sighted(given))
@@ -71,11 +77,9 @@ def gqa_decode(tensor_cores: bool) -> Maker:
     """FlashInfer's paged decoding, on tensor cores (its fa2 prefill) or not."""
 
     def make(given: Given) -> Baseline:
-        library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
-        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(q.device), LAYOUT, use_tensor_cores=tensor_cores
-        )
+        name = "BatchDecodeWithPagedKVCacheWrapper"
+        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, use_tensor_cores=tensor_cores)
         page, kv_heads, dim = k.shape[1:]
         wrapper.plan(
             t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1], kv_heads, dim,
@@ -90,11 +94,9 @@ def paged_prefill(backend: str) -> Maker:
     """FlashInfer's causal prefill over pages, by FlashAttention-2 or 3."""
 
     def make(given: Given) -> Baseline:
-        library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
-            _workspace(q.device), LAYOUT, backend=backend
-        )
+        name = "BatchPrefillWithPagedKVCacheWrapper"
+        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
         page, kv_heads, dim = k.shape[1:]
         wrapper.plan(
             t["qo_indptr"], t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1],
@@ -110,11 +112,9 @@ def ragged_prefill(backend: str) -> Maker:
     """FlashInfer's causal prefill over packed keys and values, by FlashAttention-2 or 3."""
 
     def make(given: Given) -> Baseline:
-        library = importlib.import_module("flashinfer")
         t, q, k = given.tensors, given.tensors["q"], given.tensors["k"]
-        wrapper = library.BatchPrefillWithRaggedKVCacheWrapper(
-            _workspace(q.device), LAYOUT, backend=backend
-        )
+        name = "BatchPrefillWithRaggedKVCacheWrapper"
+        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
         wrapper.plan(
             t["qo_indptr"], t["kv_indptr"], q.shape[1], k.shape[1], k.shape[2], causal=True,
             sm_scale=given.scalars["sm_scale"], q_data_type=q.dtype, kv_data_type=k.dtype,
@@ -128,9 +128,9 @@ def mla(backend: str) -> Maker:
     """FlashInfer's MLA, decoding or causal prefill, by its kernels of that name."""
 
     def make(given: Given) -> Baseline:
-        library = importlib.import_module("flashinfer.mla")
         t, q, cache = given.tensors, given.tensors["q_nope"], given.tensors["ckv_cache"]
-        wrapper = library.BatchMLAPagedAttentionWrapper(_workspace(q.device), backend=backend)
+        name = "BatchMLAPagedAttentionWrapper"
+        wrapper = _wrapper(given, "flashinfer.mla", name, backend=backend)
         one_each = torch.arange(len(t["kv_indptr"]), dtype=torch.int32, device=q.device)
         wrapper.plan(
             t.get("qo_indptr", one_each), t["kv_indptr"], t["kv_indices"], _lengths(given)[1],

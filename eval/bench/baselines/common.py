@@ -91,6 +91,7 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def rms_norm_arguments(given: Given) -> list[Any]:
+    """The inputs of `rms_norm`."""
     t = given.tensors
     return [t["hidden_states"], t.get("residual"), t["weight"], given.constants["eps"]]
 

@@ -27,8 +27,8 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     rng = np.random.default_rng([seed, *dict(problem.axes).values()])
     batch, heads, dim = (problem[a] for a in ("batch_size", "num_index_heads", "index_head_dim"))
     width, page = problem["max_num_pages"], problem["page_size"]
-    held = np.array(_lengths(problem) if lengths is None else lengths)
-    pages = -(-held // page)
+    lens = np.array(_lengths(problem) if lengths is None else lengths)
+    pages = -(-lens // page)
     ids = rng.permutation(problem["num_pages"])[: pages.sum()]
     table = rng.integers(0, problem["num_pages"], (batch, width))
     for row, own in zip(table, np.split(ids, np.cumsum(pages)[:-1]), strict=True):
@@ -41,18 +41,18 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
-    for b, length in enumerate(held):
+    for b, length in enumerate(lens):
         _put_pages(cache, table[b], keys[b, :length], scales[b, :length], page)
     tensors: Tensors = {
         "q_index_fp8": _float8(q),
         "k_index_cache_fp8": cache.view(np.int8).reshape(-1, page, 1, dim + 4),
         "weights": weights.astype(np.float32),
-        "seq_lens": held.astype(np.int32),
+        "seq_lens": lens.astype(np.int32),
         "block_table": table.astype(np.int32),
         "topk_indices": np.full((batch, problem["topk"]), UNWRITTEN, np.int32),
     }
     expected = np.full((batch, problem["topk"]), -1, np.int32)
-    for b, length in enumerate(held):
+    for b, length in enumerate(lens):
         scaled = keys[b, :length] * scales[b, :length, None]
         score = np.maximum(scaled @ q[b].T, 0).astype(np.float64) @ weights[b]
         best = np.argsort(-score, kind="stable")[: problem["topk"]]
@@ -69,8 +69,8 @@ def _lengths(problem: Problem) -> list[int]:
 
 def _float8(values: Values) -> Values:
     """The bytes of float8_e4m3fn."""
-    held = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float8_e4m3fn)
-    return held.view(torch.uint8).numpy()
+    tensor = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float8_e4m3fn)
+    return tensor.view(torch.uint8).numpy()
 
 
 def _put_pages(cache: Values, pages: Values, keys: Values, scales: Values, page_size: int) -> None:

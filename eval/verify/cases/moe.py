@@ -72,10 +72,10 @@ def _routing(
             bias[mine[-1:]] = 4.0
         elif routing == SPREAD:
             bias[mine[1:2]] = -4.0  # an expert without tokens
-        held = stored(bias, "bfloat16")
+        rounded = stored(bias, "bfloat16")
         logits = rng.normal(size=(tokens, count)).astype(np.float32)
-        if _clear(logits, plain(held)):
-            return logits, held
+        if _clear(logits, plain(rounded)):
+            return logits, rounded
 
 
 def _scores(logits: Values) -> Values:
