@@ -146,15 +146,15 @@ def test_the_yardstick_is_made_alone(
 ) -> None:
     made: list[str] = []
 
-    def watched(peer: str, maker: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(baseline: str, maker: Callable[..., Any]) -> Callable[..., Any]:
         def make(given: Any) -> Any:
-            made.append(peer)
+            made.append(baseline)
             return maker(given)
 
         return make
 
     for op_type, makers in baselines.BASELINES.items():
-        held = {peer: watched(peer, maker) for peer, maker in makers.items()}
+        held = {name: watched(name, maker) for name, maker in makers.items()}
         monkeypatch.setitem(baselines.BASELINES, op_type, held)
     found = small(name, **axes)
     assert list(found.calls(every=False)) == [found.yardstick] == [yardstick] == made
@@ -229,7 +229,7 @@ def test_samples_of_few_rounds_are_spread(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_chains_of_eager_operations_are_no_libraries() -> None:
-    """Of every operator's peers, whoever is made of several PyTorch operations, and nobody else."""
+    """Of an operator's baselines those that are made of several PyTorch operations, alone."""
     eager = {
         op: [name for name in makers if is_eager_reference(op, name)]
         for op, makers in baselines.BASELINES.items()

@@ -102,7 +102,7 @@ class Ragged(Wrapper):
         return self.finish(reference.gqa_ragged_prefill(q, k, v, *bounds, self.scale), out, lse)
 
 
-class Latent(Wrapper):
+class Mla(Wrapper):
     def plan(
         self, queries: Tensor, indptr: Tensor, indices: Tensor, keys: Tensor, *rest: Any
     ) -> None:
@@ -129,7 +129,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
         BatchDecodeWithPagedKVCacheWrapper=Decode,
         BatchPrefillWithPagedKVCacheWrapper=Prefill,
         BatchPrefillWithRaggedKVCacheWrapper=Ragged,
-        mla__BatchMLAPagedAttentionWrapper=Latent,
+        mla__BatchMLAPagedAttentionWrapper=Mla,
     )
 
 
@@ -141,27 +141,27 @@ def small(name: str, **changed: int) -> Baselines:
     return beside(definition, axes)
 
 
-def expected_peers(name: str) -> list[str]:
+def expected_baselines(name: str) -> list[str]:
     if "prefill" not in name and name.startswith("gqa"):
         return ["flashinfer", "flashinfer-tensor-cores"]
     return ["flashinfer-fa2", "flashinfer-fa3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_peer_computes_it_on_every_seed(name: str) -> None:
+def test_every_baseline_computes_it_on_every_seed(name: str) -> None:
     found = small(name)
     calls = found.calls(every=True)
-    assert [n for n in calls if n.startswith("flashinfer")] == expected_peers(name)
+    assert [n for n in calls if n.startswith("flashinfer")] == expected_baselines(name)
     assert next(iter(calls)) == COPY == found.yardstick
     assert all(wrapper.plans == 1 for wrapper in Wrapper.made)
     options = [w.options for w in Wrapper.made]
-    if expected_peers(name)[0] == "flashinfer":
+    if expected_baselines(name)[0] == "flashinfer":
         assert options == [{"use_tensor_cores": False}, {"use_tensor_cores": True}]
     else:
         assert options == [{"backend": "fa2"}, {"backend": "fa3"}]
     _, expected = found.bench.fill(2)  # other values and pages, the same lengths
-    for peer in expected_peers(name):
-        made: Any = calls[peer]()
+    for baseline in expected_baselines(name):
+        made: Any = calls[baseline]()
         out, lse = made
         live = expected["lse"].isfinite()
         assert live.any() and (live.all() == ("total_q" in found.definition.var_axes))
@@ -174,10 +174,10 @@ def test_a_wrong_library_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Wrapper, "factor", 1.1)
     found = small(name)
     calls = found.calls(every=True)
-    for peer in expected_peers(name):
-        assert peer not in calls
-        assert found.absent[peer].startswith("wrong: output: ")
-        assert peer not in found.disagree  # it is not timed: there is nothing to say of its ratio
+    for baseline in expected_baselines(name):
+        assert baseline not in calls
+        assert found.absent[baseline].startswith("wrong: output: ")
+        assert baseline not in found.disagree  # it is not timed: it has no ratio
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
@@ -188,11 +188,11 @@ def test_who_is_wrong_in_lse_alone_is_timed_and_says_so(
     monkeypatch.setattr(Wrapper, "shift", shift)
     name = "mla_paged_decode_h16_ckv512_kpe64_ps1"
     found = small(name)
-    assert set(expected_peers(name)) <= set(found.calls(every=True))
+    assert set(expected_baselines(name)) <= set(found.calls(every=True))
     lse = found.bench.fill(1)[1]["lse"]
     live = int(lse.isfinite().sum())
     held = found.about()["disagree"]
-    assert list(held) == expected_peers(name) and set(held["flashinfer-fa2"]) == {"lse"}
+    assert list(held) == expected_baselines(name) and set(held["flashinfer-fa2"]) == {"lse"}
     off = held["flashinfer-fa2"]["lse"]
     assert off["total"] == live and off["beyond"] == (live if shift else 3)
     assert off["error"] == pytest.approx(shift + 0.01, rel=1e-2)
@@ -209,7 +209,7 @@ def test_rows_that_see_nothing_are_not_compared() -> None:
     found = small(name, total_q=90)
     lse = found.bench.fill(1)[1]["lse"]
     assert lse.isneginf().any()
-    assert set(expected_peers(name)) <= set(found.calls(every=True))
+    assert set(expected_baselines(name)) <= set(found.calls(every=True))
 
 
 def test_decoding_without_the_library_keeps_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,5 +258,5 @@ def test_libraries_are_timed_without_a_kernel(
     assert command.main(["--definition", name]) == 2
     assert "no GPU" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    command.append(tmp_path / "runs" / "peers.jsonl", found)
-    assert json.loads((tmp_path / "runs" / "peers.jsonl").read_text())["us"] == dict(found.us)
+    command.append(tmp_path / "runs" / "baselines.jsonl", found)
+    assert json.loads((tmp_path / "runs" / "baselines.jsonl").read_text())["us"] == dict(found.us)

@@ -54,21 +54,21 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]) -> None:
     found = beside(resized(name), axes)
     bench, calls = found.bench, found.calls(every=True)
-    formulas = [peer for peer in calls if peer.startswith("torch")]
+    formulas = [baseline for baseline in calls if baseline.startswith("torch")]
     assert formulas == ["torch.grouped" if name == MOE else "torch", "torch.compile"]
     assert found.disagree == {} and next(iter(calls)) == COPY
-    assert not any(peer.startswith("torch") for peer in found.absent)
+    assert not any(baseline.startswith("torch") for baseline in found.absent)
     for seed in bench.seeds[::-1]:
         inputs, expected = bench.fill(seed)
-        for peer in formulas:
-            made = ready(peer, Given(found.definition, bench.tensors, bench.scalars, 0))
+        for baseline in formulas:
+            made = ready(baseline, Given(found.definition, bench.tensors, bench.scalars, 0))
             for out, (output, right) in zip(made.outputs(), expected.items(), strict=True):
                 assert out.dtype == bench.case.outputs[output][1]
                 assert not compare(out, right, bench.case.tolerance[output]).wrong
         assert not any(bool(count) for count in bench.disturbances(inputs).values())
 
 
-def test_a_mixture_follows_weights_that_change() -> None:
+def test_a_moe_follows_weights_that_change() -> None:
     """They are widened before a call, and again before it is compared."""
     definition = resized(MOE)
     bench = bench_of(definition, {"seq_len": 20})

@@ -78,12 +78,12 @@ def test_refined_times_speak_where_there_are_any():
     assert "2 of 3 right, 0 hangs, 1 wrong" in text and "2/3" in text and "1.25" in text
 
 
-def norm(batch: int, us: float, timing_pass: str = REFINE, **peers: float) -> Record:
+def norm(batch: int, us: float, timing_pass: str = REFINE, **baselines: float) -> Record:
     return Record(
         "rmsnorm_h4096", {"batch_size": batch}, {"family": "rmsnorm", "choices": {"a": us}},
-        str(us), "h200", "ok", correct=True, peers={"copy": 8.0, **peers},
+        str(us), "h200", "ok", correct=True, peers={"copy": 8.0, **baselines},
         latency_us={"median": us, "q1": us, "q3": us, "samples": 7},
-        ratio=min(peers.values()) / us if peers else None, timing_pass=timing_pass,
+        ratio=min(baselines.values()) / us if baselines else None, timing_pass=timing_pass,
         timing={"yardstick": "copy", "absent": {"flashinfer": "not there"}},
     )  # fmt: skip
 
@@ -110,8 +110,8 @@ def test_libraries_copies_and_several_families():
     assert row.split()[2:] == ["3/3", "10.0", "10.5", "1.05", "0.88", "80%", "1.05", "0.88"]
 
 
-def decode(us: float, **peers: Any) -> Record:
-    one = norm(8, us, **peers)
+def decode(us: float, **baselines: Any) -> Record:
+    one = norm(8, us, **baselines)
     return replace(one, definition="gdn_decode_qk16_v32_d128_k_last", ratio=None)
 
 

@@ -100,7 +100,9 @@ def honest(t: Tensors) -> None:
     t["C"].copy_((t["A"].float() @ t["B"].float().T).half())
 
 
-def test_a_right_kernel_is_timed_beside_its_peer(session: measure.Session, tmp_path: Path) -> None:
+def test_a_right_kernel_is_timed_beside_its_baseline(
+    session: measure.Session, tmp_path: Path
+) -> None:
     outcome = run(session, tmp_path, honest)
     assert outcome["status"] == "ok" and outcome["check"]["correct"]
     assert outcome["latency_us"] == {"median": 12.0, "q1": 12.0, "q3": 12.0, "samples": 4}
@@ -162,7 +164,7 @@ def test_a_hopeless_kernel_gets_few_rounds(
             self.at = now
 
         def elapsed_time(self, other: Event) -> float:
-            return other.at - self.at + 0.01  # milliseconds, as the peer takes
+            return other.at - self.at + 0.01  # milliseconds, as the baseline takes
 
     def slow(t: Tensors) -> None:
         nonlocal now

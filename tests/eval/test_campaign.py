@@ -296,7 +296,7 @@ def listed_row(name: str, axes: dict[str, int]) -> dict[str, Any]:
 
 
 def test_a_strategy_of_earlier_decisions_is_todays(tmp_path: Path, capsys: Any) -> None:
-    """Latent prefill before it was cut into parts, as records of it are read."""
+    """MLA prefill before it was cut into parts, as records of it are read."""
     name = "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64"
     axes = {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 102, "num_pages": 143,
             "total_q": 300}  # fmt: skip

@@ -129,11 +129,11 @@ def test_more_queries_than_keys_see_nothing(name: str) -> None:
     assert queries.sum() == axes["total_q"] and (keys == 0).any()
     ends = inputs["qo_indptr"][1:].repeat_interleave(queries)
     seen = torch.arange(axes["total_q"]) + 1 - ends + keys.repeat_interleave(queries)
-    blind = seen <= 0
+    masked = seen <= 0
     output, lse = load_reference(definition)(**inputs)
-    assert 60 <= blind.sum() < len(blind) and (keys > 0)[(queries > keys)].any()
-    assert (output[blind] == 0).all() and (lse[blind] == -torch.inf).all()
-    assert (output[~blind] != 0).any(-1).all() and lse[~blind].isfinite().all()
+    assert 60 <= masked.sum() < len(masked) and (keys > 0)[(queries > keys)].any()
+    assert (output[masked] == 0).all() and (lse[masked] == -torch.inf).all()
+    assert (output[~masked] != 0).any(-1).all() and lse[~masked].isfinite().all()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 16, 33])

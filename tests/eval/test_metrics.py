@@ -134,7 +134,7 @@ def test_claims_have_a_figure_an_interval_and_a_verdict(replays: list[Replay]) -
     assert claims(trained, runs, 3) == [] == claims(at, {"policy": runs["policy"]}, 3)
 
 
-def test_the_mass_of_a_belief_is_what_it_has_in_the_sub_space(replays: list[Replay]) -> None:
+def test_the_mass_of_a_policy_is_what_it_has_in_the_sub_space(replays: list[Replay]) -> None:
     logs = np.log(np.full(len(replays[0].times), 0.25 / len(replays[0].times)))
     policy = Distribution("policy", logs)
     assert policy.mass == pytest.approx(0.25)

@@ -110,7 +110,7 @@ def results() -> dict[str, Any]:
 
 
 def training() -> list[list[dict[str, Any]]]:
-    """Metrics of two runs that trained all families: each has its own course, as a mixture of which
+    """Metrics of two runs that trained all families: each has its own course, mixed, of which
     a row's own figures would jump."""
     runs = []
     for names in (list(style.FAMILIES)[:5], list(style.FAMILIES)[5:]):

@@ -101,9 +101,9 @@ def test_records_are_read_by_workload_and_failures_are_infinite(tmp_path: Path) 
 
 
 def test_sessions_are_compared_by_what_the_library_took_in_each() -> None:
-    def one(us: float | None, peer: float | None, run: str, status: str = "ok") -> Measurement:
+    def one(us: float | None, baseline: float | None, run: str, status: str = "ok") -> Measurement:
         return Measurement("d", {"M": 1}, "h200", "gemm", {"c": 1}, status, latency_us=us,
-                        baseline_us=peer, run=run)  # fmt: skip
+                        baseline_us=baseline, run=run)  # fmt: skip
 
     rows = [
         one(10, 5, "a"), one(20, 5, "a"), one(20, 10, "b"), one(7, 7.5, "c"), one(9, None, "d"),

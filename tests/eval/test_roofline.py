@@ -120,7 +120,7 @@ def measured(run: Run, **changes: Any) -> Run:
     return replace(run, samples=samples)
 
 
-def test_an_eager_reference_is_no_peer(gpu: GpuInfo) -> None:
+def test_an_eager_reference_is_no_baseline(gpu: GpuInfo) -> None:
     run = played_run(gpu, None)
     decoding = "gdn_decode_qk16_v32_d128_k_last"
     alone = measured(run, definition=decoding, peers={"copy": 9.0, "torch": 4000.0}, ratio=None)

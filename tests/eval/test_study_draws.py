@@ -33,10 +33,10 @@ def test_the_best_of_draws() -> None:
     times = np.array([4.0, 2.0, np.inf, 1.0, *[8.0] * 96])
     sure = np.where(times == 1, 0.0, -1000.0)
     assert best_of(sure, times, 3, 1.0, "a").tolist() == [1.0] * 3
-    blind = best_of(np.zeros(100), times, 40, 1.0, "a")
-    assert np.array_equal(blind, best_of(sure, times, 40, 0.0, "a")), "to the power 0: uniform"
-    assert set(blind) <= {1.0, 2.0, 4.0, 8.0} and not np.array_equal(
-        blind, best_of(np.zeros(100), times, 40, 1.0, "b")
+    uniform = best_of(np.zeros(100), times, 40, 1.0, "a")
+    assert np.array_equal(uniform, best_of(sure, times, 40, 0.0, "a")), "to the power 0: uniform"
+    assert set(uniform) <= {1.0, 2.0, 4.0, 8.0} and not np.array_equal(
+        uniform, best_of(np.zeros(100), times, 40, 1.0, "b")
     )
     failed = np.array([1.0, *[np.inf] * 9])
     assert best_of(np.array([-1e9, *[0.0] * 9]), failed, 2, 1.0, "a").max() < np.inf
@@ -65,8 +65,8 @@ def test_another_device_by_its_model() -> None:
     tflops = model_tflops(space.family, space.fields(), space.problem, B200)
     item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
     assert (item["device"], item["workloads"]) == ("b200", 1)
-    ours, blind = (item["loss"][n][0] for n in ("policy b200", "uniform random"))
-    assert 0 <= ours < blind
+    ours, uniform = (item["loss"][n][0] for n in ("policy b200", "uniform random"))
+    assert 0 <= ours < uniform
     table = by_model_table({"by_model": [item]}).splitlines()
     assert table[2].startswith("| B200, held-out problems: 1 | policy b200 |")
 

@@ -18,10 +18,10 @@ PAGED = "gqa_paged_prefill_causal_h32_kv8_d128_ps64"
 FLAT = "gqa_paged_prefill_causal_h32_kv4_d128_ps1"
 RAGGED = "gqa_ragged_prefill_causal_h32_kv8_d128"
 DECODE = "gqa_paged_decode_h32_kv8_d128_ps64"
-LATENT = "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"
+MLA = "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"
 LISTS = "dsa_sparse_attention_h16_ckv512_kpe64_topk256_ps64"
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
-MIXTURE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 
 
 def paged(total_q: int, sequences: int, pages: int, cache: int) -> dict[str, int]:
@@ -33,10 +33,10 @@ def paged(total_q: int, sequences: int, pages: int, cache: int) -> dict[str, int
     ("name", "axes"),
     [
         (PAGED, {**paged(301, 3, 16, 40), "batch_size": 3}),  # uneven
-        (PAGED, {**paged(2000, 4, 10, 7), "batch_size": 4}),  # blind, and pages are shared
+        (PAGED, {**paged(2000, 4, 10, 7), "batch_size": 4}),  # masked rows, shared pages
         (FLAT, paged(90, 4, 33, 33)),  # more queries than keys
         (RAGGED, {"total_q": 50, "total_kv": 131, "len_indptr": 6}),
-        (LATENT, paged(21, 5, 77, 90)),
+        (MLA, paged(21, 5, 77, 90)),
         (DECODE, {"batch_size": 6, "len_indptr": 7, "num_kv_indices": 20, "num_pages": 25}),
     ],
 )
@@ -65,7 +65,7 @@ def test_pairs_queries_and_tokens_are_those_of_the_inputs(name: str, axes: dict[
     [
         (PAGED, {**paged(512, 4, 24, 40), "batch_size": 4}),
         (RAGGED, {"total_q": 60, "total_kv": 120, "len_indptr": 7}),
-        (LATENT, paged(20, 5, 75, 90)),
+        (MLA, paged(20, 5, 75, 90)),
         (DECODE, {"batch_size": 6, "len_indptr": 7, "num_kv_indices": 24, "num_pages": 25}),
         ("gemm_n128_k2048", {"M": 17}),
     ],
@@ -79,17 +79,17 @@ def test_rows_that_see_nothing_are_no_work() -> None:
     """The public prefills of more queries than keys, which stood at 160% of the attainable."""
     axes = paged(80, 4, 32, 40)
     own, found = find_problem(load(FLAT), axes)[1], counted(load(FLAT), axes)
-    blind = 80 - attended(load(FLAT).bind(axes), make_indices(load(FLAT), axes, SEED)).queries
-    assert blind >= 48 and found.bytes == own.bytes - blind * 2 * 32 * 128
-    latent = counted(load(LATENT), axes)
-    assert find_problem(load(LATENT), axes)[1].bytes - latent.bytes == blind * 2 * 16 * (512 + 64)
+    masked = 80 - attended(load(FLAT).bind(axes), make_indices(load(FLAT), axes, SEED)).queries
+    assert masked >= 48 and found.bytes == own.bytes - masked * 2 * 32 * 128
+    mla = counted(load(MLA), axes)
+    assert find_problem(load(MLA), axes)[1].bytes - mla.bytes == masked * 2 * 16 * (512 + 64)
 
 
 def test_where_no_inputs_have_the_axes_the_estimate_stands() -> None:
     axes = paged(8, 2, 32, 4)  # sequences of 16 pages, in a cache of 4
     with pytest.raises(DefinitionError):
-        make_indices(load(LATENT), axes, SEED)
-    assert counted(load(LATENT), axes) == find_problem(load(LATENT), axes)[1]
+        make_indices(load(MLA), axes, SEED)
+    assert counted(load(MLA), axes) == find_problem(load(MLA), axes)[1]
 
 
 def test_lists_count_what_they_name_once() -> None:
@@ -112,19 +112,19 @@ def test_the_indexer_scores_the_tokens_that_there_are() -> None:
     assert own.bytes - found.bytes == 132 * (50 * 64 - sum(lengths)) + 4 * (50 - pages)
 
 
-def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
+def test_a_moe_reads_the_experts_that_are_chosen() -> None:
     axes = {"seq_len": 14}
-    own, found = find_problem(load(MIXTURE), axes)[1], counted(load(MIXTURE), axes)
-    other = counted(load(MIXTURE), axes, seed=2)
+    own, found = find_problem(load(MOE), axes)[1], counted(load(MOE), axes)
+    other = counted(load(MOE), axes, seed=2)
     assert found.flops != own.flops and other.bytes != found.bytes
 
 
-@pytest.mark.parametrize("name", [PAGED, RAGGED, LATENT, LISTS, INDEXER])
+@pytest.mark.parametrize("name", [PAGED, RAGGED, MLA, LISTS, INDEXER])
 def test_indices_are_those_of_the_inputs(name: str) -> None:
     axes: dict[str, Any] = {
         PAGED: {**paged(301, 3, 16, 40), "batch_size": 3},
         RAGGED: {"total_q": 50, "total_kv": 131, "len_indptr": 6},
-        LATENT: paged(21, 5, 77, 90),
+        MLA: paged(21, 5, 77, 90),
         LISTS: {"num_tokens": 40, "num_pages": 3},
         INDEXER: {"batch_size": 10, "max_num_pages": 5, "num_pages": 60},
     }[name]
