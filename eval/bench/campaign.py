@@ -1,4 +1,4 @@
-"""Measure strategies on this machine's GPUs: `ptxflow campaign --help`.
+"""Measure strategies on this machine's GPUs.
 
 Strategies are drawn uniformly from a workload's space or a stated part of it, taken whole, or read
 from files. Compilation on all cores runs ahead of the GPUs; each kernel is checked, then timed
@@ -327,7 +327,7 @@ def warn_of_other_code(recorded: Sequence[Record], origin: Origin) -> None:
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="ptxflow campaign",
-        description=__doc__.partition("\n")[2],
+        description=__doc__,
         epilog="""examples:
   8 strategies of every definition that varies in M alone, at five sizes:
     ptxflow campaign --axes M=1,17,128,1000,4096 --out runs/h200.jsonl

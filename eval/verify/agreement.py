@@ -1,4 +1,4 @@
-"""Emulator against hardware: the same kernels of emulation problems on a GPU, `ptxflow agree`.
+"""Emulator against hardware: the same kernels of emulation problems on a GPU.
 
 Each sampled strategy's kernel runs in the emulator and on the GPU, on integer-valued data (the bits
 must be equal) and on random normal data (sums differ by their order: the difference is in units of

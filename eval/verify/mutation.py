@@ -1,4 +1,4 @@
-"""How many mutants the validator kills: `ptxflow mutation --device b200`.
+"""How many mutants the validator kills.
 
 A few kernels of each family, of different structures, some mutants of each or all, and what became
 of them. The PTX of every mutant that the validator accepts runs under several schedules. One is

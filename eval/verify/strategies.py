@@ -1,4 +1,4 @@
-"""Prove sampled strategies without the hardware: `ptxflow verify --help`.
+"""Verify sampled strategies without the hardware.
 
 For each strategy: the validator's verdict, what ptxas reports, the machine code that was claimed,
 the emulator's verdict on the emitted PTX, run on a small problem with tails under several

@@ -1,4 +1,4 @@
-"""Compile uniformly drawn strategies and count what holds: `ptxflow survey`.
+"""Compile uniformly drawn strategies and count what holds.
 
 The claim under test: whatever the masks allow builds, passes the validator, assembles with no spill
 and no C75xx note, and shows in its machine code what the strategy claims; for any shape that a
