@@ -1,8 +1,8 @@
 """Write our references into the definition files: `python -m ptxflow.eval.bench.reference_text`.
 
 The JSON files are where the facts of the definitions live (axes, constraints, inputs, outputs,
-description); their `reference` is generated from `references`. `--check` writes nothing and fails when
-a file is out of step.
+description); their `reference` is generated from `references`. `--check` writes nothing and fails
+when a file is out of step.
 """
 
 from __future__ import annotations
