@@ -28,9 +28,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from ptxflow import command
+from ptxflow.command import BadInput, Parser, one_line
 
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
@@ -45,15 +45,8 @@ POLICY_OF = {"h100": "h200"}
 MOST = 10_000  # kernels of a run: some hours
 
 
-class Parser(command.Parser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        print(f"sample: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, brief="sample")
     add = parser.add_argument
     add(
         "--definition",
@@ -172,21 +165,16 @@ def sample_kernels(
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense."""
-    from ptxflow.env.tasks.arguments import UsageError
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import choose
-    from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
-    try:
-        policy = load_policy(checkpoint)
-        scores = log_probs(policy, space)
-    except CheckpointError as error:
-        raise UsageError(str(error)) from None
+    policy = load_policy(checkpoint)
+    scores = log_probs(policy, space)
     draws = draw_distinct(scores, args.k, args.seed, sharpness)
     chosen = choose(policy.about, definition, space, scores, draws, args.k, args.source)
     for remark in chosen.remarks:
@@ -284,21 +272,19 @@ def _text(axes: dict[str, int], between: str, sign: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     from ptxflow.eval.bench.campaign import FAILURES
-    from ptxflow.eval.sample.solution import SolutionError
 
     try:
         code = run(args)
         sys.stdout.flush()
         return code
-    except (*FAILURES, SolutionError) as error:
+    except (*FAILURES, BadInput) as error:
         print(f"sample: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # who reads has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # a full disk, above all
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"sample: {place}{error.strerror}", file=sys.stderr)
+        print(f"sample: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("sample: interrupted; nothing was written", file=sys.stderr)

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ptxflow.command import BadInput
 from ptxflow.gfn.options import (
-    BadInput,
     Settings,
     known_device,
     parse,
@@ -23,7 +23,7 @@ from ptxflow.gfn.options import (
 )
 
 if TYPE_CHECKING:
-    from ptxflow.env.reward import Remembered, Reward
+    from ptxflow.env.reward import CachedReward, Reward
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.training_set import Member
     from ptxflow.eval.bench.live_reward import Live
@@ -50,9 +50,15 @@ def placed(compute: str | None) -> str:
     return "cuda" if compute != "cpu" and gpu_at_hand() else "cpu"
 
 
+def scaled(options: dict[str, Any], factor: float | None) -> dict[str, Any]:
+    """A training's options with its learning rates times a factor."""
+    from ptxflow.gfn.training import RATES
+
+    return options | {n: factor * options.get(n, r) for n, r in RATES.items() if factor}
+
+
 def new_settings(args: argparse.Namespace) -> Settings:
-    from ptxflow.env.reward_source import RewardError, describe
-    from ptxflow.env.tasks.definition import DefinitionError
+    from ptxflow.env.reward_source import describe
     from ptxflow.env.tasks.training_set import ON_GPU, PRESETS, chosen
 
     name = args.preset or "full"
@@ -60,11 +66,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
     options = {"batch": args.batch, "hidden": args.width, "tau": args.tau, "seed": args.seed}
     given = {k: v for k, v in options.items() if v is not None}
     device = known_device(args.device)
-    try:
-        definitions = chosen(args.definitions, preset)
-        reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
-    except (RewardError, DefinitionError) as error:
-        raise BadInput(str(error)) from None
+    definitions = chosen(args.definitions, preset)
+    reward = describe(args.reward, device, args.surrogate or (), args.measurements or ())
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(
@@ -83,11 +86,64 @@ def new_settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def scaled(options: dict[str, Any], factor: float | None) -> dict[str, Any]:
-    """A training's options with its learning rates times a factor."""
-    from ptxflow.gfn.training import RATES
+def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
+    """Where the run lives, what it is, and the state it goes on from."""
+    from ptxflow.env.tasks.spaces import cores
 
-    return options | {n: factor * options.get(n, r) for n, r in RATES.items() if factor}
+    if (args.threads or 1) > cores():
+        raise BadInput(f"--threads {args.threads}: this process may use {cores()} cores")
+    if args.resume:
+        folder = args.resume.parent if args.resume.is_file() else args.resume
+        path = args.resume if args.resume.is_file() else folder / CHECKPOINT
+        require_there(path)
+        from ptxflow.gfn.checkpoint import read
+
+        state = read(path)
+        if "settings" not in state.config or "generator" not in state.tensors:
+            raise BadInput(f"{args.resume}: a policy alone, not the state of a run")
+        try:
+            settings = Settings.from_json(state.config["settings"])
+        except TypeError:
+            raise BadInput(f"{args.resume}: a run of another version: start it anew") from None
+        if args.steps or args.minutes:
+            settings = replace(settings, steps=args.steps, minutes=args.minutes)
+        placed(settings.compute)
+        return folder, replace(settings, threads=args.threads or settings.threads), state
+    name = "demo" if args.preset == "demo" else known_device(args.device)
+    folder = args.out or Path("runs") / name
+    if (folder / CHECKPOINT).exists() and not args.overwrite and args.preset != "demo":
+        raise BadInput(f"{folder} holds a run: --resume {folder}, --overwrite, or another --out")
+    if args.init:
+        require_there(args.init)
+    return folder, new_settings(args), None
+
+
+def source(settings: Settings) -> tuple[Reward, Settings]:
+    """The reward, and the settings with the digests of the files it was read from."""
+    from ptxflow.env.reward_source import build
+
+    reward, description = build(settings.reward, settings.device)
+    return reward, replace(settings, reward=description)
+
+
+def begun_with(settings: Settings) -> dict[str, Any]:
+    """What the policy that a run begins with was trained on, with what results by family, and how
+    long each of the runs was that made it."""
+    from ptxflow.eval.study.joint_policy import runs_of
+    from ptxflow.gfn.inference import load_policy
+
+    about: dict[str, Any] = {}
+    if settings.init:
+        policy = load_policy(Path(settings.init))
+        about = policy.about
+        if other := policy.trained_elsewhere(settings.device):
+            print(other, flush=True)
+    return {
+        "device": about.get("settings", {}).get("device"),
+        "definitions": about.get("settings", {}).get("definitions", []),
+        "families": about.get("result", {}).get("families", {}),
+        "before": runs_of(about),
+    }
 
 
 @dataclass(frozen=True)
@@ -102,7 +158,7 @@ class Workloads:
         return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
 
 
-def workloads(settings: Settings, reward: Remembered) -> Workloads:
+def workloads(settings: Settings, reward: CachedReward) -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
     from ptxflow.compiler.device import device
     from ptxflow.env.tasks.spaces import cores, spaces_of
@@ -126,13 +182,98 @@ def workloads(settings: Settings, reward: Remembered) -> Workloads:
         raise BadInput(str(error)) from None
 
 
-def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
+def live_measuring(folder: Path, settings: Settings, tasks: Workloads, reward: Reward) -> Live:
+    """The measuring of a run with --measure; BadInput where this machine cannot do it."""
+    from ptxflow.compiler.backend.runtime import RuntimeUnavailable
+    from ptxflow.compiler.device import device
+    from ptxflow.env.observations import ReplayReward
+    from ptxflow.env.reward import CachedReward, ModelReward
+    from ptxflow.env.reward_source import ROOT
+    from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
+
+    if any(name.endswith(".json") for name in settings.definitions):
+        raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
+    try:
+        gpus = count_gpus(device(settings.device))
+    except RuntimeUnavailable as error:
+        raise BadInput(f"--measure: {error}") from None
+    definitions = [m.definition for m in tasks.members if m.kind == "trained"]
+    fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
+    files = [ROOT / name for name in settings.reward.get("measurements", ())]
+    path = folder / MEASUREMENTS
+    return Live(definitions, tasks.of("trained"), path, CachedReward(fallback), files, gpus)
+
+
+def measure_round(run: Run, live: Live) -> None:
+    """Measure what the policy samples for some workloads, and train on what came of it."""
+    count = run.settings["live"]
+    chosen = live.next(run.trainer.curriculum.active)
+    reward = live.measure({w: run.trainer.propose(w, count, live.known(w)) for w in chosen})
+    run.trainer.reward_anew(reward, chosen)
+
+
+def torch_device(settings: Settings) -> Any:
+    """Where networks and tables lie; sets up PyTorch for it."""
+    import torch
+
+    torch.set_num_threads(settings.threads)
+    if settings.compute == "cpu":
+        return torch.device("cpu")
+    torch.set_float32_matmul_precision("high")  # the factors of products may be rounded to TF32
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | None:
+    """The network that a run begins with, if it is a trained one; BadInput where it is no good.
+
+    Of a run that goes on its state says everything, and which families it has."""
+    from ptxflow.gfn.inference import load_policy
+    from ptxflow.gfn.network import PolicyNetwork
+
+    if state:
+        return PolicyNetwork(state.network)
+    return load_policy(settings.init).network if settings.init else None
+
+
+def make_run(
+    folder: Path, settings: Settings, tasks: Workloads, asked: Reward, state: Checkpoint | None
+) -> Run:
+    """The run, where its state says if it goes on; BadInput where that is of another run."""
+    from tqdm import tqdm
+
+    from ptxflow.env.reward import TAU
+    from ptxflow.gfn.run import Run
+    from ptxflow.gfn.training import TrainConfig, Trainer
+
+    config = TrainConfig(**{"tau": TAU, **settings.train})
+    bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
+    trainer = Trainer(
+        tasks.of("trained"), config, settings.steps or 10**6, asked, tasks.of("held_out", "unseen"),
+        bar, torch_device(settings), initial(settings, state),
+    )  # fmt: skip
+    if trainer.kept:
+        kept = ", ".join(trainer.kept)
+        if settings.begun.get("device") not in (None, settings.device):
+            raise BadInput(f"{settings.init} is for {settings.begun['device']}, and its {kept} "
+                           f"would stay so: train them too, or give --device")  # fmt: skip
+        print(f"kept as they are: {kept}", flush=True)
+    length = settings.steps, settings.minutes, settings.measurements
+    run = Run(folder, trainer, tasks.of("held_out"), *length, settings=asdict(settings))
+    if state:
+        run.take_over(state)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / METRICS).unlink(missing_ok=True)
+    return run
+
+
+def result_rows(run: Run, tasks: Workloads) -> list[dict[str, Any]]:
     """Exact distance of every workload."""
     from tqdm import tqdm
 
-    never = iter(run.trainer.held_out_distances(held.of("held_out", "unseen")))
-    ours = (d for i in range(len(held.of("trained"))) for d in run.trainer.distances([i]))
-    pairs = list(zip(held.members, held.spaces, strict=True))
+    never = iter(run.trainer.held_out_distances(tasks.of("held_out", "unseen")))
+    ours = (d for i in range(len(tasks.of("trained"))) for d in run.trainer.distances([i]))
+    pairs = list(zip(tasks.members, tasks.spaces, strict=True))
     return [
         {
             "family": member.family.name,
@@ -146,7 +287,24 @@ def result_rows(run: Run, held: Workloads) -> list[dict[str, Any]]:
     ]
 
 
-def finish(run: Run, held: Workloads, export: Path | None) -> None:
+def known_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run with the definitions of the policy that it began with, too."""
+    begun = settings["begun"].get("definitions", [])
+    return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
+
+
+def still_far(run: Run, distance: float) -> str | None:
+    """A line for a run that ends far from its target, with what would bring it nearer."""
+    if distance <= FAR:
+        return None
+    steps, minutes = run.trainer.step, run.elapsed / 60
+    longer = f"--steps {4 * steps}" if run.minutes is None else f"--minutes {4 * minutes:.1f}"
+    return (f"far from the target: {distance:.2f} in the mean of what was trained, where {FAR} is "
+            f"near, after {steps} steps; it needs more: python train.py --resume {run.folder} "
+            f"{longer}")  # fmt: skip
+
+
+def finish(run: Run, tasks: Workloads, export: Path | None) -> None:
     """Measure every workload, print the tables, write the result, the plots and the export."""
     from ptxflow.compiler.files import naming, write_whole
     from ptxflow.env.reward_source import title
@@ -159,7 +317,7 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
     )
     from ptxflow.gfn.checkpoint import write
 
-    rows = result_rows(run, held)
+    rows = result_rows(run, tasks)
     summary: dict[str, Any] = {"trajectories_per_s": round(run.rate, 1), "steps": run.trainer.step}
     summary |= summary_of(rows)
     reward, config = run.settings["reward"], run.trainer.config
@@ -194,224 +352,12 @@ def finish(run: Run, held: Workloads, export: Path | None) -> None:
         print(far)
 
 
-def still_far(run: Run, distance: float) -> str | None:
-    """A line for a run that ends far from its target, with what would bring it nearer."""
-    if distance <= FAR:
-        return None
-    steps, minutes = run.trainer.step, run.elapsed / 60
-    longer = f"--steps {4 * steps}" if run.minutes is None else f"--minutes {4 * minutes:.1f}"
-    return (f"far from the target: {distance:.2f} in the mean of what was trained, where {FAR} is "
-            f"near, after {steps} steps; it needs more: python train.py --resume {run.folder} "
-            f"{longer}")  # fmt: skip
-
-
-def known_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run with the definitions of the policy that it began with, too."""
-    begun = settings["begun"].get("definitions", [])
-    return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
-
-
-def begun_with(settings: Settings) -> dict[str, Any]:
-    """What the policy that a run begins with was trained on, with what results by family, and how
-    long each of the runs was that made it."""
-    from ptxflow.eval.sample.tuning import say_other_device
-    from ptxflow.eval.study.joint_policy import runs_of
-    from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.inference import load_policy
-
-    about: dict[str, Any] = {}
-    try:
-        if settings.init:
-            policy = load_policy(Path(settings.init))
-            about = policy.about
-            say_other_device(policy, settings.device)
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
-    return {
-        "device": about.get("settings", {}).get("device"),
-        "definitions": about.get("settings", {}).get("definitions", []),
-        "families": about.get("result", {}).get("families", {}),
-        "before": runs_of(about),
-    }
-
-
-def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
-    """Where the run lives, what it is, and the state it goes on from."""
-    from ptxflow.env.tasks.spaces import cores
-
-    if (args.threads or 1) > cores():
-        raise BadInput(f"--threads {args.threads}: this process may use {cores()} cores")
-    if args.resume:
-        folder = args.resume.parent if args.resume.is_file() else args.resume
-        path = args.resume if args.resume.is_file() else folder / CHECKPOINT
-        require_there(path)
-        from ptxflow.gfn.checkpoint import CheckpointError, read
-
-        try:
-            state = read(path)
-        except CheckpointError as error:
-            raise BadInput(str(error)) from None
-        if "settings" not in state.config or "generator" not in state.tensors:
-            raise BadInput(f"{args.resume}: a policy alone, not the state of a run")
-        try:
-            settings = Settings.from_json(state.config["settings"])
-        except TypeError:
-            raise BadInput(f"{args.resume}: a run of another version: start it anew") from None
-        if args.steps or args.minutes:
-            settings = replace(settings, steps=args.steps, minutes=args.minutes)
-        placed(settings.compute)
-        return folder, replace(settings, threads=args.threads or settings.threads), state
-    name = "demo" if args.preset == "demo" else known_device(args.device)
-    folder = args.out or Path("runs") / name
-    if (folder / CHECKPOINT).exists() and not args.overwrite and args.preset != "demo":
-        raise BadInput(f"{folder} holds a run: --resume {folder}, --overwrite, or another --out")
-    if args.init:
-        require_there(args.init)
-    return folder, new_settings(args), None
-
-
-def source(settings: Settings) -> tuple[Reward, Settings]:
-    """The reward, and the settings with the digests of the files it was read from."""
-    from ptxflow.env.reward_source import RewardError, build
-
-    try:
-        reward, description = build(settings.reward, settings.device)
-    except RewardError as error:
-        raise BadInput(str(error)) from None
-    return reward, replace(settings, reward=description)
-
-
-def live_measuring(folder: Path, settings: Settings, held: Workloads, reward: Reward) -> Live:
-    """The measuring of a run with --measure; BadInput where this machine cannot do it."""
-    from ptxflow.compiler.backend.runtime import RuntimeUnavailable
-    from ptxflow.compiler.device import device
-    from ptxflow.env.replay import ReplayReward
-    from ptxflow.env.reward import ModelReward, Remembered
-    from ptxflow.env.reward_source import ROOT
-    from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
-
-    if any(name.endswith(".json") for name in settings.definitions):
-        raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
-    try:
-        gpus = count_gpus(device(settings.device))
-    except RuntimeUnavailable as error:
-        raise BadInput(f"--measure: {error}") from None
-    definitions = [m.definition for m in held.members if m.kind == "trained"]
-    fallback = (reward.fallback or ModelReward()) if isinstance(reward, ReplayReward) else reward
-    files = [ROOT / name for name in settings.reward.get("measurements", ())]
-    path = folder / MEASUREMENTS
-    return Live(definitions, held.of("trained"), path, Remembered(fallback), files, gpus)
-
-
-def measure_round(run: Run, live: Live) -> None:
-    """Measure what the policy samples for some workloads, and train on what came of it."""
-    count = run.settings["live"]
-    chosen = live.next(run.trainer.curriculum.active)
-    reward = live.measure({w: run.trainer.propose(w, count, live.known(w)) for w in chosen})
-    run.trainer.reward_anew(reward, chosen)
-
-
-def torch_device(settings: Settings) -> Any:
-    """Where networks and tables lie; sets up PyTorch for it."""
-    import torch
-
-    torch.set_num_threads(settings.threads)
-    if settings.compute == "cpu":
-        return torch.device("cpu")
-    torch.set_float32_matmul_precision("high")  # the factors of products may be rounded to TF32
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | None:
-    """The network that a run begins with, if it is a trained one; BadInput where it is no good.
-
-    Of a run that goes on its state says everything, and which families it has."""
-    from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.inference import load_policy
-    from ptxflow.gfn.network import PolicyNetwork
-
-    if state:
-        return PolicyNetwork(state.network)
-    try:
-        return load_policy(settings.init).network if settings.init else None
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
-
-
-def make_run(
-    folder: Path, settings: Settings, held: Workloads, asked: Reward, state: Checkpoint | None
-) -> Run:
-    """The run, where its state says if it goes on; BadInput where that is of another run."""
-    from tqdm import tqdm
-
-    from ptxflow.env.reward import TAU
-    from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.run import Run
-    from ptxflow.gfn.training import TrainConfig, Trainer
-
-    config = TrainConfig(**{"tau": TAU, **settings.train})
-    bar = partial(tqdm, desc="targets", unit="workload", leave=False, disable=None)
-    trainer = Trainer(
-        held.of("trained"), config, settings.steps or 10**6, asked, held.of("held_out", "unseen"),
-        bar, torch_device(settings), initial(settings, state),
-    )  # fmt: skip
-    if trainer.kept:
-        kept = ", ".join(trainer.kept)
-        if settings.begun.get("device") not in (None, settings.device):
-            raise BadInput(f"{settings.init} is for {settings.begun['device']}, and its {kept} "
-                           f"would stay so: train them too, or give --device")  # fmt: skip
-        print(f"kept as they are: {kept}", flush=True)
-    length = settings.steps, settings.minutes, settings.measurements
-    run = Run(folder, trainer, held.of("held_out"), *length, settings=asdict(settings))
-    if state:
-        try:
-            run.take_over(state)
-        except CheckpointError as error:
-            raise BadInput(str(error)) from None
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / METRICS).unlink(missing_ok=True)
-    return run
-
-
-def start(args: argparse.Namespace) -> int:
-    if args.compute != "cpu":  # before numpy: a core each for the processes that prepare
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from ptxflow.env.reward import Remembered
-
-    folder, settings, state = prepare(args)
-    for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
-        require_writable(path.parent)
-    reward, settings = source(settings)
-    if not state:
-        settings = replace(settings, begun=begun_with(settings))
-    kept = Remembered(reward)
-    held = workloads(settings, kept)
-    trained = held.of("trained")
-    live = live_measuring(folder, settings, held, reward) if settings.live else None
-    if live and not state:
-        live.path.unlink(missing_ok=True)
-    asked: Reward = live.reward() if live else kept
-    print(f"{len(trained)} workloads trained, {len(held.of('held_out'))} held out, on "
-          f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
-          f"{settings.reward['source']}; by {settings.compute}, {settings.threads} threads",
-          flush=True)  # fmt: skip
-    run = make_run(folder, settings, held, asked, state)
-    if live:
-        run.between = partial(measure_round, run, live)
-    try:
-        return carry_out(run, held, live, args.export)
-    except OSError as error:
-        raise BadInput(f"{unwritten(error)}; the run goes on from its last checkpoint with: "
-                       f"python train.py --resume {folder}") from None  # fmt: skip
-
-
 def unwritten(error: OSError) -> str:
     """What could not be written, and why."""
     return f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None) -> int:
+def carry_out(run: Run, tasks: Workloads, live: Live | None, export: Path | None) -> int:
     """Train, and write what came of it; the exit code."""
     from ptxflow.gfn.run import train
 
@@ -421,24 +367,56 @@ def carry_out(run: Run, held: Workloads, live: Live | None, export: Path | None)
         return 128 + stopped
     if live:
         run.settings["reward"] = {**run.settings["reward"], **live.describe()}
-    finish(run, held, export)
+    finish(run, tasks, export)
     return 0
+
+
+def start(args: argparse.Namespace) -> int:
+    if args.compute != "cpu":  # before numpy: a core each for the processes that prepare
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from ptxflow.env.reward import CachedReward
+
+    folder, settings, state = prepare(args)
+    for path in (folder / CHECKPOINT, *([args.export] if args.export else [])):
+        require_writable(path.parent)
+    reward, settings = source(settings)
+    if not state:
+        settings = replace(settings, begun=begun_with(settings))
+    kept = CachedReward(reward)
+    tasks = workloads(settings, kept)
+    trained = tasks.of("trained")
+    live = live_measuring(folder, settings, tasks, reward) if settings.live else None
+    if live and not state:
+        live.path.unlink(missing_ok=True)
+    asked: Reward = live.reward() if live else kept
+    print(f"{len(trained)} workloads trained, {len(tasks.of('held_out'))} held out, on "
+          f"{settings.device}; {sum(map(len, trained))} strategies; rewarded by "
+          f"{settings.reward['source']}; by {settings.compute}, {settings.threads} threads",
+          flush=True)  # fmt: skip
+    run = make_run(folder, settings, tasks, asked, state)
+    if live:
+        run.between = partial(measure_round, run, live)
+    try:
+        return carry_out(run, tasks, live, args.export)
+    except OSError as error:
+        raise BadInput(f"{unwritten(error)}; the run goes on from its last checkpoint with: "
+                       f"python train.py --resume {folder}") from None  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    from ptxflow.eval.sample.tuning import tune
-
     try:
-        return tune(args) if args.definition else start(args)
+        if args.definition:
+            from ptxflow.eval.sample.tuning import tune
+
+            return tune(args)
+        return start(args)
     except KeyboardInterrupt:
         print("train.py: stopped; a run with a checkpoint goes on by --resume", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"train.py: {unwritten(error)}", file=sys.stderr)
-        return 2
-    except BadInput as error:
-        print(f"train.py: {error}", file=sys.stderr)
+    except (BadInput, OSError) as error:
+        text = unwritten(error) if isinstance(error, OSError) else error
+        print(f"train.py: {text}", file=sys.stderr)
         return 2
 
 

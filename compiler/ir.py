@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Union
 class Op(Enum):
     CONST = auto()  # arg: (value, name or ""); a named constant is a dimension
     PARAM = auto()  # arg: name of a kernel parameter
-    VAR = auto()  # arg: (name, kind); kind "loop", "special", or "held" for a register's content
+    VAR = auto()  # arg: (name, kind); kind "loop", "special", or "register"
     ALU = auto()  # arg: operation name
     SMEM = auto()  # arg: Buffer
     MBAR = auto()  # arg: Buffer
@@ -237,17 +237,19 @@ def special(name: str) -> UOp:
     return UOp(Op.VAR, (), (name, "special"))
 
 
-def held(register: UOp) -> UOp:
-    """What a register holds, as a value: data that a kernel branches on or computes places from.
+def value_of(register: UOp) -> UOp:
+    """The value of a register, or of an operand that is one: data that a kernel branches on or
+    computes places from.
 
     One instruction writes it, before any use and in the same block or around it. Where branches,
     loops or shared memory depend on it, that instruction gives all lanes of a warp the same.
-    An abstract run takes it from its trip, by the register's name.
+    An abstract run takes it from its trip class, by the register's name.
     """
+    register = register.src[0] if register.op is Op.SLOT else register
     buffer = register.arg
     if register.op is not Op.FRAG or buffer.size != 1 or buffer.dtype != "b32":
         raise TypeError(f"{register!r} is not one register of 32 bits")
-    return UOp(Op.VAR, (), (buffer.name, "held"))
+    return UOp(Op.VAR, (), (buffer.name, "register"))
 
 
 CTAID, CTA_RANK, WARP, LANE = map(special, ("ctaid", "cta_rank", "warp", "lane"))

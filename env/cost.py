@@ -60,7 +60,10 @@ def rates(device: Device) -> Rates:
 
 
 def seconds(load: Demand, device: Device, rates: Rates) -> NDArray[np.float64]:
-    """Time of each strategy, from launch to the last store of its last kernel, in seconds."""
+    """float64 [n] seconds of each strategy, from launch to the last store of its last kernel.
+
+    The fields of `load` are scalars or arrays [n]; `rates` are those of the device.
+    """
     time = rates.launch_s + _kernel_seconds(load, device, rates)
     while (load_ := load.following) is not None:
         launched = np.asarray(load_.blocks) > 0
@@ -118,20 +121,24 @@ def _busy_cycles(load: Demand, resident: Any, device: Device, rates: Rates) -> A
 def model_tflops(
     family: Family, fields: Fields, problem: Problem, device: Device
 ) -> NDArray[np.float64]:
-    """Modelled TFLOP/s of each strategy [n]; never above the problem's roofline."""
+    """float64 [n] modelled TFLOP/s of strategies, whose choices `fields` has as arrays [n].
+
+    Never above the problem's roofline. KeyError where the device has no rates.
+    """
     time = seconds(family.demand(fields, problem, device), device, rates(device))
     tflops: NDArray[np.float64] = np.atleast_1d(problem.flops / time / 1e12)
     return tflops
 
 
 def attainable_tflops(problem: Problem, device: Device) -> float:
-    """The roofline with the launch floor: what a perfect kernel would show by the clock."""
+    """TFLOP/s of the roofline with the launch floor: what a perfect kernel would be timed at."""
     ideal = problem.flops / (problem.roofline_tflops(device) * 1e12)
     return problem.flops / (ideal + rates(device).launch_s) / 1e12
 
 
 def derived(family: Family, strategy: Strategy, problem: Problem, device: Device) -> dict[str, Any]:
-    """What follows from one strategy: resources, the problem's bound, modelled speed."""
+    """What follows from one strategy, as JSON data: what it takes of an SM, the problem's bound and
+    roofline (TFLOP/s), modelled speed (TFLOP/s and microseconds)."""
     fields = strategy.fields()
     taken = family.resources(fields, problem, device)
     tflops = float(model_tflops(family, fields, problem, device)[0])

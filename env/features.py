@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ptxflow.compiler import kernels
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.family import Family, Problem
@@ -41,13 +38,6 @@ def describe_problem(
     return out | {f"{family.name}.{name}": value for name, value in own.items()}
 
 
-def problem_features(
-    problem: Problem, device: Device, family: Family | None = None
-) -> NDArray[np.float32]:
-    """[P] the values of `describe_problem`, in its order."""
-    return np.array(list(describe_problem(problem, device, family).values()), np.float32)
-
-
 def describe_device(device: Device) -> dict[str, float]:
     """Device features by name: limits and rates, on a log scale around an H200."""
 
@@ -64,8 +54,3 @@ def describe_device(device: Device) -> dict[str, float]:
         "clock_ghz": 8 * relative("clock_ghz"),
         "smem_per_block": 4 * relative("smem_per_block"),
     }
-
-
-def device_features(device: Device) -> NDArray[np.float32]:
-    """[D] the values of `describe_device`, in its order."""
-    return np.array(list(describe_device(device).values()), np.float32)

@@ -15,26 +15,27 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.family import Choice
 from ptxflow.compiler.files import write_whole
 
 FORMAT = 1
 SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together
-COPY = "copy"  # the peer that is no library: as many bytes, half of them read, half written
+COPY = "copy"  # the baseline that is no library: as many bytes, half of them read, half written
 Column = list[Any]
 
 
-class MeasurementError(ValueError):
+class MeasurementError(BadInput):
     """A file of measurements cannot be read; one line."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One strategy's outcome. Times are microseconds, None where the kernel was not timed.
 
-    `peer_us` is the yardstick's median in the same rounds (a library's, or that of a copy): the
+    `baseline_us` is the yardstick's median in the same rounds (a library's, or that of a copy): the
     ratio of two latencies of different runs or GPUs means little, that of two `latency_us /
-    peer_us` more. Refined times of one run were taken in the same rounds and compare best.
+    baseline_us` more. Refined times of one run were taken in the same rounds and compare best.
     """
 
     definition: str
@@ -48,7 +49,7 @@ class Measured:
     q1_us: float | None = None
     q3_us: float | None = None
     samples: int = 0
-    peer_us: float | None = None
+    baseline_us: float | None = None
     gpu: str = ""  # the GPU's UUID, or its name where that was not recorded
     run: str = ""  # id of the campaign
 
@@ -107,14 +108,15 @@ class Table:
             raise MeasurementError(f"columns of {sorted(lengths)} rows")
         return table
 
-    def rows(self) -> Iterator[Measured]:
+    def rows(self) -> Iterator[Measurement]:
+        """One by one, in the order of the columns; KeyError where a column is missing."""
         gpu, run = _origin(self.about.get("gpu", {}), self.about.get("run", {}))
-        peers = [n.removeprefix("peer_ns:") for n in self.columns if n.startswith("peer_ns:")]
-        reference = yardstick(self.about.get("yardstick", ""), peers)
+        baselines = [n.removeprefix("peer_ns:") for n in self.columns if n.startswith("peer_ns:")]
+        reference = yardstick(self.about.get("yardstick", ""), baselines)
         for i in range(len(self)):
             at = {name: column[i] for name, column in self.columns.items()}
             median = at["median_ns"]
-            yield Measured(
+            yield Measurement(
                 self.definition,
                 self.axes,
                 self.device,
@@ -132,9 +134,9 @@ class Table:
             )
 
 
-def yardstick(named: str, peers: Iterable[str]) -> str:
-    """The peer that times are relative to: the one that is named, or the only one there is."""
-    return named or next(iter(peers), "")
+def yardstick(named: str, baselines: Iterable[str]) -> str:
+    """The baseline that times are relative to: the one that is named, or the only one there is."""
+    return named or next(iter(baselines), "")
 
 
 def _us(nanoseconds: int | None) -> float | None:
@@ -197,15 +199,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def is_table(row: Mapping[str, Any]) -> bool:
+    """Whether a line is a packed `Table`, and not a plain record."""
     return "format" in row
 
 
-def load_measurements(paths: Iterable[Path]) -> list[Measured]:
+def load_measurements(paths: Iterable[Path]) -> list[Measurement]:
     """Every measurement of the files, packed or not, in their order.
 
     MeasurementError names the file and line that cannot be read, or the file that is not there.
     """
-    found: list[Measured] = []
+    found: list[Measurement] = []
     for path in paths:
         if not path.is_file():
             raise MeasurementError(f"{path}: no such file")
@@ -215,9 +218,9 @@ def load_measurements(paths: Iterable[Path]) -> list[Measured]:
 
 
 @functools.lru_cache(64)
-def _read(path: Path, _changed: int, _size: int) -> tuple[Measured, ...]:
+def _read(path: Path, _changed: int, _size: int) -> tuple[Measurement, ...]:
     """Of one file, as it is now: commands ask for the same files again and again."""
-    found: list[Measured] = []
+    found: list[Measurement] = []
     for number, row in read_lines(path):
         try:
             found += Table.from_json(row).rows() if is_table(row) else [_of_record(row)]
@@ -226,11 +229,11 @@ def _read(path: Path, _changed: int, _size: int) -> tuple[Measured, ...]:
     return tuple(found)
 
 
-def _of_record(row: Mapping[str, Any]) -> Measured:
+def _of_record(row: Mapping[str, Any]) -> Measurement:
     """A plain record, as `eval` appends them."""
-    latency, peers = row.get("latency_us") or {}, row.get("peers", {})
+    latency, baselines = row.get("latency_us") or {}, row.get("peers", {})
     gpu, run = _origin(row.get("gpu", {}), row.get("run", {}))
-    return Measured(
+    return Measurement(
         row["definition"],
         row["axes"],
         row["device"],
@@ -242,17 +245,17 @@ def _of_record(row: Mapping[str, Any]) -> Measured:
         latency.get("q1"),
         latency.get("q3"),
         latency.get("samples", 0),
-        peers.get(yardstick(row.get("timing", {}).get("yardstick", ""), peers)),
+        baselines.get(yardstick(row.get("timing", {}).get("yardstick", ""), baselines)),
         gpu,
         run,
     )
 
 
 def by_workload(
-    measured: Iterable[Measured],
-) -> dict[tuple[str, tuple[tuple[str, int], ...], str], list[Measured]]:
+    measured: Iterable[Measurement],
+) -> dict[tuple[str, tuple[tuple[str, int], ...], str], list[Measurement]]:
     """Measurements grouped by definition, axes and device, in order of appearance."""
-    groups: dict[tuple[str, tuple[tuple[str, int], ...], str], list[Measured]] = {}
+    groups: dict[tuple[str, tuple[tuple[str, int], ...], str], list[Measurement]] = {}
     for m in measured:
         groups.setdefault(m.workload, []).append(m)
     return groups

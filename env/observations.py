@@ -1,4 +1,4 @@
-"""Measured times by problem, on the codes of the present decisions: what replay and fits read.
+"""Measured times by problem, on the codes of the present decisions: what is replayed and fitted.
 
 Where a strategy was measured more than once, its refined measurements speak, else all of them; the
 median of those is its time. What failed to build, check or run has an infinite time.
@@ -19,19 +19,22 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Fields, Problem
 from ptxflow.env.measurements import (
     REFINE,
-    Measured,
+    Measurement,
     MeasurementError,
     by_workload,
     load_measurements,
 )
+from ptxflow.env.reward import Reward
+from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 
 Session = tuple[str, str, str]  # run, GPU, pass
+Key = tuple[str, tuple[tuple[str, int], ...], str, str]
 
 
 @dataclass(frozen=True)
-class Timed:
+class StrategyTime:
     """One measurement: choices by decision, seconds (infinite: failed), whether it was refined."""
 
     choices: Mapping[str, Choice]
@@ -40,7 +43,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observations:
     """What was measured of a problem: distinct sorted `codes` int64 [n], `seconds` [n]."""
 
     family: Family
@@ -60,13 +63,13 @@ class Observed:
         return f"{self.problem.definition} {axes}".strip()
 
     @property
-    def succeeded(self) -> Observed:
+    def succeeded(self) -> Observations:
         """The same without the strategies that failed."""
         return self.pick(np.isfinite(self.seconds))
 
-    def pick(self, keep: NDArray[Any]) -> Observed:
+    def pick(self, keep: NDArray[Any]) -> Observations:
         """The strategies at an index array or mask, which must keep their order."""
-        return Observed(
+        return Observations(
             self.family, self.problem, self.device, self.codes[keep], self.seconds[keep]
         )
 
@@ -80,8 +83,8 @@ class Observed:
 
 
 def observe(
-    family: Family, problem: Problem, device: Device, timed: Iterable[Timed]
-) -> tuple[Observed, int]:
+    family: Family, problem: Problem, device: Device, timed: Iterable[StrategyTime]
+) -> tuple[Observations, int]:
     """The measurements of one problem, and how many are of other decisions or choices than today's.
 
     Those are left out: a strategy that today's family cannot express cannot be learned from.
@@ -98,7 +101,7 @@ def observe(
             found.setdefault(code, ([], []))[item.refined].append(item.seconds)
     codes = np.array(sorted(found), np.int64)
     seconds = np.array([_time(*found[int(c)]) for c in codes], np.float64)
-    return Observed(family, problem, device, codes, seconds), foreign
+    return Observations(family, problem, device, codes, seconds), foreign
 
 
 def _code(
@@ -123,7 +126,7 @@ def _time(broad: list[float], refined: list[float]) -> float:
     return float("inf")
 
 
-def digest(observed: Iterable[Observed]) -> str:
+def digest(observed: Iterable[Observations]) -> str:
     """Stable identity of measurements, whatever their order."""
     rows = []
     for o in observed:
@@ -133,7 +136,7 @@ def digest(observed: Iterable[Observed]) -> str:
     return hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()[:16]
 
 
-def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observed], int]:
+def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observations], int]:
     """What the files hold of a device, a workload each, sorted by name and axes; and how many
     measurements are of other decisions than today's, which are left out.
 
@@ -154,7 +157,7 @@ def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observed]
     return out, foreign
 
 
-def timings(measured: Sequence[Measured]) -> list[Timed]:
+def timings(measured: Sequence[Measurement]) -> list[StrategyTime]:
     """The measurements of one workload, with the times of its sessions made comparable.
 
     GPUs and days differ by a few percent, and so does what the library takes in the same rounds: a
@@ -162,7 +165,7 @@ def timings(measured: Sequence[Measured]) -> list[Timed]:
     """
     scale = _scales(measured)
     return [
-        Timed(
+        StrategyTime(
             m.choices,
             m.latency_us * 1e-6 * scale[_session(m)]
             if m.status == "ok" and m.latency_us
@@ -173,14 +176,53 @@ def timings(measured: Sequence[Measured]) -> list[Timed]:
     ]
 
 
-def _scales(measured: Iterable[Measured]) -> dict[Session, float]:
-    peers: dict[Session, list[float]] = {}
+def _scales(measured: Iterable[Measurement]) -> dict[Session, float]:
+    baselines: dict[Session, list[float]] = {}
     for m in measured:
-        peers.setdefault(_session(m), []).extend([m.peer_us] if m.peer_us else [])
-    medians = {session: float(np.median(us)) for session, us in peers.items() if us}
+        baselines.setdefault(_session(m), []).extend([m.baseline_us] if m.baseline_us else [])
+    medians = {session: float(np.median(us)) for session, us in baselines.items() if us}
     middle = float(np.median(list(medians.values()))) if medians else 1.0
-    return {session: middle / medians.get(session, middle) for session in peers}
+    return {session: middle / medians.get(session, middle) for session in baselines}
 
 
-def _session(m: Measured) -> Session:
+def _session(m: Measurement) -> Session:
     return m.run, m.gpu, m.timing_pass
+
+
+class ReplayReward:
+    """Measured TFLOP/s where there are some, those of `fallback` elsewhere (None: 0).
+
+    Without a fallback only what was measured is rewarded, as fits spaces that were measured whole.
+    A measured failure is 0 in both cases.
+    """
+
+    name = "replay"
+
+    def __init__(self, observed: Iterable[Observations], fallback: Reward | None = None) -> None:
+        found = list(observed)
+        self.fallback = fallback
+        self.digest = digest(found)
+        self._observed: dict[Key, Observations] = {}
+        for o in found:
+            key = _key(o.family, o.problem, o.device)
+            if key in self._observed:
+                raise ValueError(f"replay: {o.name} on {o.device.name} is given twice")
+            self._observed[key] = o
+
+    def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64 [n] TFLOP/s of codes int64 [n]."""
+        codes = np.asarray(codes, np.int64)
+        if self.fallback is None:
+            out = np.zeros(len(codes))
+        else:
+            out = np.array(self.fallback.tflops(space, codes), np.float64)
+        known = self._observed.get(_key(space.family, space.problem, space.device))
+        if known is not None and len(known):
+            at = np.minimum(np.searchsorted(known.codes, codes), len(known) - 1)
+            timed = known.codes[at] == codes
+            out[timed] = space.problem.flops / known.seconds[at[timed]] / 1e12
+        return out
+
+
+def _key(family: Family, problem: Problem, device: Device) -> Key:
+    return family.name, tuple(sorted(problem.axes)), problem.dtype, device.name

@@ -21,7 +21,7 @@ from ptxflow.env.space import Space
 Array = NDArray[np.float64]
 
 # Sharp enough that the best of 8 exact samples is expected within 3% of the optimum on every GEMM
-# workload tried (1.2% on average; `expected_best`), and blunt enough to learn: a difference of 1%
+# workload tried (1.2% on average), and blunt enough to learn: a difference of 1%
 # of attainable is half a nat.
 TAU = 0.02
 
@@ -33,7 +33,10 @@ class Reward(Protocol):
     def name(self) -> str: ...
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
-        """[n] TFLOP/s of the strategies with these codes [n] on the space's problem."""
+        """float64 [n] TFLOP/s of the strategies with these codes, int64 [n], on the problem.
+
+        Codes need not be sorted or distinct, but must be codes of the space's decisions.
+        """
         ...
 
 
@@ -43,6 +46,7 @@ class ModelReward:
     name = "model"
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n]; see `cost.model_tflops`."""
         return model_tflops(space.family, space.fields(codes), space.problem, space.device)
 
 
@@ -62,34 +66,39 @@ class FamilyRewards:
         return self.own.get(family, self.rest)
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n] by the reward of the space's family."""
         return self.of(space.family.name).tflops(space, codes)
 
 
-class Remembered:
+class CachedReward:
     """A reward that is asked once for each whole space, as a run that measures distances needs."""
 
     def __init__(self, source: Reward) -> None:
         self.source = source
-        self._held: dict[int, tuple[Space, NDArray[np.float32]]] = {}
+        self._cache: dict[int, tuple[Space, NDArray[np.float32]]] = {}
 
     @property
     def name(self) -> str:
         return self.source.name
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n]; from memory, rounded to float32, where `codes` is `space.codes` itself."""
         if codes is not space.codes:
             return self.source.tflops(space, codes)
-        if id(space) not in self._held:
-            self.hold(space, self.source.tflops(space, codes).astype(np.float32))
-        return self._held[id(space)][1].astype(np.float64)
+        if id(space) not in self._cache:
+            self.store(space, self.source.tflops(space, codes).astype(np.float32))
+        return self._cache[id(space)][1].astype(np.float64)
 
-    def hold(self, space: Space, tflops: NDArray[np.float32]) -> None:
-        """Remember what the source said of a whole space, in the order of its codes."""
-        self._held[id(space)] = space, tflops  # with the space, so that its id stays taken
+    def store(self, space: Space, tflops: NDArray[np.float32]) -> None:
+        """Keep the source's TFLOP/s [len(space)] of a whole space, in the order of its codes."""
+        self._cache[id(space)] = space, tflops  # with the space, so that its id stays taken
 
 
 def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU) -> Array:
-    """[n] log R = TFLOPS / T(w); a failure (0, negative or not a number) gets 0, the least."""
+    """float64 [n] log R = TFLOPS / T(w) of TFLOP/s [n], in nats.
+
+    A failure (0, negative or not a number) gets 0, the least. ValueError unless tau is positive.
+    """
     if not tau > 0:
         raise ValueError(f"tau must be positive, not {tau}")
     sound = np.nan_to_num(np.asarray(tflops, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
@@ -98,15 +107,8 @@ def log_reward(tflops: Array, problem: Problem, device: Device, tau: float = TAU
 
 
 def target(space: Space, source: Reward, tau: float = TAU) -> tuple[Array, float]:
-    """The exact target over the space's leaves: (log probabilities [leaves], log Z)."""
+    """The exact target: log probabilities [len(space)] in the order of the codes, and log Z."""
     logs = log_reward(source.tflops(space, space.codes), space.problem, space.device, tau)
     peak = float(logs.max())
     log_z = peak + float(np.log(np.exp(logs - peak).sum()))
     return logs - log_z, log_z
-
-
-def expected_best(tflops: Array, probabilities: Array, draws: int) -> float:
-    """Exact expectation of the best TFLOP/s of independent draws, with replacement."""
-    order = np.argsort(tflops)
-    below = np.concatenate([[0.0], np.cumsum(probabilities[order])])
-    return float(tflops[order] @ np.diff((below / below[-1]) ** draws))

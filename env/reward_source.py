@@ -12,21 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
-from ptxflow.env.measurements import MeasurementError
-from ptxflow.env.observations import digest, read_observed
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import ReplayReward, digest, read_observed
 from ptxflow.env.reward import FamilyRewards, ModelReward, Reward
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward
 from ptxflow.env.surrogate_file import family_of, read
-from ptxflow.env.tasks.arguments import UsageError, find_device
+from ptxflow.env.tasks.arguments import find_device
 
-SOURCES = ("model", "surrogate", "replay")
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "checkpoints"
 
 
-class RewardError(ValueError):
+class RewardError(BadInput):
     """A reward that cannot be had as it was asked for; the message is one line."""
 
 
@@ -83,20 +81,13 @@ def build(
     """
     digests: dict[str, str] = {}
     reward: Reward = ModelReward()
-    try:
-        target = find_device(device)
-    except UsageError as error:
-        raise RewardError(str(error)) from None
+    target = find_device(device)
     if paths := description.get("surrogates"):
         fitted = _surrogates(paths, target, family)
         digests |= {path: s.digest for path, s in fitted.items()}
         reward = FamilyRewards({s.family.name: SurrogateReward(s) for s in fitted.values()}, reward)
     if description["source"] == "replay":
-        try:
-            files = [ROOT / path for path in description["measurements"]]
-            observed, _ = read_observed(files, target)
-        except MeasurementError as error:
-            raise RewardError(str(error)) from None
+        observed, _ = read_observed([ROOT / p for p in description["measurements"]], target)
         digests["measurements"] = digest(observed)
         reward = ReplayReward(observed, reward)
     known = description.get("digests", digests)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule, Strategy
 
@@ -66,6 +67,7 @@ class Space:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
+        """The family's, in the order in which they are taken; F of them."""
         return self.family.decisions
 
     @cached_property
@@ -80,6 +82,7 @@ class Space:
 
     @cached_property
     def digest(self) -> str:
+        """See `decision_digest`: the same for all spaces of a family."""
         return decision_digest(self.family)
 
     def __len__(self) -> int:
@@ -168,14 +171,17 @@ class SpaceSet:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Number of choices of each decision."""
         return self.spaces[0].sizes
 
     @property
     def digest(self) -> str:
+        """Of the one decision space that all have."""
         return self.spaces[0].digest
 
     @cached_property
     def leaf_offsets(self) -> NDArray[np.int64]:
+        """[W + 1] the leaf ids of space w are leaf_offsets[w] to leaf_offsets[w + 1]."""
         return np.concatenate([[0], np.cumsum([len(s) for s in self.spaces])])
 
     @cached_property
@@ -211,16 +217,17 @@ class SpaceSet:
         return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
 
 
-class EmptySpace(ValueError):
+class EmptySpace(BadInput):
     """No strategy of a family is valid for a problem on a device; one line with the last rule."""
 
 
 def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
-    """All valid strategies; ValueError naming the last rule to refuse when there are none.
+    """All valid strategies: 10^3 to 3 x 10^5 of them, in 0.02 to 0.2 s.
 
     Prefixes grow decision by decision, and a rule filters them once the decisions it reads are
     bound. It is evaluated on the product of what it reads and looked up, or on the prefixes
-    themselves where those are fewer.
+    themselves where those are fewer. EmptySpace names the last rule to refuse when there are none;
+    ValueError where a rule reads what it does not declare, or the codes do not fit 64 bits.
     """
     names = [d.name for d in family.decisions]
     sizes = tuple(len(d.choices) for d in family.decisions)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Family, Fields, Problem, Resources
 from ptxflow.env import cost
@@ -31,7 +32,7 @@ LEAK = np.float32(0.1)  # slope of the activation below zero
 LEAST = 1e-4  # share of the modelled time below which a term does not matter
 
 
-class SurrogateError(ValueError):
+class SurrogateError(BadInput):
     """A surrogate that cannot be used; the message is one line."""
 
 
@@ -202,6 +203,7 @@ class SurrogateReward:
         self.surrogate = surrogate
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+        """float64 [n] pessimistic TFLOP/s of codes int64 [n], `BLOCK` of them at a time."""
         fitted = self.surrogate
         if (space.family.name, space.device.name) != (fitted.family.name, fitted.device.name):
             raise SurrogateError(

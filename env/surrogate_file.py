@@ -22,7 +22,7 @@ from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.digest import DamagedError, checked, sealed
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.surrogate import (
     AXIS,
     Ensemble,
@@ -138,7 +138,7 @@ def require_features(where: object, surrogate: Surrogate) -> None:
     """
     for probe in surrogate.probes:
         none = np.zeros(len(probe.codes))
-        held = Observed(surrogate.family, probe.problem, surrogate.device, probe.codes, none)
+        held = Observations(surrogate.family, probe.problem, surrogate.device, probe.codes, none)
         columns, _ = strategy_features(
             surrogate.family, held.fields(), probe.problem, surrogate.device
         )

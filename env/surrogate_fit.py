@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.observations import Observed, digest
+from ptxflow.env.observations import Observations, digest
 from ptxflow.env.space import decision_digest
 from ptxflow.env.surrogate import (
     LEAK,
@@ -52,7 +52,7 @@ class FitConfig:
     balance: float = 0.5  # exponent of a workload's total weight in its number of strategies
     level: float = 20.0  # strategies' worth of belief that a workload's own level is 0
     ridge: float = 10.0  # of the Gram matrix behind the leverage
-    kappa: float = 0.5  # chosen by held-out regret: docs/training.md
+    kappa: float = 0.5  # chosen by held-out regret: env/README.md
     seed: int = 0
 
 
@@ -74,7 +74,7 @@ class Table:
         )
 
 
-def table(observed: Sequence[Observed], config: FitConfig) -> Table:
+def table(observed: Sequence[Observations], config: FitConfig) -> Table:
     """Features and residuals of everything that succeeded; ValueError where nothing did."""
     rows: list[tuple[Mapping[str, Any], Any, Any, Any]] = []
     for number, item in enumerate(observed):
@@ -99,7 +99,7 @@ def table(observed: Sequence[Observed], config: FitConfig) -> Table:
 
 
 def fit(
-    observed: Sequence[Observed],
+    observed: Sequence[Observations],
     config: FitConfig | None = None,
     tick: Callable[[], object] = lambda: None,
 ) -> Surrogate:
@@ -128,7 +128,7 @@ def fit(
     )
 
 
-def probes(observed: Sequence[Observed], names: Sequence[str], seed: int) -> tuple[Probe, ...]:
+def probes(observed: Sequence[Observations], names: Sequence[str], seed: int) -> tuple[Probe, ...]:
     """Features of a few strategies of a few workloads, drawn among those measured."""
     rng = np.random.default_rng(seed)
     out = []

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ptxflow.command import BadInput
 from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RECORDS, RESULTS, arguments
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ptxflow.env.reward import Reward
     from ptxflow.env.space import Space
-    from ptxflow.eval.study.results import Belief
+    from ptxflow.eval.study.results import Distribution
     from ptxflow.eval.study.search.play import Method
     from ptxflow.eval.study.search.replay import Replay
     from ptxflow.eval.study.tuning import Learner
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS, CHECKPOINTS = ROOT / "eval" / "measurements", ROOT / "checkpoints"
-
-
-class BadInput(ValueError):
-    """What the user asked for cannot be done; the message is one line."""
 
 
 def digest(path: Path) -> str:
@@ -74,14 +71,14 @@ def find_policies(given: Sequence[str]) -> dict[str, Policy]:
 
 def rewards_of(policies: Mapping[str, Policy]) -> dict[str, Reward]:
     """The rewards that policies were trained on, where their files are still the same."""
-    from ptxflow.env.reward_source import RewardError, build
+    from ptxflow.env.reward_source import build
 
     out = {}
     for name, policy in policies.items():
         settings = policy.about["settings"]
         try:
             out[name], _ = build(settings["reward"], settings["device"])
-        except RewardError as error:
+        except BadInput as error:
             print(f"evaluate: the reward of policy {name}: {error}", file=sys.stderr)
     return out
 
@@ -103,18 +100,18 @@ def what_reward_says(
     return logs, look_up(space, reward, trained)
 
 
-def beliefs_on(
+def distributions_on(
     part: Space,
     policies: Mapping[str, Policy],
     rewards: Mapping[str, Reward],
     absent: dict[str, str],
-) -> list[Belief]:
+) -> list[Distribution]:
     """What each policy says of a space or a part, that of its device first, and what an untrained
-    one does; `absent` is told of those that know no such space."""
+    one does; `absent` gets those that know no such space."""
     from ptxflow.env.space import SpaceSet, enumerate_space
-    from ptxflow.eval.study.results import Belief
+    from ptxflow.eval.study.results import Distribution
     from ptxflow.gfn.checkpoint import CheckpointError
-    from ptxflow.gfn.parts import leaf_log_probs, untrained
+    from ptxflow.gfn.inference import part_log_probs, untrained
 
     home, out = part.device.name, []
     whole = SpaceSet([enumerate_space(part.family, part.problem, part.device)])
@@ -122,18 +119,22 @@ def beliefs_on(
         policy = policies[name]
         shown = "policy" if name == home else f"policy {name}"
         try:
-            logs = leaf_log_probs(policy, whole, part)
+            logs = part_log_probs(policy, whole, part)
         except CheckpointError as error:
             absent[f"{shown} on {part.family.name}"] = str(error).replace(f"{ROOT}/", "")
             continue
         known = what_reward_says(policy, rewards.get(name), part)
-        out.append(Belief(shown, logs, *known))
+        out.append(Distribution(shown, logs, *known))
         if name == home:
-            out.append(Belief("untrained policy", leaf_log_probs(untrained(policy), whole, part)))
+            out.append(
+                Distribution("untrained policy", part_log_probs(untrained(policy), whole, part))
+            )
     return out
 
 
-def methods_on(beliefs: Sequence[Belief], model: Array, surrogate: Array | None) -> list[Method]:
+def methods_on(
+    distributions: Sequence[Distribution], model: Array, surrogate: Array | None
+) -> list[Method]:
     """Every method of one workload: policies, rankings that were there before, searches."""
     from ptxflow.eval.study.runs import SEARCHES
     from ptxflow.eval.study.search.plain import Drawn, Ranked
@@ -141,11 +142,11 @@ def methods_on(beliefs: Sequence[Belief], model: Array, surrogate: Array | None)
     from ptxflow.gfn.inference import SHARPNESS
 
     out: list[Method] = []
-    for b in beliefs:
+    for b in distributions:
         out.append(Drawn(b.name, b.logs, SHARPNESS))
         if not b.name.startswith("untrained"):
             out.append(Process(f"{b.name} + feedback", b.logs, SHARPNESS))
-    for b in [b for b in beliefs if b.name == "policy"]:
+    for b in [b for b in distributions if b.name == "policy"]:
         out.append(Ranked("policy top-k", b.logs))
         if b.own is not None:
             out.append(Ranked("own reward top-k", b.own))
@@ -234,12 +235,12 @@ def fitted_scores(
 
 
 def players(
-    beliefs: Sequence[Belief], space: Space, scores: Array | None, asked: str | None
+    distributions: Sequence[Distribution], space: Space, scores: Array | None, asked: str | None
 ) -> list[Method]:
     """The methods of one workload that are asked for."""
     from ptxflow.eval.study.knowledge import model_scores
 
-    held = methods_on(beliefs, model_scores(space), scores)
+    held = methods_on(distributions, model_scores(space), scores)
     names = chosen_methods(asked, [m.name for m in held])
     return [m for m in held if m.name in names]
 
@@ -278,14 +279,16 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
     about = sources(args, files, chosen, policies) | {"outdated": outdated(files)}
     records = [r for path in chosen for r in read_records(path)]
     replays, rewards = find_replays(args, files), rewards_of(policies)
-    beliefs = {r.name: beliefs_on(r.space, policies, rewards, about["absent"]) for r in replays}
+    distributions = {
+        r.name: distributions_on(r.space, policies, rewards, about["absent"]) for r in replays
+    }
     fitted = fitted_scores([r.space for r in replays], files, args)
     methods = {
-        r.name: players(beliefs[r.name], r.space, scores, args.methods)
+        r.name: players(distributions[r.name], r.space, scores, args.methods)
         for r, scores in zip(replays, fitted, strict=True)
     }
     runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
-    own = {r.name: b.logs for r in replays for b in beliefs[r.name] if b.name == "policy"}
+    own = {r.name: b.logs for r in replays for b in distributions[r.name] if b.name == "policy"}
     more: dict[str, Any] = {"sharpness": sharpness(replays, own, args.seeds)}
     if "devices" in parts:
         more["by_model"] = other_devices(replays, policies, args.seeds)
@@ -300,7 +303,7 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
         "kernels": summary(records),
         "roofline": roofline(records),
         **more,
-        **assemble(replays, runs, beliefs, args.seeds),
+        **assemble(replays, runs, distributions, args.seeds),
     }
 
 
@@ -317,8 +320,7 @@ def chosen_parts(text: str | None) -> list[str]:
 def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[Learner]:
     """Policies that are tuned: on one held-out workload of each family, and on definitions and on
     families that they never saw."""
-    from ptxflow.eval.study.tuning import Learner, unseen
-    from ptxflow.gfn.tuned_search import Tuned
+    from ptxflow.eval.study.tuning import Learner, TunedSearch, unseen
 
     never = unseen(replays, {n: p.about["settings"] for n, p in policies.items()})
     held, home = [r for r in replays if r.kind != "trained"], replays[0].space.device.name
@@ -337,8 +339,10 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[
     for name, group, workloads in asked:
         shown = "policy" if name == home else f"policy {name}"
 
-        def method(replay: Replay, policy: Policy = policies[name], shown: str = shown) -> Tuned:
-            return Tuned(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
+        def method(
+            replay: Replay, policy: Policy = policies[name], shown: str = shown
+        ) -> TunedSearch:
+            return TunedSearch(f"{shown} + tuning", policy, replay.yardstick * 1e-6)
 
         if workloads:
             out.append(Learner(shown, group, tuple(workloads), method))
@@ -368,11 +372,11 @@ def other_devices(
             part = replay.space
             space = enumerate_space(part.family, part.problem, DEVICES[there])
             try:
-                told = [log_probs(policies[n], space) for n in names]
+                found = [log_probs(policies[n], space) for n in names]
             except CheckpointError:  # its family is not there: said where the policy is absent
                 continue
             spaces.append(space)
-            for n, own in zip(names, told, strict=True):
+            for n, own in zip(names, found, strict=True):
                 logs[f"policy {n}"].append(own)
         if spaces:
             out.append(by_model(spaces, logs, seeds, SHARPNESS))
@@ -399,8 +403,8 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
     command = "ptxflow evaluate --live"
     with measurer.open_measurer(path, fields[0].space.device, families, command) as measure:
         for field, scores in zip(fields, fitted, strict=True):
-            beliefs = beliefs_on(field.space, policies, {}, absent)
-            methods = players(beliefs, field.space, scores, args.methods)
+            distributions = distributions_on(field.space, policies, {}, absent)
+            methods = players(distributions, field.space, scores, args.methods)
             played[field.name] = play_field(field, methods, args.seeds, args.budget, measure)
     measured = {g[0].workload: g for g in by_workload(load_measurements([path])).values()}
     found = []
@@ -465,21 +469,15 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
-    from ptxflow.env.measurements import MeasurementError
     from ptxflow.eval.bench.campaign import FAILURES
     from ptxflow.eval.study.search.play import Foul
-    from ptxflow.eval.study.tables import PageError
-    from ptxflow.gfn.checkpoint import CheckpointError
 
     try:
         return run(args)
     except Foul as foul:
         print(f"evaluate: {foul}", file=sys.stderr)
         return 1
-    except (
-        *FAILURES, BadInput, CheckpointError, MeasurementError, OSError, PageError,
-        json.JSONDecodeError,
-    ) as error:  # fmt: skip
+    except (*FAILURES, BadInput, OSError, json.JSONDecodeError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

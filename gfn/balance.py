@@ -129,15 +129,15 @@ class KernelPolicy(DiscretePolicyEstimator):
         """[N] states at any mixture of depths -> [N, n_actions]."""
         states, forest = input, self.env.forest
         which = workloads(states.conditions if conditions is None else conditions)
-        encoded, tower = forest.conditions(self.network), self.network.tower(forest.family)
+        encoded, policy = forest.conditions(self.network), self.network.of(forest.family)
         depth = (states.tensor >= 0).sum(-1)
         out = encoded.new_zeros(len(depth), self.n_actions)
         for t, size in enumerate(forest.sizes):
             rows = torch.nonzero(depth == t).squeeze(1)
             if len(rows):
                 state = encoded[which[rows]]
-                state = state + tower.decided(t, states.tensor[rows])
-                out[rows, :size] = tower.logits(t, state)
+                state = state + policy.decided(t, states.tensor[rows])
+                out[rows, :size] = policy.logits(t, state)
         return out
 
 

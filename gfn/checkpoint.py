@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.digest import DamagedError, checked, sealed
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
@@ -26,7 +27,7 @@ KEY = "ptxflow"
 HEADER_LIMIT = 100 * 10**6  # bytes, of the safetensors format
 
 
-class CheckpointError(ValueError):
+class CheckpointError(BadInput):
     """A checkpoint that cannot be used; the message is one line."""
 
 

@@ -1,7 +1,7 @@
 """A policy after a few measurements of one workload: asked, measured, tuned, in seconds.
 
-What is measured corrects what was believed of the whole space (`beliefs.py`), and trajectory
-balance moves the policy to the corrected target. A family that the policy has no part for gets one.
+What is measured turns a prior of the whole space into a posterior (`posterior.py`), and trajectory
+balance moves the policy to the target that this asks for. A family that the policy lacks is added.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.reward import TAU, Reward, log_reward
 from ptxflow.env.space import Codes, Space
-from ptxflow.gfn.extension import fit_for
-from ptxflow.gfn.inference import Policy, log_probs, sample_distinct
-from ptxflow.gfn.posterior import corrected
+from ptxflow.gfn.inference import Policy, log_probs, sample_distinct, with_family
+from ptxflow.gfn.posterior import posterior
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 Array = NDArray[np.float64]
 EVERY = 8  # measurements between two tunings
 FAR = 8.0  # nats: the most that a deviation counts for
-SPAN = 40.0  # nats below the best, where beliefs end: no draw ever comes from there
+SPAN = 40.0  # nats below the best, where log rewards end: no draw ever comes from there
 
 # One workload needs no other mixing than many did: the matrices between layers stay, and what is
 # learned are the rows of choices. That comes nearer to the target in as many steps, at a quarter of
@@ -50,12 +49,12 @@ class TuneConfig:
 
 
 @dataclass(frozen=True)
-class Believed:
+class PosteriorReward:
     """A reward of one space: log rewards [n] in the order of its codes, up to a constant."""
 
     log_rewards: Array
     unit: float  # TFLOP/s of a nat
-    name: str = "beliefs"
+    name: str = "posterior"
 
     def tflops(self, space: Space, codes: Codes) -> Array:
         above = self.log_rewards - self.log_rewards.max() + SPAN
@@ -68,19 +67,19 @@ def propose(
 ) -> Codes:
     """Codes of up to `count` distinct strategies to measure next, none of `known`.
 
-    They are drawn by the policy's probabilities to the power of `sharpness`; a policy that has no
-    part for the family draws uniformly.
+    They are drawn by the policy's probabilities to the power of `sharpness`; a policy that lacks
+    the family draws uniformly.
     """
-    fit = fit_for(policy, space)
+    fit = with_family(policy, space)
     drawn = sample_distinct(fit, space, min(len(space), count + len(known)), seed, sharpness)
     fresh: Codes = drawn[~np.isin(drawn, known)][:count]
     return fresh
 
 
-def believed(
+def posterior_log_rewards(
     policy: Policy,
     space: Space,
-    measured: Observed | None,
+    measured: Observations | None,
     base: Reward | None,
     tau: float,
     optimism: float = 0.0,
@@ -89,54 +88,55 @@ def believed(
     itself says, corrected by what was measured, and `optimism` deviations higher. What failed is
     SPAN nats below the best of the rest.
     """
-    belief = (
+    logs = (
         log_probs(policy, space)
         if base is None
         else log_reward(base.tflops(space, space.codes), space.problem, space.device, tau)
     )
     if measured is None or not len(measured):
-        return belief
+        return logs
     places = np.searchsorted(space.codes, measured.codes)
     sound = np.isfinite(measured.seconds)
     failed, places = places[~sound], places[sound]
     if len(places):
         tflops = space.problem.flops / measured.seconds[sound] / 1e12
-        told = log_reward(tflops, space.problem, space.device, tau)
+        seen = log_reward(tflops, space.problem, space.device, tau)
         # a policy may hold the rest for all but impossible, and be wrong
-        belief = np.maximum(belief, belief[places].max() - SPAN / 2)
-        belief, std = corrected(belief, space.indices(), places, told)
-        belief += optimism * np.minimum(std, FAR)
-    rest = np.ones(len(belief), bool)
+        logs = np.maximum(logs, logs[places].max() - SPAN / 2)
+        logs, std = posterior(logs, space.indices(), places, seen)
+        logs += optimism * np.minimum(std, FAR)
+    rest = np.ones(len(logs), bool)
     rest[failed] = False
-    if rest.any():  # what failed may have been believed to be the best
-        belief[failed] = belief[rest].max() - SPAN
-    return belief
+    if rest.any():  # what failed may have been expected to be the best
+        logs[failed] = logs[rest].max() - SPAN
+    return logs
 
 
 def fine_tune(
     policy: Policy,
     space: Space,
-    measured: Observed | None,
+    measured: Observations | None,
     base: Reward | None = None,
     config: TuneConfig | None = None,
     seed: int = 0,
 ) -> Policy:
     """The policy tuned to one workload by what was measured of it; `policy` itself stays as it is.
 
-    space     the workload's valid strategies (any shape; a family that the policy has no part for
-              gets a new one)
+    space     the workload's valid strategies (any shape; a family that the policy lacks is added
+              to it)
     measured  seconds of the strategies that were measured so far, failures infinite; None or empty
               where nothing was: then `base` alone is the target, and without it nothing changes
-    base      what is believed of the rest (ModelReward, SurrogateReward, ...); None: what the
+    base      the prior, a reward of the rest (ModelReward, SurrogateReward, ...); None: what the
               policy's own probabilities say of it
     """
-    fit, config = fit_for(policy, space), config or TuneConfig()
+    fit, config = with_family(policy, space), config or TuneConfig()
     if base is None and (measured is None or not len(measured)):
         return fit
     tau = float(policy.about.get("train", {}).get("tau", TAU))
     train = replace(config.train, tau=tau, seed=seed, stages=1)
     unit = 1.0 / float(log_reward(np.ones(1), space.problem, space.device, tau)[0])
-    reward = Believed(believed(fit, space, measured, base, tau, config.optimism), unit)
+    logs = posterior_log_rewards(fit, space, measured, base, tau, config.optimism)
+    reward = PosteriorReward(logs, unit)
     trainer = Trainer([space], train, config.steps, reward, start=fit.network)
     for _ in range(config.steps):
         trainer.advance()
@@ -149,13 +149,13 @@ def fine_tune(
 def tune_by_measuring(
     policy: Policy,
     space: Space,
-    measure: Callable[[Codes], Observed],
+    measure: Callable[[Codes], Observations],
     count: int,
-    measured: Observed | None = None,
+    measured: Observations | None = None,
     base: Reward | None = None,
     config: TuneConfig | None = None,
     seed: int = 0,
-) -> Iterator[tuple[Policy, Observed]]:
+) -> Iterator[tuple[Policy, Observations]]:
     """The tuned policy and all that was measured, after each EVERY of `count` measurements.
 
     `measure` times strategies of these codes and returns everything that it has measured of the
@@ -176,4 +176,4 @@ def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> 
     """Exact total variation distance of a policy to a reward's target on one space."""
     logs = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau)
     exact = torch.softmax(torch.from_numpy(logs), 0).numpy()
-    return float(0.5 * np.abs(np.exp(log_probs(fit_for(policy, space), space)) - exact).sum())
+    return float(0.5 * np.abs(np.exp(log_probs(with_family(policy, space), space)) - exact).sum())

@@ -1,4 +1,4 @@
-"""Sampling from a trained policy: load a checkpoint, score a space exactly, draw k strategies.
+"""A trained policy: load its checkpoint, score a space exactly, draw k strategies.
 
 PyTorch only; torchgfn is for training.
 """
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.checkpoint import read, require_space
-from ptxflow.gfn.network import PolicyNetwork
+from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import Forest, family_shape
 
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
@@ -36,6 +37,12 @@ class Policy:
         name: str | None = self.about.get("settings", {}).get("device")
         return name
 
+    def trained_elsewhere(self, device: str) -> str:
+        """A line where it was trained for another device than this one; else nothing."""
+        if self.device in (None, device):
+            return ""
+        return f"{self.path} was trained for {self.device}, and goes on for {device}"
+
 
 def load_policy(path: str | Path) -> Policy:
     """The policy of a checkpoint; CheckpointError, one line, where the file is no good."""
@@ -54,6 +61,46 @@ def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
     forest = Forest(SpaceSet([space]))
     exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0).double().numpy()
     return exact
+
+
+def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.float64]:
+    """[len(part)] exact log-probabilities of a part's strategies in the whole space of its problem.
+
+    Only the prefixes of these strategies are evaluated, by walks that are forced to them. Raises
+    CheckpointError as `log_probs` does.
+    """
+    if len(part) == len(whole.codes):
+        return log_probs(policy, part)
+    require_space(policy.path, policy.network.config, family_shape(part))
+    with torch.no_grad():
+        walk = Forest(whole).walk(
+            policy.network,
+            torch.zeros(len(part), dtype=torch.int64),
+            given=torch.from_numpy(part.indices()),
+        )
+    exact: NDArray[np.float64] = walk.log_probs.double().sum(0).numpy()
+    return exact
+
+
+def with_family(policy: Policy, space: Space) -> Policy:
+    """The policy, with an untrained family policy for the space where it has none of its shape."""
+    shape = family_shape(space)
+    if shape in policy.network.config.families:
+        return policy
+    zeros = (0.0,) * len(shape.features)  # one workload: its features say nothing
+    network = policy.network.extended(NetworkConfig((FamilyConfig(shape, zeros, zeros),)))
+    return Policy(network.eval(), policy.path, policy.about)
+
+
+def untrained(policy: Policy) -> Policy:
+    """The same network with random weights, those of its output rows too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = PolicyNetwork(policy.network.config)
+        for config in policy.network.config.policies:
+            head = network.of(config.shape.name).head
+            torch.nn.init.normal_(head, std=config.hidden**-0.5)
+    return Policy(network.eval(), policy.path, policy.about)
 
 
 def sample_distinct(

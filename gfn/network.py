@@ -1,15 +1,16 @@
-"""The policy network, a tower for each kernel family. PyTorch only: sampling needs no torchgfn.
+"""The policy network: a family policy for each kernel family. PyTorch only, without torchgfn.
 
 A state is what was decided so far, where in the construction it stands, and the workload. Each
 decided choice and each position owns a learned vector; the workload's features pass through an
 encoder. Their sum goes through a residual trunk, and the rows of the output table that belong to
 the next decision give its logits. Families share no parameter: their decisions, features and
 rewards have nothing in common but names, and a shared trunk let each one's steps disturb the others
-(docs/training.md has the figures). So one can be trained alone, and joins others as it is.
+(gfn/README.md has the figures). So one can be trained alone, and joins others as it is.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class FamilyShape:
-    """What a tower was made for; a checkpoint of another shape is refused."""
+    """What a family policy was made for; a checkpoint of another shape is refused."""
 
     name: str
     sizes: tuple[int, ...]  # choices per decision
@@ -30,8 +31,8 @@ class FamilyShape:
 
 
 @dataclass(frozen=True)
-class TowerConfig:
-    """Everything that fixes a tower's parameters' shapes and meaning."""
+class FamilyConfig:
+    """What fixes the shapes and the meaning of a family policy's parameters."""
 
     shape: FamilyShape
     center: tuple[float, ...]  # subtracted from the features
@@ -40,40 +41,34 @@ class TowerConfig:
     layers: int = 2
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> TowerConfig:
+    def from_json(data: dict[str, Any]) -> FamilyConfig:
+        """KeyError or TypeError where the data is of another format."""
         shape = dict(data["shape"])
         for name in ("sizes", "features"):
             shape[name] = tuple(shape[name])
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
-        return TowerConfig(
+        return FamilyConfig(
             FamilyShape(**shape), **rows, hidden=data["hidden"], layers=data["layers"]
         )
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The towers; travels in every checkpoint."""
+    """The family policies; travels in every checkpoint, where they are called towers."""
 
-    towers: tuple[TowerConfig, ...]
+    policies: tuple[FamilyConfig, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"towers": [asdict(policy) for policy in self.policies]}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> NetworkConfig:
-        return NetworkConfig(tuple(map(TowerConfig.from_json, data["towers"])))
+        return NetworkConfig(tuple(map(FamilyConfig.from_json, data["towers"])))
 
     @property
     def families(self) -> tuple[FamilyShape, ...]:
-        return tuple(tower.shape for tower in self.towers)
-
-    def tower(self, name: str) -> TowerConfig:
-        """A family's; KeyError lists the known ones."""
-        for tower in self.towers:
-            if tower.shape.name == name:
-                return tower
-        known = ", ".join(f.name for f in self.families)
-        raise KeyError(f"the network has no family {name!r}; it has {known}")
+        """What each family policy was made for."""
+        return tuple(policy.shape for policy in self.policies)
 
 
 class Standardise(nn.Module):
@@ -82,7 +77,7 @@ class Standardise(nn.Module):
     center: Tensor
     gain: Tensor
 
-    def __init__(self, config: TowerConfig) -> None:
+    def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
         for name in ("center", "gain"):
             row = torch.tensor(getattr(config, name), dtype=torch.float32)
@@ -92,10 +87,10 @@ class Standardise(nn.Module):
         return (features - self.center) * self.gain
 
 
-class Tower(nn.Module):
+class FamilyPolicy(nn.Module):
     """Logits of the next choice for batches of prefixes of one family at one depth."""
 
-    def __init__(self, config: TowerConfig) -> None:
+    def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
         self.config = config
         hidden, sizes, inputs = config.hidden, config.shape.sizes, len(config.shape.features)
@@ -111,7 +106,7 @@ class Tower(nn.Module):
         self.head = nn.Parameter(torch.zeros(slots, hidden))
         self.head_bias = nn.Parameter(torch.zeros(slots))
         self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
-        # on the tower's device, for `decided`
+        # where the parameters are, for `decided`
         self.register_buffer("starts", torch.tensor(self.edges), persistent=False)
 
     def matrices(self) -> list[Tensor]:
@@ -145,25 +140,39 @@ class Tower(nn.Module):
 
 
 class PolicyNetwork(nn.Module):
-    """The towers by family."""
+    """The family policies by name; `towers` is what the keys of their tensors say."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
         self.input_dim = 1  # torchgfn's estimators ask for it: the workload
-        self.towers = nn.ModuleDict({t.shape.name: Tower(t) for t in config.towers})
+        self.towers = nn.ModuleDict({c.shape.name: FamilyPolicy(c) for c in config.policies})
 
-    def tower(self, family: str) -> Tower:
-        """A family's; KeyError lists the known ones."""
-        self.config.tower(family)
-        return cast(Tower, self.towers[family])
+    def of(self, family: str) -> FamilyPolicy:
+        """A family's policy; KeyError lists the known families."""
+        if family not in self.towers:
+            known = ", ".join(self.towers)
+            raise KeyError(f"the network has no family {family!r}; it has {known}")
+        return cast(FamilyPolicy, self.towers[family])
+
+    def extended(self, fresh: NetworkConfig, seed: int = 0) -> PolicyNetwork:
+        """A copy that has the families of `fresh`, too: those that this network lacks in their
+        shape begin untrained, with choices that are uniform."""
+        new = {c.shape.name: c for c in fresh.policies if c.shape not in self.config.families}
+        policies = {c.shape.name: c for c in self.config.policies} | new
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = PolicyNetwork(NetworkConfig(tuple(policies.values())))
+        for name in policies.keys() - new:
+            network.towers[name] = deepcopy(self.towers[name]).cpu()
+        return network
 
 
 class LogZ(nn.Module):
     """log Z of each workload of a family: log(valid strategies) plus a learned mean log-reward
     excess."""
 
-    def __init__(self, config: TowerConfig) -> None:
+    def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
         self.standardise = Standardise(config)
         self.net = nn.Sequential(
@@ -183,7 +192,8 @@ class LogZNetwork(nn.Module):
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.families = nn.ModuleDict({t.shape.name: LogZ(t) for t in config.towers})
+        self.families = nn.ModuleDict({c.shape.name: LogZ(c) for c in config.policies})
 
     def of(self, family: str) -> LogZ:
+        """A family's."""
         return cast(LogZ, self.families[family])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ptxflow import command
+from ptxflow.command import BadInput, Parser
 
 HELP = """\
 Train the policy that proposes kernels: a GFlowNet over every kernel family, by trajectory balance.
@@ -24,7 +23,7 @@ A run  1. enumerates the valid strategies of each workload, and says how many th
           the target falls; now and then it prints that distance;
        3. measures the exact distance of every workload, those held out and never trained too (a
           star), and prints a table: 0 is the target itself, 1 the farthest, below 0.05 is good.
-It needs no GPU, and trains on one if PyTorch sees one. docs/training.md tells the rest.
+It needs no GPU, and trains on one if PyTorch sees one. gfn/README.md tells the rest.
 """
 EPILOG = """\
 where to begin:
@@ -58,10 +57,6 @@ exit codes: 0 done, 2 bad input or nowhere to write (one line says what), 130 st
 """
 
 
-class BadInput(ValueError):
-    """What the user asked for cannot be done; the message is one line."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """What a run is about; kept in its checkpoints, and all that resuming it needs."""
@@ -83,13 +78,6 @@ class Settings:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
         return Settings(**{**data, "definitions": tuple(data["definitions"])})
-
-
-class Parser(command.Parser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        print(f"train.py: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def positive(kind: type, most: float = float("inf")) -> Any:
@@ -117,12 +105,7 @@ def seed(text: str) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="train.py",
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="train.py", description=HELP, epilog=EPILOG, brief="train.py")
     for options in (_subject, _length, _rewarding, _learning, _tuning, _files):
         options(parser)
     args = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""What a few measurements say of a whole space: a Gaussian process on what was believed wrongly.
+"""The posterior of a whole space after a few measurements: a Gaussian process on the prior's error.
 
-Beliefs are log rewards, TFLOPS / T. The process is on the difference of measured and believed ones:
-a level, a doubt of how far beliefs lie apart, and a part by which strategies are alike that share
-decisions, whose scale and reach are those, of a few, under which the measurements are likeliest.
+The prior gives log rewards, TFLOPS / T. The process is on measured less prior ones: a level, a
+factor of the prior's differences, and a part that strategies share by their common decisions,
+whose scale and correlation are those, of a few, under which the measurements are likeliest.
 numpy only.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)  # nats by which beliefs are off
+SCALES = (0.5, 1.0, 2.0, 4.0, 8.0)  # nats by which the prior is off
 SHARED = (0.5, 0.7, 0.85, 0.95)  # of the correlation, left by each decision that differs
 NOISE = 0.3  # nats: half a percent of a time, where the best lies at 50 nats
 DOUBT = 0.5  # of the slope: what lies a nat higher than another may do so by 1 +- 0.5 nats
@@ -24,25 +24,25 @@ LEVEL = 30.0  # nats: nothing is known of what is off by the same everywhere
 CHUNK = 1 << 22  # elements of a kernel that are worked out at a time
 
 
-def corrected(
-    belief: Array, choices: Indices, places: Indices, measured: Array
+def posterior(
+    prior: Array, choices: Indices, places: Indices, measured: Array
 ) -> tuple[Array, Array]:
     """Mean and standard deviation [n] of the log rewards after measurements.
 
-    belief [n] and choice indices [n, F] of every strategy; `measured` [m] log rewards of those at
-    `places` [m], of which there is at least one.
+    prior [n] log rewards and choice indices [n, F] of every strategy; `measured` [m] log rewards of
+    those at `places` [m], of which there is at least one.
     """
     seen = choices[places]
-    off = measured - belief[places]
-    slope = DOUBT * (belief - belief[places].mean())
+    off = measured - prior[places]
+    slope = DOUBT * (prior - prior[places].mean())
     common = np.outer(slope[places], slope[places]) + LEVEL**2
     differ = _differ(seen, seen)
     fits = [_fit(scale, shared, differ, common, off) for scale, shared in product(SCALES, SHARED)]
     _, scale, shared, factor = max(fits, key=lambda fit: fit[0])
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, off))
-    mean, std = belief.copy(), np.empty(len(belief))
+    mean, std = prior.copy(), np.empty(len(prior))
     step = max(1, CHUNK // len(places))
-    for start in range(0, len(belief), step):
+    for start in range(0, len(prior), step):
         part = slice(start, start + step)
         kernel = scale**2 * shared ** _differ(choices[part], seen)
         kernel = kernel + np.outer(slope[part], slope[places]) + LEVEL**2

@@ -50,19 +50,19 @@ def _gemm(m: int, n: int, k: int) -> Problem:
 
 def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float) -> Tensor:
     """The trajectory-balance loss of sampled strategies, by a vectorised loop without a library."""
-    forest, tower = group.forest, trainer.network.tower(group.forest.family)
-    state = tower.conditions(forest.features).index_select(0, workload)
+    forest, policy = group.forest, trainer.network.of(group.forest.family)
+    state = policy.conditions(forest.features).index_select(0, workload)
     node, log_pf = workload, state.new_zeros(len(workload))
     for depth in range(forest.depth):
         legal = forest.child[depth][node] >= 0
-        logits = tower.logits(depth, state)
+        logits = policy.logits(depth, state)
         table = torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
         with torch.no_grad():
             uniform = legal / legal.sum(1, keepdim=True)
             probs = (1 - epsilon) * table.exp() + epsilon * uniform
             chosen = torch.multinomial(probs, 1, generator=trainer.generator).squeeze(1)
         log_pf = log_pf + table.gather(1, chosen[:, None]).squeeze(1)
-        state = state + tower.tokens.index_select(0, tower.edges[depth] + chosen)
+        state = state + policy.tokens.index_select(0, policy.edges[depth] + chosen)
         node = forest.child[depth][node, chosen].long()
     levels: Tensor = trainer.log_z.of(forest.family)(forest.features, forest.log_leaves)
     log_z = levels.index_select(0, workload)

@@ -24,9 +24,8 @@ from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, KernelTB
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
-from ptxflow.gfn.extension import joined
 from ptxflow.gfn.muon import Muon
-from ptxflow.gfn.network import LogZNetwork, NetworkConfig, PolicyNetwork, TowerConfig
+from ptxflow.gfn.network import FamilyConfig, LogZNetwork, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.targets import Targets
 from ptxflow.gfn.walks import family_shape, workload_features
 
@@ -80,6 +79,7 @@ class StepReport:
 
     @property
     def loss(self) -> float:
+        """Trajectory balance, in nats squared; waits for the GPU."""
         return self.figures[0].item()
 
 
@@ -130,12 +130,12 @@ class Trainer:
             torch.manual_seed(config.seed)
             self.network = PolicyNetwork(shape)
         if start is not None:
-            self.network = joined(start, shape, config.seed)
+            self.network = start.extended(shape, config.seed)
         self.network.to(self.compute).requires_grad_(True)
         trained = {s.family.name for s in spaces}
         self.kept = [f.name for f in self.network.config.families if f.name not in trained]
         for name in self.kept:
-            self.network.tower(name).requires_grad_(False)
+            self.network.of(name).requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + 1)
             self.log_z = LogZNetwork(shape).to(self.compute)
@@ -156,8 +156,8 @@ class Trainer:
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
         """Adam for what learns, and Muon for its matrices."""
         config = self.config
-        towers = [self.network.tower(f.name) for f in self.network.config.families]
-        matrices = [m for t in towers for m in t.matrices() if m.requires_grad]
+        policies = [self.network.of(f.name) for f in self.network.config.families]
+        matrices = [m for p in policies for m in p.matrices() if m.requires_grad]
         if not config.matrix_rate:
             for matrix in matrices:  # nor are gradients worked out
                 matrix.requires_grad_(False)
@@ -178,10 +178,12 @@ class Trainer:
 
     @property
     def progress(self) -> float:
+        """Steps done over steps planned, 0 to 1."""
         return min(1.0, self.step / self.total)
 
     @property
     def epsilon(self) -> float:
+        """The share of uniform choices in on-policy walks."""
         return self.config.epsilon * (1 - self.progress)
 
     @property
@@ -423,20 +425,20 @@ def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
 
 
 def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfig:
-    """A tower for each family of these workloads, whose features set its standardisation.
+    """A family policy for each family of these workloads, whose features set its standardisation.
 
     What never varies gets no gain: on a device or dtype that was not trained, an untrained weight
     would turn it into noise.
     """
-    towers = []
+    policies = []
     for ids in _by_family(spaces):
         own = [spaces[i] for i in ids]
         values = workload_features(own)
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
-        towers.append(TowerConfig(family_shape(own[0]), *rows, config.hidden, config.layers))
-    return NetworkConfig(tuple(towers))
+        policies.append(FamilyConfig(family_shape(own[0]), *rows, config.hidden, config.layers))
+    return NetworkConfig(tuple(policies))
 
 
 def _by_family(spaces: Sequence[Space]) -> list[list[int]]:

@@ -113,9 +113,9 @@ class Forest:
         conditions: Tensor,
         legal: Tensor,
     ) -> Tensor:
-        tower = network.tower(self.family)
+        policy = network.of(self.family)
         state = conditions.index_select(0, self.tree[depth][node].long())
-        logits = tower.logits(depth, state + tower.decided(depth, prefix))
+        logits = policy.logits(depth, state + policy.decided(depth, prefix))
         return torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
 
     def walk(
@@ -169,7 +169,7 @@ class Forest:
 
     def conditions(self, network: PolicyNetwork) -> Tensor:
         """[W, hidden]"""
-        return network.tower(self.family).conditions(self.features)
+        return network.of(self.family).conditions(self.features)
 
     @torch.no_grad()
     def leaf_log_probs(
@@ -217,6 +217,7 @@ def workload_features(spaces: Sequence[Space]) -> Tensor:
 
 
 def family_shape(space: Space) -> FamilyShape:
+    """What a family policy for this space must have been made for."""
     return FamilyShape(space.family.name, space.sizes, space.digest, tuple(describe(space)))
 
 

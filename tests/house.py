@@ -16,7 +16,7 @@ SCRIPTS = ("train.py", "sample.py")
 ROOMS = (
     "compiler", "env", "gfn", "eval/bench", "eval/verify", "eval/study", "eval/sample", "eval",
 )  # fmt: skip
-TABLE = re.compile(r"<!-- table [\w -]+ -->.*?<!-- end -->", re.S)
+TABLE = re.compile(r"<!-- [\w -]+ -->\n.*?<!-- end[\w -]* -->", re.S)
 GENERATED = ("eval/results/instructions.md",)  # made whole by a command
 LONGEST = 500
 

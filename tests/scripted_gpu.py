@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Usage
-from ptxflow.compiler.backend.sass import SassReport
-from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.eval.bench import campaign
 from ptxflow.eval.bench.schedule import Outcome
 from ptxflow.eval.bench.worker import Worker
+from tests.builders import compiled
 
 MADE: Counter[str] = Counter()  # what was compiled, by key
-LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
 CHILD = """
 import os
@@ -56,14 +54,14 @@ serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-0"})
 
 
 class FakeCompiler:
-    """Compiles on a thread, by doing nothing."""
+    """Compiles on a thread, by a function."""
 
-    def __init__(self, workers: int):
-        self.workers = workers
+    def __init__(self, compile_one: Callable[[Problem, Strategy, Device], Outcome], workers: int):
+        self.compile_one, self.workers = compile_one, workers
         self.pool = ThreadPoolExecutor(1)
 
     def submit(self, tasks: list[tuple[Problem, Strategy, Device]]) -> Future[list[Outcome]]:
-        return self.pool.submit(lambda: [fake_compile(*task) for task in tasks])
+        return self.pool.submit(lambda: [self.compile_one(*task) for task in tasks])
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -73,8 +71,19 @@ def fake_compile(problem: Problem, s: Strategy, device: Device) -> Outcome:
     MADE[s.key] += 1
     if s.key[0] == "d":
         return HazardError("a race")
-    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
-    return CompiledKernel(problem, s, device, LAUNCH, "// ptx", s.key.encode(), usage, sass, ())
+    return compiled(problem, s, device, image=s.key.encode())
+
+
+def script_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    fleet: Callable[[Device], list[Worker]],
+    compile_one: Callable[[Problem, Strategy, Device], Outcome],
+) -> None:
+    """Campaigns find these workers, and kernels that a function makes."""
+    monkeypatch.setattr(campaign, "fleet", fleet)
+    monkeypatch.setattr(campaign, "ProcessCompiler", partial(FakeCompiler, compile_one))
+    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
+    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
 
 
 def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
@@ -83,9 +92,6 @@ def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
     script.write_text(CHILD)
     environment = {"FAKE_BROKEN": str(tmp_path / "broken")}
     worker = Worker([sys.executable, str(script)], environment=environment)
-    monkeypatch.setattr(campaign, "fleet", lambda device: [worker])
-    monkeypatch.setattr(campaign, "ProcessCompiler", FakeCompiler)
-    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
-    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
+    script_gpus(monkeypatch, lambda device: [worker], fake_compile)
     MADE.clear()
     return worker

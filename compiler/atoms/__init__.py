@@ -24,7 +24,7 @@ from ptxflow.compiler.atoms import (
     softmax,
     streaming,
     threads,
-)  # fmt: skip
+)
 from ptxflow.compiler.atoms.table import (
     CONSTRUCTORS,
     Access,

@@ -6,7 +6,18 @@ whose columns alternate.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import (
+    GENERIC,
+    Access,
+    Atom,
+    Lanes,
+    Rule,
+    Scope,
+    accesses,
+    add,
+    define,
+    signature,
+)
 from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, each, pieces
 from ptxflow.compiler.ir import UOp
 
@@ -38,45 +49,35 @@ def arithmetic(
     )
 
 
-copy = define(arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", rule=ALIKE))
-sum_f32 = define(
-    arithmetic("sum_f32", "dst a b", "add.rn.f32 {dst}, {a}, {b};", "9.7.3.3 add", rule=ALIKE)
+add(arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", rule=ALIKE))
+add(arithmetic("sum_f32", "dst a b", "add.rn.f32 {dst}, {a}, {b};", "9.7.3.3 add", rule=ALIKE))
+define(
+    "add_f32",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    each("add.f32 {dst}, {dst}, {src};"),
+    "9.7.3.3 add",
+    accesses=accesses(r="src", rw="dst"),
+    rules=(Rule("as many registers as it adds", lambda u: u.src[0].arg == u.src[1].arg),),
 )
-add_f32 = define(
-    Atom(
-        "add_f32",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        each("add.f32 {dst}, {dst}, {src};"),
-        "9.7.3.3 add",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("as many registers as it adds", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
+add(arithmetic("mul_f32", "dst a b", "mul.rn.f32 {dst}, {a}, {b};", "9.7.3.5 mul", rule=ALIKE))
+define(
+    "scale_f32",
+    BINARY,
+    Scope.THREAD,
+    Lanes.ALL,
+    each("mul.rn.f32 {dst}, {a}, {b};"),
+    "9.7.3.5 mul: registers by factors, in turn",
+    accesses=OF_TWO,
+    rules=(
+        Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
+        Rule("factors in turn", lambda u: u.src[0].arg % u.src[2].arg == 0),
+    ),
 )
-mul_f32 = define(
-    arithmetic("mul_f32", "dst a b", "mul.rn.f32 {dst}, {a}, {b};", "9.7.3.5 mul", rule=ALIKE)
-)
-scale_f32 = define(
-    Atom(
-        "scale_f32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        each("mul.rn.f32 {dst}, {a}, {b};"),
-        "9.7.3.5 mul: registers by factors, in turn",
-        accesses=OF_TWO,
-        rules=(
-            Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
-            Rule("factors in turn", lambda u: u.src[0].arg % u.src[2].arg == 0),
-        ),
-    )
-)
-fma_f32 = define(
-    arithmetic("fma_f32", "dst a b c", "fma.rn.f32 {dst}, {a}, {b}, {c};", "9.7.3 fma: a b + c")
-)
-sub_f32 = define(arithmetic("sub_f32", "dst a b", "sub.rn.f32 {dst}, {a}, {b};", "9.7.3 sub"))
-exp2_f32 = define(
+add(arithmetic("fma_f32", "dst a b c", "fma.rn.f32 {dst}, {a}, {b}, {c};", "9.7.3 fma: a b + c"))
+add(arithmetic("sub_f32", "dst a b", "sub.rn.f32 {dst}, {a}, {b};", "9.7.3 sub"))
+add(
     arithmetic(
         "exp2_f32",
         "dst src",
@@ -85,7 +86,7 @@ exp2_f32 = define(
         ("ex2.approx",),
     )
 )
-reciprocal_f32 = define(
+add(
     arithmetic(
         "reciprocal_f32",
         "dst src",
@@ -93,10 +94,8 @@ reciprocal_f32 = define(
         "9.7.3 rcp.approx: relative error 2^-23; subnormals count as zero",
     )
 )
-relu_f32 = define(
-    arithmetic("relu_f32", "dst src", "max.f32 {dst}, {src}, 0f00000000;", "9.7.3 max: with 0")
-)
-minus_abs_f32 = define(
+add(arithmetic("relu_f32", "dst src", "max.f32 {dst}, {src}, 0f00000000;", "9.7.3 max: with 0"))
+add(
     arithmetic(
         "minus_abs_f32",
         "dst src",
@@ -104,8 +103,8 @@ minus_abs_f32 = define(
         "9.7.8 or: sets the sign",
     )
 )
-max_f32 = define(arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max"))
-log2_f32 = define(
+add(arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max"))
+add(
     arithmetic(
         "log2_f32",
         "dst src",
@@ -113,7 +112,7 @@ log2_f32 = define(
         "9.7.3 lg2.approx: absolute error 2^-22 near 1, relative elsewhere; log of zero is -inf",
     )
 )
-rsqrt = define(
+add(
     arithmetic(
         "rsqrt",
         "dst src",
@@ -123,7 +122,7 @@ rsqrt = define(
         ALIKE,
     )
 )
-exp2_gap = define(
+add(
     arithmetic(
         "exp2_gap",
         "dst a b",
@@ -139,17 +138,15 @@ def _fma_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
 
 
-fma_constants = define(
-    Atom(
-        "fma_constants",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _fma_text,
-        "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-        accesses=OF_ONE,
-        rules=(ALIKE,),
-    )
+define(
+    "fma_constants",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _fma_text,
+    "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
+    accesses=OF_ONE,
+    rules=(ALIKE,),
 )
 
 
@@ -158,17 +155,15 @@ def _plus_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"fma.rn.f32 {{dst}}, {{a}}, {{b}}, {bits};")(use, text)
 
 
-fma_plus = define(
-    Atom(
-        "fma_plus",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        _plus_text,
-        "9.7.3 fma: a b plus a constant, given as float32 bits",
-        accesses=OF_TWO,
-        rules=(_TURNS,),
-    )
+define(
+    "fma_plus",
+    BINARY,
+    Scope.THREAD,
+    Lanes.ALL,
+    _plus_text,
+    "9.7.3 fma: a b plus a constant, given as float32 bits",
+    accesses=OF_TWO,
+    rules=(_TURNS,),
 )
 
 
@@ -185,33 +180,29 @@ def _dot_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-dot_f32 = define(
-    Atom(
-        "dot_f32",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        _dot_text,
-        "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
-        accesses=OF_TWO,
-        rules=(
-            Rule("as many registers of both factors", lambda u: u.src[1].arg == u.src[2].arg),
-            Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),
-        ),
-    )
+define(
+    "dot_f32",
+    BINARY,
+    Scope.THREAD,
+    Lanes.ALL,
+    _dot_text,
+    "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
+    accesses=OF_TWO,
+    rules=(
+        Rule("as many registers of both factors", lambda u: u.src[1].arg == u.src[2].arg),
+        Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),
+    ),
 )
-replace_zero = define(
-    Atom(
-        "replace_zero",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: (
-            f"setp.eq.f32 %pw, {t['src']}, 0f00000000;\n"
-            f"selp.f32 {t['dst']}, 0f{use.arg.attr('value'):08X}, {t['src']}, %pw;"
-        ),
-        "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
-    )
+define(
+    "replace_zero",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: (
+        f"setp.eq.f32 %pw, {t['src']}, 0f00000000;\n"
+        f"selp.f32 {t['dst']}, 0f{use.arg.attr('value'):08X}, {t['src']}, %pw;"
+    ),
+    "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )

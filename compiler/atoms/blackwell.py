@@ -7,11 +7,12 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     TENSOR,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
+    accesses,
     define,
+    signature,
 )
 from ptxflow.compiler.ir import UOp
 
@@ -22,58 +23,50 @@ _COLUMNS = Rule(
     lambda u: u.arg.attr("columns") in (32, 64, 128, 256, 512),
 )
 
-tmem_alloc = define(
-    Atom(
-        "tmem_alloc",
-        (("address", "smem"),),
-        Scope.WARP,
-        Lanes.ALL,
-        "tcgen05.alloc.cta_group::{cta_group}.sync.aligned.shared::cta.b32 [{address}], {columns};",
-        "9.7.16.7.1 tcgen05.alloc",
-        accesses=(Access("address", "w", GENERIC),),
-        effect="tmem_alloc",
-        archs=_BLACKWELL,
-        sass=("tcgen05.alloc",),
-        rules=(_COLUMNS,),
-    )
+define(
+    "tmem_alloc",
+    signature("address: smem"),
+    Scope.WARP,
+    Lanes.ALL,
+    "tcgen05.alloc.cta_group::{cta_group}.sync.aligned.shared::cta.b32 [{address}], {columns};",
+    "9.7.16.7.1 tcgen05.alloc",
+    accesses=accesses(w="address"),
+    effect="tmem_alloc",
+    archs=_BLACKWELL,
+    sass=("tcgen05.alloc",),
+    rules=(_COLUMNS,),
 )
-tmem_relinquish = define(
-    Atom(
-        "tmem_relinquish",
-        (),
-        Scope.WARP,
-        Lanes.ALL,
-        "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
-        "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
-        effect="tmem_relinquish",
-        archs=_BLACKWELL,
-    )
+define(
+    "tmem_relinquish",
+    (),
+    Scope.WARP,
+    Lanes.ALL,
+    "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
+    "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
+    effect="tmem_relinquish",
+    archs=_BLACKWELL,
 )
-tmem_address = define(
-    Atom(
-        "tmem_address",
-        (("address", "smem"),),
-        Scope.THREAD,
-        Lanes.ALL,
-        "ld.shared.b32 %tmem, [{address}];",
-        "9.7.9.8 ld",
-        accesses=(Access("address", "r", GENERIC),),
-        effect="tmem_address",
-        archs=_BLACKWELL,
-    )
+define(
+    "tmem_address",
+    signature("address: smem"),
+    Scope.THREAD,
+    Lanes.ALL,
+    "ld.shared.b32 %tmem, [{address}];",
+    "9.7.9.8 ld",
+    accesses=accesses(r="address"),
+    effect="tmem_address",
+    archs=_BLACKWELL,
 )
-tmem_dealloc = define(
-    Atom(
-        "tmem_dealloc",
-        (),
-        Scope.WARP,
-        Lanes.ALL,
-        "tcgen05.dealloc.cta_group::{cta_group}.sync.aligned.b32 %tmem, {columns};",
-        "9.7.16.7.1 tcgen05.dealloc",
-        effect="tmem_dealloc",
-        archs=_BLACKWELL,
-        rules=(_COLUMNS,),
-    )
+define(
+    "tmem_dealloc",
+    (),
+    Scope.WARP,
+    Lanes.ALL,
+    "tcgen05.dealloc.cta_group::{cta_group}.sync.aligned.b32 %tmem, {columns};",
+    "9.7.16.7.1 tcgen05.dealloc",
+    effect="tmem_dealloc",
+    archs=_BLACKWELL,
+    rules=(_COLUMNS,),
 )
 
 
@@ -91,59 +84,47 @@ def _step_of_n(use: UOp) -> int:
     return 8 if group == 1 and use.arg.attr("idesc") >> 24 == 64 >> 4 else 16 * group
 
 
-tcgen05_mma = define(
-    Atom(
-        "tcgen05_mma",
-        (("d", "tmem"), ("a", "desc"), ("b", "desc"), ("accumulate", "value")),
-        Scope.THREAD,
-        Lanes.ONE,
-        lambda use, t: _mma_text(use, t, t["a"]),
-        "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
-        accesses=(
-            Access("a", "r", TENSOR, "tcgen05"),
-            Access("b", "r", TENSOR, "tcgen05"),
-            Access("d", "rw", TENSOR, "tcgen05"),
+define(
+    "tcgen05_mma",
+    signature("d: tmem, a b: desc, accumulate: value"),
+    Scope.THREAD,
+    Lanes.ONE,
+    lambda use, t: _mma_text(use, t, t["a"]),
+    "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
+    accesses=accesses(TENSOR, "tcgen05", r="a b", rw="d"),
+    effect="mma",
+    defaults=(("kind", "f16"),),
+    sass=lambda u: (
+        (_KINDS[u.arg.attr("kind")],)
+        + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
+    ),
+    archs=_BLACKWELL,
+    rules=(
+        Rule(
+            "N is 16..256 in steps of 16, of 32 for a CTA pair, of 8 from 8 on where M is 64",
+            lambda u: u.src[0].arg in range(_step_of_n(u), 257, _step_of_n(u)),
         ),
-        effect="mma",
-        defaults=(("kind", "f16"),),
-        sass=lambda u: (
-            (_KINDS[u.arg.attr("kind")],)
-            + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
-        ),
-        archs=_BLACKWELL,
-        rules=(
-            Rule(
-                "N is 16..256 in steps of 16, of 32 for a CTA pair, of 8 from 8 on where M is 64",
-                lambda u: u.src[0].arg in range(_step_of_n(u), 257, _step_of_n(u)),
-            ),
-            Rule("operands have 16 or 8 bits", lambda u: u.arg.attr("kind") in _KINDS),
-        ),
-    )
+        Rule("operands have 16 or 8 bits", lambda u: u.arg.attr("kind") in _KINDS),
+    ),
 )
 
-tcgen05_mma_held = define(
-    Atom(
-        "tcgen05_mma_held",
-        (("d", "tmem"), ("a", "tmem"), ("b", "desc"), ("accumulate", "value")),
-        Scope.THREAD,
-        Lanes.ONE,
-        lambda use, t: _mma_text(use, t, f"[{t['a_reg']}]"),
-        "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
-        accesses=(
-            Access("a", "r", TENSOR, "tcgen05"),
-            Access("b", "r", TENSOR, "tcgen05"),
-            Access("d", "rw", TENSOR, "tcgen05"),
-        ),
-        effect="mma",
-        defaults=(("kind", "f16"),),
-        sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
-        archs=_BLACKWELL,
-        rules=(
-            Rule("N is 16..256 in steps of 16", lambda u: u.src[0].arg in range(16, 257, 16)),
-            Rule("A has 8 columns, of 16 elements of K", lambda u: u.src[1].arg == 8),
-            Rule("one CTA issues it", lambda u: u.arg.attr("cta_group") == 1),
-        ),
-    )
+define(
+    "tcgen05_mma_held",
+    signature("d a: tmem, b: desc, accumulate: value"),
+    Scope.THREAD,
+    Lanes.ONE,
+    lambda use, t: _mma_text(use, t, f"[{t['a_reg']}]"),
+    "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
+    accesses=accesses(TENSOR, "tcgen05", r="a b", rw="d"),
+    effect="mma",
+    defaults=(("kind", "f16"),),
+    sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
+    archs=_BLACKWELL,
+    rules=(
+        Rule("N is 16..256 in steps of 16", lambda u: u.src[0].arg in range(16, 257, 16)),
+        Rule("A has 8 columns, of 16 elements of K", lambda u: u.src[1].arg == 8),
+        Rule("one CTA issues it", lambda u: u.arg.attr("cta_group") == 1),
+    ),
 )
 
 
@@ -155,20 +136,18 @@ def _commit_text(use: UOp, text: dict[str, str]) -> str:
     return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster.b64 [{text['bar']}], %rh;"
 
 
-tcgen05_commit = define(
-    Atom(
-        "tcgen05_commit",
-        (("bar", "mbar"),),
-        Scope.THREAD,
-        Lanes.ONE,
-        _commit_text,
-        "9.7.16.12.1 tcgen05.commit; tracks the issuing thread's earlier tcgen05 operations",
-        effect="tcgen05_commit",
-        sass=("tcgen05.commit",),
-        defaults=(("cta_group", 1), ("mask", 0)),
-        archs=_BLACKWELL,
-        orders=True,
-    )
+define(
+    "tcgen05_commit",
+    signature("bar: mbar"),
+    Scope.THREAD,
+    Lanes.ONE,
+    _commit_text,
+    "9.7.16.12.1 tcgen05.commit; tracks the issuing thread's earlier tcgen05 operations",
+    effect="tcgen05_commit",
+    sass=("tcgen05.commit",),
+    defaults=(("cta_group", 1), ("mask", 0)),
+    archs=_BLACKWELL,
+    orders=True,
 )
 
 
@@ -182,37 +161,33 @@ def _ld_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-tcgen05_ld = define(
-    Atom(
-        "tcgen05_ld",
-        (("dst", "frag"), ("src", "tmem"), ("lane", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _ld_text,
-        "9.7.16.8.1 tcgen05.ld; `lane` is the warp's lane quarter, in bits 16 and up",
-        accesses=(Access("src", "r", TENSOR, "ld"), Access("dst", "w", GENERIC, "ld")),
-        sass=("tcgen05.ld",),
-        archs=_BLACKWELL,
-        rules=(
-            Rule(
-                "1..128 registers, a power of two",
-                lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128),
-            ),
+define(
+    "tcgen05_ld",
+    signature("dst: frag, src: tmem, lane: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _ld_text,
+    "9.7.16.8.1 tcgen05.ld; `lane` is the warp's lane quarter, in bits 16 and up",
+    accesses=(Access("src", "r", TENSOR, "ld"), Access("dst", "w", GENERIC, "ld")),
+    sass=("tcgen05.ld",),
+    archs=_BLACKWELL,
+    rules=(
+        Rule(
+            "1..128 registers, a power of two",
+            lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128),
         ),
-    )
+    ),
 )
-tcgen05_wait_ld = define(
-    Atom(
-        "tcgen05_wait_ld",
-        (),
-        Scope.WARP,
-        Lanes.ALL,
-        "tcgen05.wait::ld.sync.aligned;",
-        "9.7.16.8.5 tcgen05.wait",
-        effect="wait_ld",
-        archs=_BLACKWELL,
-        orders=True,
-    )
+define(
+    "tcgen05_wait_ld",
+    (),
+    Scope.WARP,
+    Lanes.ALL,
+    "tcgen05.wait::ld.sync.aligned;",
+    "9.7.16.8.5 tcgen05.wait",
+    effect="wait_ld",
+    archs=_BLACKWELL,
+    orders=True,
 )
 
 
@@ -223,107 +198,86 @@ def _st_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-tcgen05_st = define(
-    Atom(
-        "tcgen05_st",
-        (("dst", "tmem"), ("src", "frag"), ("lane", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _st_text,
-        "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row; `lane` is the warp's "
-        "lane quarter, in bits 16 and up",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", TENSOR, "st")),
-        sass=("tcgen05.st",),
-        archs=_BLACKWELL,
-        rules=(
-            Rule(
-                "1..128 registers, a power of two",
-                lambda u: u.src[1].arg in (1, 2, 4, 8, 16, 32, 64, 128),
-            ),
-            Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),
+define(
+    "tcgen05_st",
+    signature("dst: tmem, src: frag, lane: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _st_text,
+    "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row; `lane` is the warp's "
+    "lane quarter, in bits 16 and up",
+    accesses=(Access("src", "r", GENERIC), Access("dst", "w", TENSOR, "st")),
+    sass=("tcgen05.st",),
+    archs=_BLACKWELL,
+    rules=(
+        Rule(
+            "1..128 registers, a power of two",
+            lambda u: u.src[1].arg in (1, 2, 4, 8, 16, 32, 64, 128),
         ),
-    )
+        Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),
+    ),
 )
-tcgen05_wait_st = define(
-    Atom(
-        "tcgen05_wait_st",
-        (),
-        Scope.WARP,
-        Lanes.ALL,
-        "tcgen05.wait::st.sync.aligned;",
-        "9.7.16.8.5 tcgen05.wait",
-        effect="wait_st",
-        sass=("tcgen05.wait::st",),
-        archs=_BLACKWELL,
-        orders=True,
-    )
+define(
+    "tcgen05_wait_st",
+    (),
+    Scope.WARP,
+    Lanes.ALL,
+    "tcgen05.wait::st.sync.aligned;",
+    "9.7.16.8.5 tcgen05.wait",
+    effect="wait_st",
+    sass=("tcgen05.wait::st",),
+    archs=_BLACKWELL,
+    orders=True,
 )
-tcgen05_fence_before = define(
-    Atom(
-        "tcgen05_fence_before",
-        (),
-        Scope.THREAD,
-        Lanes.ANY,
-        "tcgen05.fence::before_thread_sync;",
-        "9.7.16.11 tcgen05.fence",
-        effect="fence_before",
-        archs=_BLACKWELL,
-        orders=True,
-    )
+define(
+    "tcgen05_fence_before",
+    (),
+    Scope.THREAD,
+    Lanes.ANY,
+    "tcgen05.fence::before_thread_sync;",
+    "9.7.16.11 tcgen05.fence",
+    effect="fence_before",
+    archs=_BLACKWELL,
+    orders=True,
 )
-tcgen05_fence_after = define(
-    Atom(
-        "tcgen05_fence_after",
-        (),
-        Scope.THREAD,
-        Lanes.ANY,
-        "tcgen05.fence::after_thread_sync;",
-        "9.7.16.11 tcgen05.fence",
-        effect="fence_after",
-        archs=_BLACKWELL,
-        orders=True,
-    )
+define(
+    "tcgen05_fence_after",
+    (),
+    Scope.THREAD,
+    Lanes.ANY,
+    "tcgen05.fence::after_thread_sync;",
+    "9.7.16.11 tcgen05.fence",
+    effect="fence_after",
+    archs=_BLACKWELL,
+    orders=True,
 )
-tma_gather4 = define(
-    Atom(
-        "tma_gather4",
-        (
-            ("dst", "smem"),
-            ("map", "map"),
-            ("c0", "value"),
-            ("r0", "value"),
-            ("r1", "value"),
-            ("r2", "value"),
-            ("r3", "value"),
-            ("bar", "mbar"),
-        ),
-        Scope.THREAD,
-        Lanes.ONE,
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes "
-        "[{dst}], [{map}, {{{c0}, {r0}, {r1}, {r2}, {r3}}}], [{bar}];",
-        _ISA_TMA + ", tile::gather4: part of four rows, signed, side by side; zeros outside",
-        accesses=_LOADED,
-        effect="tma_load",
-        sass=("TMA gather4",),
-        archs=_BLACKWELL,
-        rules=(*_TMA_RULES, Rule("it brings four rows", lambda u: u.arg.attr("box")[1] == 4)),
-    )
+define(
+    "tma_gather4",
+    signature("dst: smem, map: map, c0 r0 r1 r2 r3: value, bar: mbar"),
+    Scope.THREAD,
+    Lanes.ONE,
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes "
+    "[{dst}], [{map}, {{{c0}, {r0}, {r1}, {r2}, {r3}}}], [{bar}];",
+    _ISA_TMA + ", tile::gather4: part of four rows, signed, side by side; zeros outside",
+    accesses=_LOADED,
+    effect="tma_load",
+    sass=("TMA gather4",),
+    archs=_BLACKWELL,
+    rules=(*_TMA_RULES, Rule("it brings four rows", lambda u: u.arg.attr("box")[1] == 4)),
 )
-tma_load_pair = define(
-    Atom(
-        "tma_load_pair",
-        _TMA_LOAD,
-        Scope.THREAD,
-        Lanes.ONE,
-        "and.b32 %ra, {bar_reg}, 0xFEFFFFFF;\n"
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".cta_group::2 [{dst}], [{map}, {{{c0}, {c1}}}], [%ra];",
-        _ISA_TMA + ", cta_group::2: the barrier may be the even CTA's (clear rank bit 0)",
-        accesses=_LOADED,
-        effect="tma_load",
-        sass=("TMA load cta_group::2",),
-        archs=_BLACKWELL,
-        rules=_TMA_RULES,
-        defaults=(("leader", True),),
-    )
+define(
+    "tma_load_pair",
+    _TMA_LOAD,
+    Scope.THREAD,
+    Lanes.ONE,
+    "and.b32 %ra, {bar_reg}, 0xFEFFFFFF;\n"
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    ".cta_group::2 [{dst}], [{map}, {{{c0}, {c1}}}], [%ra];",
+    _ISA_TMA + ", cta_group::2: the barrier may be the even CTA's (clear rank bit 0)",
+    accesses=_LOADED,
+    effect="tma_load",
+    sass=("TMA load cta_group::2",),
+    archs=_BLACKWELL,
+    rules=_TMA_RULES,
+    defaults=(("leader", True),),
 )

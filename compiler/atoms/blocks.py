@@ -12,78 +12,66 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
+    accesses,
     define,
+    signature,
 )
 from ptxflow.compiler.atoms.threads import OF_ONE, pieces
 from ptxflow.compiler.ir import Op, UOp
 
 LOG2E_NEGATED = "0fBFB8AA3B"
 
-tma_load_5d = define(
-    Atom(
-        "tma_load_5d",
-        (
-            ("dst", "smem"),
-            ("map", "map"),
-            *((f"c{i}", "value") for i in range(5)),
-            ("bar", "mbar"),
-        ),
-        Scope.THREAD,
-        Lanes.ONE,
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[{dst}], [{map}, {{{c0}, {c1}, {c2}, {c3}, {c4}}}], [{bar}];",
-        _ISA_TMA + ", five dimensions: rows of a box come in the order of its dimensions",
-        accesses=_LOADED,
-        effect="tma_load",
-        sass=("TMA tensor load",),
-        rules=_TMA_RULES,
-        defaults=(("apart", True),),
-    )
+define(
+    "tma_load_5d",
+    (
+        ("dst", "smem"),
+        ("map", "map"),
+        *((f"c{i}", "value") for i in range(5)),
+        ("bar", "mbar"),
+    ),
+    Scope.THREAD,
+    Lanes.ONE,
+    "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+    "[{dst}], [{map}, {{{c0}, {c1}, {c2}, {c3}, {c4}}}], [{bar}];",
+    _ISA_TMA + ", five dimensions: rows of a box come in the order of its dimensions",
+    accesses=_LOADED,
+    effect="tma_load",
+    sass=("TMA tensor load",),
+    rules=_TMA_RULES,
+    defaults=(("apart", True),),
 )
-tma_load_handed = define(
-    Atom(
-        "tma_load_handed",
-        (*_TMA_LOAD, ("tile", "global")),
-        Scope.THREAD,
-        Lanes.ONE,
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
-        _ISA_TMA + ", of a tensor that a kernel before has written",
-        accesses=(Access("tile", "r", READ_ONLY), *_LOADED),
-        effect="tma_load",
-        sass=("TMA tensor load",),
-        rules=_TMA_RULES,
-        defaults=(("apart", True),),
-    )
+define(
+    "tma_load_handed",
+    (*_TMA_LOAD, ("tile", "global")),
+    Scope.THREAD,
+    Lanes.ONE,
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+    "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
+    _ISA_TMA + ", of a tensor that a kernel before has written",
+    accesses=(Access("tile", "r", READ_ONLY), *_LOADED),
+    effect="tma_load",
+    sass=("TMA tensor load",),
+    rules=_TMA_RULES,
+    defaults=(("apart", True),),
 )
-copy_words = define(
-    Atom(
-        "copy_words",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("index", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        lambda use, t: (
-            f"add.u32 %ra, {t['dst_reg']}, {t['offset']};\n"
-            f"mad.wide.u32 %rda, {t['index']}, 4, {t['base']};\n"
-            + ("" if t["inside"] == "1" else f"@{t['inside']} ")
-            + "cp.async.ca.shared.global [%ra], [%rda], 4;"
-        ),
-        "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        rules=(Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM),),
-    )
+define(
+    "copy_words",
+    signature("dst: smem, offset base index inside: value, tile: global"),
+    Scope.WARP,
+    Lanes.ALL,
+    lambda use, t: (
+        f"add.u32 %ra, {t['dst_reg']}, {t['offset']};\n"
+        f"mad.wide.u32 %rda, {t['index']}, 4, {t['base']};\n"
+        + ("" if t["inside"] == "1" else f"@{t['inside']} ")
+        + "cp.async.ca.shared.global [%ra], [%rda], 4;"
+    ),
+    "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+    sass=("cp.async",),
+    rules=(Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM),),
 )
 
 
@@ -107,44 +95,32 @@ def _promote_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-promote = define(
-    Atom(
-        "promote",
-        (("acc", "frag"), ("part", "frag"), ("factor", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _promote_text,
-        "9.7.3.7 fma: sums of a block of K, by their factors, to those of all; the factor of "
-        "register i is number order[i], in turn",
-        accesses=(
-            Access("part", "r", GENERIC),
-            Access("factor", "r", GENERIC),
-            Access("acc", "rw", GENERIC),
-        ),
-        rules=(
-            Rule("as many registers of both sums", lambda u: u.src[0].arg == u.src[1].arg),
-            _ORDERED,
-        ),
-    )
+define(
+    "promote",
+    signature("acc part factor: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _promote_text,
+    "9.7.3.7 fma: sums of a block of K, by their factors, to those of all; the factor of "
+    "register i is number order[i], in turn",
+    accesses=accesses(r="part factor", rw="acc"),
+    rules=(
+        Rule("as many registers of both sums", lambda u: u.src[0].arg == u.src[1].arg),
+        _ORDERED,
+    ),
 )
-scale_picked = define(
-    Atom(
-        "scale_picked",
-        (("dst", "frag"), ("src", "frag"), ("factor", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"mul.rn.f32 {d}, {s}, {_picked(use, pieces(t['factor']), i)};"
-            for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
-        ),
-        "9.7.3.5 mul: the factor of register i is number order[i], in turn",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("factor", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg), _ORDERED),
-    )
+define(
+    "scale_picked",
+    signature("dst src factor: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: "\n".join(
+        f"mul.rn.f32 {d}, {s}, {_picked(use, pieces(t['factor']), i)};"
+        for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
+    ),
+    "9.7.3.5 mul: the factor of register i is number order[i], in turn",
+    accesses=accesses(r="src factor", w="dst"),
+    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg), _ORDERED),
 )
 
 
@@ -165,21 +141,19 @@ def _silu_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 e", lines)
 
 
-silu_gate = define(
-    Atom(
-        "silu_gate",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _silu_text,
-        "9.7.3 ex2, rcp: x g / (1 + e^-g); of each `apart` registers x, the gates g are the next",
-        accesses=OF_ONE,
-        sass=("ex2.approx",),
-        rules=(
-            Rule("two registers make one", lambda u: u.src[1].arg == 2 * u.src[0].arg),
-            Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),
-        ),
-    )
+define(
+    "silu_gate",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _silu_text,
+    "9.7.3 ex2, rcp: x g / (1 + e^-g); of each `apart` registers x, the gates g are the next",
+    accesses=OF_ONE,
+    sass=("ex2.approx",),
+    rules=(
+        Rule("two registers make one", lambda u: u.src[1].arg == 2 * u.src[0].arg),
+        Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),
+    ),
 )
 
 
@@ -201,19 +175,17 @@ def _across_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 o g e, b32 high, pred p", lines)
 
 
-gate_across = define(
-    Atom(
-        "gate_across",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _across_text,
-        "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
-        "apart the upper one has the gate g, and both get the result",
-        accesses=OF_ONE,
-        sass=("ex2.approx", "shfl.sync.bfly"),
-        rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
+define(
+    "gate_across",
+    signature("dst src: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _across_text,
+    "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
+    "apart the upper one has the gate g, and both get the result",
+    accesses=OF_ONE,
+    sass=("ex2.approx", "shfl.sync.bfly"),
+    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -226,18 +198,16 @@ def _largest_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-largest = define(
-    Atom(
-        "largest",
-        (("src", "frag"), ("dst", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _largest_text,
-        "9.7.3 max: the largest magnitude of registers; register i goes to result order[i], in "
-        "turn. Floats without sign compare as their bits do",
-        accesses=OF_ONE,
-        rules=(_ORDERED,),
-    )
+define(
+    "largest",
+    signature("src dst: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _largest_text,
+    "9.7.3 max: the largest magnitude of registers; register i goes to result order[i], in "
+    "turn. Floats without sign compare as their bits do",
+    accesses=OF_ONE,
+    rules=(_ORDERED,),
 )
 
 
@@ -254,18 +224,16 @@ def _pack_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b16 low high", lines)
 
 
-pack_fp8 = define(
-    Atom(
-        "pack_fp8",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _pack_text,
-        "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
-        accesses=OF_ONE,
-        sass=("cvt to fp8",),
-        rules=(Rule("four values to a register", lambda u: u.src[1].arg == 4 * u.src[0].arg),),
-    )
+define(
+    "pack_fp8",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _pack_text,
+    "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
+    accesses=OF_ONE,
+    sass=("cvt to fp8",),
+    rules=(Rule("four values to a register", lambda u: u.src[1].arg == 4 * u.src[0].arg),),
 )
 
 
@@ -289,53 +257,43 @@ def _exchange_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 odd low high own away, pred p", lines)
 
 
-exchange_pairs = define(
-    Atom(
-        "exchange_pairs",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _exchange_text,
-        "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
-        "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
-        "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
-        accesses=OF_ONE,
-        sass=("shfl.sync.bfly",),
-        rules=(
-            Rule(
-                "groups come in pairs",
-                lambda u: u.src[0].arg == u.src[1].arg and u.src[0].arg % 2 == 0,
-            ),
+define(
+    "exchange_pairs",
+    signature("dst src: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _exchange_text,
+    "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
+    "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
+    "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
+    accesses=OF_ONE,
+    sass=("shfl.sync.bfly",),
+    rules=(
+        Rule(
+            "groups come in pairs",
+            lambda u: u.src[0].arg == u.src[1].arg and u.src[0].arg % 2 == 0,
         ),
-    )
+    ),
 )
-st_global_fp8 = define(
-    Atom(
-        "st_global_fp8",
-        (
-            ("base", "value"),
-            ("index", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-            ("src", "frag"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: scoped(
-            "f32 none",
-            [
-                "mov.b32 %_none, 0;",
-                f"cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {t['src']};",
-                f"mad.wide.u32 %rda, {t['index']}, 1, {t['base']};",
-                ("" if t["inside"] == "1" else f"@{t['inside']} ") + "st.global.b8 [%rda], %rh;",
-            ],
-        ),
-        "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
-        accesses=(Access("src", "r", GENERIC), Access("tile", "w", GENERIC)),
-        sass=("cvt to fp8",),
-        rules=(
-            Rule("it stores one register", lambda u: u.src[-1].arg == 1),
-            Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
-        ),
-    )
+define(
+    "st_global_fp8",
+    signature("base index inside: value, tile: global, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: scoped(
+        "f32 none",
+        [
+            "mov.b32 %_none, 0;",
+            f"cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {t['src']};",
+            f"mad.wide.u32 %rda, {t['index']}, 1, {t['base']};",
+            ("" if t["inside"] == "1" else f"@{t['inside']} ") + "st.global.b8 [%rda], %rh;",
+        ],
+    ),
+    "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
+    accesses=accesses(r="src", w="tile"),
+    sass=("cvt to fp8",),
+    rules=(
+        Rule("it stores one register", lambda u: u.src[-1].arg == 1),
+        Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
+    ),
 )

@@ -25,11 +25,12 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
+    accesses,
     define,
+    signature,
 )
 from ptxflow.compiler.atoms.threads import pieces, vector
 from ptxflow.compiler.ir import UOp
@@ -119,45 +120,26 @@ def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) 
     return lines
 
 
-sift = define(
-    Atom(
-        "sift",
-        (
-            ("list", "smem"),
-            ("tally", "smem"),
-            ("shares", "smem"),
-            ("overflow", "smem"),
-            ("count", "frag"),
-            ("src", "frag"),
-            ("window", "frag"),
-            ("segment", "value"),
-            ("chunk", "value"),
-            ("accumulate", "value"),
-            ("rank", "value"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _sift_text,
-        "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
-        "leader; a group in which no lane has an element that may be kept is skipped by a vote",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("window", "r", GENERIC),
-            Access("count", "rw", GENERIC),
-            Access("list", "w", GENERIC),
-            Access("tally", "w", GENERIC),
-            Access("shares", "w", GENERIC),
-            Access("overflow", "a", GENERIC),
-        ),
-        defaults=(("unread", "count"),),
-        rules=(
-            Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
-            Rule("a window is two registers", lambda u: u.src[6].arg == 2),
-            Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
-            Rule("a tally has four bytes", lambda u: u.src[1].arg == TALLY),
-        ),
-    )
-)  # fmt: skip
+define(
+    "sift",
+    signature(
+        "list tally shares overflow: smem, count src window: frag, "
+        "segment chunk accumulate rank: value"
+    ),
+    Scope.WARP,
+    Lanes.ALL,
+    _sift_text,
+    "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
+    "leader; a group in which no lane has an element that may be kept is skipped by a vote",
+    accesses=accesses(r="src window", rw="count", w="list tally shares", a="overflow"),
+    defaults=(("unread", "count"),),
+    rules=(
+        Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
+        Rule("a window is two registers", lambda u: u.src[6].arg == 2),
+        Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
+        Rule("a tally has four bytes", lambda u: u.src[1].arg == TALLY),
+    ),
+)
 
 
 def _candidates(
@@ -239,12 +221,7 @@ _SOURCES: tuple[tuple[str, str], ...] = (
     ("warp", "value"),
     ("tile", "global"),
 )
-_FROM_SOURCES = (
-    Access("list", "r", GENERIC),
-    Access("tallies", "r", GENERIC),
-    Access("overflow", "r", GENERIC),
-    Access("tile", "r", READ_ONLY),
-)
+_FROM_SOURCES = (*accesses(r="list tallies overflow"), *accesses(READ_ONLY, r="tile"))
 
 
 def _refine_text(use: UOp, text: dict[str, str]) -> str:
@@ -267,29 +244,27 @@ def _refine_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(_candidate_temps(use), [nowhere, *lines])
 
 
-refine = define(
-    Atom(
-        "refine",
-        (("bins", "smem"), ("prefix", "frag"), ("above", "frag"), *_SOURCES),
-        Scope.WARP,
-        Lanes.ALL,
-        _refine_text,
-        "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those above "
-        "an element that share the prefix",
-        accesses=(
-            Access("prefix", "r", GENERIC),
-            Access("above", "r", GENERIC),
-            *_FROM_SOURCES,
-            Access("bins", "a", GENERIC),
+define(
+    "refine",
+    (("bins", "smem"), ("prefix", "frag"), ("above", "frag"), *_SOURCES),
+    Scope.WARP,
+    Lanes.ALL,
+    _refine_text,
+    "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those above "
+    "an element that share the prefix",
+    accesses=(
+        Access("prefix", "r", GENERIC),
+        Access("above", "r", GENERIC),
+        *_FROM_SOURCES,
+        Access("bins", "a", GENERIC),
+    ),
+    rules=(
+        Rule(
+            "digits lie in the key", lambda u: u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS
         ),
-        rules=(
-            Rule("digits lie in the key", lambda u: (
-                u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS)),
-            Rule("there is a bin for each digit", lambda u: (
-                u.src[0].arg == 4 << u.arg.attr("bits"))),
-        ),
-    )
-)  # fmt: skip
+        Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits")),
+    ),
+)
 
 
 def _settle_text(use: UOp, text: dict[str, str]) -> str:
@@ -310,21 +285,19 @@ def _settle_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(_candidate_temps(use), _candidates(use, text, visit))
 
 
-settle = define(
-    Atom(
-        "settle",
-        (("shares", "smem"), ("ties", "smem"), ("key", "frag"), ("window", "frag"), *_SOURCES),
-        Scope.WARP,
-        Lanes.ALL,
-        _settle_text,
-        "9.7.13.8 red.shared: the weights of candidates above the threshold, and the number of "
-        "those equal to it, to the shares and ties of their segments",
-        accesses=(
-            Access("key", "r", GENERIC),
-            Access("window", "r", GENERIC),
-            *_FROM_SOURCES,
-            Access("shares", "a", GENERIC),
-            Access("ties", "a", GENERIC),
-        ),
-    )
+define(
+    "settle",
+    (("shares", "smem"), ("ties", "smem"), ("key", "frag"), ("window", "frag"), *_SOURCES),
+    Scope.WARP,
+    Lanes.ALL,
+    _settle_text,
+    "9.7.13.8 red.shared: the weights of candidates above the threshold, and the number of "
+    "those equal to it, to the shares and ties of their segments",
+    accesses=(
+        Access("key", "r", GENERIC),
+        Access("window", "r", GENERIC),
+        *_FROM_SOURCES,
+        Access("shares", "a", GENERIC),
+        Access("ties", "a", GENERIC),
+    ),
 )

@@ -4,7 +4,7 @@ operands in two terms.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.atoms.threads import pieces
 from ptxflow.compiler.ir import UOp
 
@@ -33,26 +33,20 @@ def _rest_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-pack_rest = define(
-    Atom(
-        "pack_rest",
-        (("dst", "frag"), ("src", "frag"), ("packed", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _rest_text,
-        "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("packed", "r", GENERIC),
-            Access("dst", "w", GENERIC),
+define(
+    "pack_rest",
+    signature("dst src packed: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _rest_text,
+    "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
+    accesses=accesses(r="src packed", w="dst"),
+    rules=(
+        Rule(
+            "two values to a register",
+            lambda u: u.src[1].arg == 2 * u.src[0].arg == 2 * u.src[2].arg,
         ),
-        rules=(
-            Rule(
-                "two values to a register",
-                lambda u: u.src[1].arg == 2 * u.src[0].arg == 2 * u.src[2].arg,
-            ),
-        ),
-    )
+    ),
 )
 
 
@@ -65,28 +59,24 @@ def _prefix_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-prefix_sum = define(
-    Atom(
-        "prefix_sum",
-        (("dst", "frag"),),
-        Scope.WARP,
-        Lanes.ALL,
-        _prefix_text,
-        "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
-        accesses=(Access("dst", "rw", GENERIC),),
-        rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
-    )
+define(
+    "prefix_sum",
+    signature("dst: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _prefix_text,
+    "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
+    accesses=accesses(rw="dst"),
+    rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )
-keep_inside = define(
-    Atom(
-        "keep_inside",
-        (("dst", "frag"), ("inside", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"selp.f32 {d}, {d}, 0f00000000, {t['inside']};" for d in pieces(t["dst"])
-        ),
-        "9.7.7 selp: zero where a condition does not hold",
-        accesses=(Access("dst", "rw", GENERIC),),
-    )
+define(
+    "keep_inside",
+    signature("dst: frag, inside: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: "\n".join(
+        f"selp.f32 {d}, {d}, 0f00000000, {t['inside']};" for d in pieces(t["dst"])
+    ),
+    "9.7.7 selp: zero where a condition does not hold",
+    accesses=accesses(rw="dst"),
 )

@@ -10,11 +10,11 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
     define,
+    signature,
 )
 from ptxflow.compiler.atoms.threads import PREFETCHES
 from ptxflow.compiler.ir import Op, UOp
@@ -23,27 +23,19 @@ CHUNK = 16  # bytes of a lane
 LINE = 128  # bytes of eight lanes
 _BASE = Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM)
 
-copy_async = define(
-    Atom(
-        "copy_async",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("index", "value"),
-            ("tile", "global"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        "add.u32 %ra, {dst_reg}, {offset};\n"
-        "mad.wide.u32 %rda, {index}, 16, {base};\n"
-        "cp.async.cg.shared.global [%ra], [%rda], 16;",
-        "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
-        "lane's group, and for other lanes once they met",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        rules=(_BASE,),
-    )
+define(
+    "copy_async",
+    signature("dst: smem, offset base index: value, tile: global"),
+    Scope.THREAD,
+    Lanes.ALL,
+    "add.u32 %ra, {dst_reg}, {offset};\n"
+    "mad.wide.u32 %rda, {index}, 16, {base};\n"
+    "cp.async.cg.shared.global [%ra], [%rda], 16;",
+    "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
+    "lane's group, and for other lanes once they met",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+    sass=("cp.async",),
+    rules=(_BASE,),
 )
 
 
@@ -58,55 +50,42 @@ def _or_zero_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-copy_or_zero = define(
-    Atom(
-        "copy_or_zero",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("index", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        _or_zero_text,
-        "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
-        "is read then; index counts 16 bytes; L2 may bring `prefetch` bytes at once",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        defaults=(("prefetch", 0),),
-        rules=(
-            _BASE,
-            Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
-        ),
-    )
+define(
+    "copy_or_zero",
+    signature("dst: smem, offset base index inside: value, tile: global"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _or_zero_text,
+    "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
+    "is read then; index counts 16 bytes; L2 may bring `prefetch` bytes at once",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+    sass=("cp.async",),
+    defaults=(("prefetch", 0),),
+    rules=(
+        _BASE,
+        Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
+    ),
 )
-copies_commit = define(
-    Atom(
-        "copies_commit",
-        (),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.commit_group;",
-        "9.7.9.25.3.2 cp.async.commit_group",
-        effect="commit",
-        defaults=(("pipe", "copies"),),
-        orders=True,
-    )
+define(
+    "copies_commit",
+    (),
+    Scope.THREAD,
+    Lanes.ALL,
+    "cp.async.commit_group;",
+    "9.7.9.25.3.2 cp.async.commit_group",
+    effect="commit",
+    defaults=(("pipe", "copies"),),
+    orders=True,
 )
-copies_wait = define(
-    Atom(
-        "copies_wait",
-        (),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.wait_group {pending};",
-        "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
-        effect="wait_copies",
-        orders=True,
-    )
+define(
+    "copies_wait",
+    (),
+    Scope.THREAD,
+    Lanes.ALL,
+    "cp.async.wait_group {pending};",
+    "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
+    effect="wait_copies",
+    orders=True,
 )
 
 
@@ -121,45 +100,33 @@ def _copy_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-copy_chunks = define(
-    Atom(
-        "copy_chunks",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("row", "value"),
-            ("column", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _copy_text,
-        "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
-        "offset; zeros where not `inside`; rows are `pitch` bytes apart",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        rules=(
-            _BASE,
-            Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
-            Rule("its lanes fill the slot", lambda u: u.src[0].arg == 32 * CHUNK),
-        ),
-    )
+define(
+    "copy_chunks",
+    signature("dst: smem, offset base row column inside: value, tile: global"),
+    Scope.WARP,
+    Lanes.ALL,
+    _copy_text,
+    "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
+    "offset; zeros where not `inside`; rows are `pitch` bytes apart",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+    sass=("cp.async",),
+    rules=(
+        _BASE,
+        Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
+        Rule("its lanes fill the slot", lambda u: u.src[0].arg == 32 * CHUNK),
+    ),
 )
-copies_arrive = define(
-    Atom(
-        "copies_arrive",
-        (("bar", "mbar"),),
-        Scope.THREAD,
-        Lanes.ALL,
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
-        "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
-        "copied so far has landed",
-        effect="copies_arrive",
-        sass=("cp.async.mbarrier.arrive",),
-        orders=True,
-    )
+define(
+    "copies_arrive",
+    signature("bar: mbar"),
+    Scope.THREAD,
+    Lanes.ALL,
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
+    "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
+    "copied so far has landed",
+    effect="copies_arrive",
+    sass=("cp.async.mbarrier.arrive",),
+    orders=True,
 )
 
 
@@ -177,30 +144,23 @@ def _lines_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-copy_lines = define(
-    Atom(
-        "copy_lines",
-        (
-            ("dst", "smem"),
-            ("offset", "value"),
-            ("base", "value"),
-            ("index", "value"),
-            ("column", "value"),
-            ("tile", "global"),
+define(
+    "copy_lines",
+    signature("dst: smem, offset base index column: value, tile: global"),
+    Scope.WARP,
+    Lanes.ALL,
+    _lines_text,
+    "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
+    "a row, `first` and up; each lane names the row, the byte and the place in the first block "
+    "of its 16 bytes; rows are `pitch` bytes apart",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
+    sass=("cp.async",),
+    rules=(
+        _BASE,
+        Rule(
+            "rows begin at multiples of 16 bytes",
+            lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,
         ),
-        Scope.WARP,
-        Lanes.ALL,
-        _lines_text,
-        "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
-        "a row, `first` and up; each lane names the row, the byte and the place in the first block "
-        "of its 16 bytes; rows are `pitch` bytes apart",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
-        sass=("cp.async",),
-        rules=(
-            _BASE,
-            Rule("rows begin at multiples of 16 bytes", lambda u: (
-                u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0)),
-            Rule("there are whole blocks", lambda u: u.src[0].arg % (8 * LINE) == 0),
-        ),
-    )
-)  # fmt: skip
+        Rule("there are whole blocks", lambda u: u.src[0].arg % (8 * LINE) == 0),
+    ),
+)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, scoped
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, atom, define
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, add, atom, define, signature
 from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, OF_TWO, each, pieces
 from ptxflow.compiler.ir import Op, UOp
 
@@ -42,18 +42,16 @@ def _sigmoid_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 a b e", lines)
 
 
-sigmoid = define(
-    Atom(
-        "sigmoid",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _sigmoid_text,
-        "9.7.3 ex2.approx, 9.7.3.8 div.rn: 1 / (1 + e^-x), within two ulp",
-        accesses=OF_ONE,
-        sass=("ex2.approx",),
-        rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
+define(
+    "sigmoid",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _sigmoid_text,
+    "9.7.3 ex2.approx, 9.7.3.8 div.rn: 1 / (1 + e^-x), within two ulp",
+    accesses=OF_ONE,
+    sass=("ex2.approx",),
+    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -98,18 +96,16 @@ def _keys_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 top next low o q, b32 rank g word sign, pred p", lines)
 
 
-keep_groups = define(
-    Atom(
-        "keep_groups",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _keys_text,
-        "9.7.9.6 shfl.sync: keys of the experts in the four groups of which the two largest scores "
-        "add up to most, unsigned and in the order of their scores; 0 in other groups",
-        accesses=OF_ONE,
-        rules=(_EIGHT,),
-    )
+define(
+    "keep_groups",
+    signature("dst src: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _keys_text,
+    "9.7.9.6 shfl.sync: keys of the experts in the four groups of which the two largest scores "
+    "add up to most, unsigned and in the order of their scores; 0 in other groups",
+    accesses=OF_ONE,
+    rules=(_EIGHT,),
 )
 
 
@@ -137,20 +133,18 @@ def _best_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 top best, pred p q", lines)
 
 
-take_best = define(
-    Atom(
-        "take_best",
-        (("chosen", "frag"), ("keys", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _best_text,
-        "9.7.13.11 redux.sync: the eight largest keys of the warp, as bits of each lane's keys, "
-        "which it empties",
-        accesses=(Access("keys", "rw", GENERIC), Access("chosen", "w", GENERIC)),
-        sass=("redux.sync",),
-        defaults=(("unread", "keys"),),
-        rules=(Rule("a lane has eight keys", lambda u: u.src[1].arg == 8),),
-    )
+define(
+    "take_best",
+    signature("chosen keys: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _best_text,
+    "9.7.13.11 redux.sync: the eight largest keys of the warp, as bits of each lane's keys, "
+    "which it empties",
+    accesses=accesses(rw="keys", w="chosen"),
+    sass=("redux.sync",),
+    defaults=(("unread", "keys"),),
+    rules=(Rule("a lane has eight keys", lambda u: u.src[1].arg == 8),),
 )
 
 
@@ -174,21 +168,14 @@ def _shares_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 sum o, b32 bit, pred p", lines)
 
 
-share_chosen = define(
-    Atom(
-        "share_chosen",
-        (("dst", "frag"), ("scores", "frag"), ("chosen", "frag"), ("factor", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _shares_text,
-        "9.7.3.8 div.rn: scores over the sum of the chosen ones, and 1e-20, times a factor",
-        accesses=(
-            Access("scores", "r", GENERIC),
-            Access("chosen", "r", GENERIC),
-            Access("factor", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-    )
+define(
+    "share_chosen",
+    signature("dst scores chosen factor: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _shares_text,
+    "9.7.3.8 div.rn: scores over the sum of the chosen ones, and 1e-20, times a factor",
+    accesses=accesses(r="scores chosen factor", w="dst"),
 )
 
 
@@ -219,36 +206,25 @@ def _store_chosen_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 own rank up, pred p q", lines)
 
 
-st_chosen = define(
-    Atom(
-        "st_chosen",
-        (
-            ("choices_base", "value"),
-            ("shares_base", "value"),
-            ("token", "value"),
-            ("first", "value"),
-            ("choices", "global"),
-            ("shares_tile", "global"),
-            ("chosen", "frag"),
-            ("shares", "frag"),
+define(
+    "st_chosen",
+    signature(
+        "choices_base shares_base token first: value, choices shares_tile: global, "
+        "chosen shares: frag"
+    ),
+    Scope.WARP,
+    Lanes.ALL,
+    _store_chosen_text,
+    "9.7.9.11 st: a token's chosen experts, counted from the first of `local` ones, and their "
+    "shares, in ascending order of experts; all ones for those that are not local",
+    accesses=accesses(r="chosen shares", w="choices shares_tile"),
+    rules=(
+        Rule(
+            "bases are pointer parameters",
+            lambda u: u.src[0].op is Op.PARAM and u.src[1].op is Op.PARAM,
         ),
-        Scope.WARP,
-        Lanes.ALL,
-        _store_chosen_text,
-        "9.7.9.11 st: a token's chosen experts, counted from the first of `local` ones, and their "
-        "shares, in ascending order of experts; all ones for those that are not local",
-        accesses=(
-            Access("chosen", "r", GENERIC),
-            Access("shares", "r", GENERIC),
-            Access("choices", "w", GENERIC),
-            Access("shares_tile", "w", GENERIC),
-        ),
-        rules=(
-            Rule("bases are pointer parameters", lambda u: (
-                u.src[0].op is Op.PARAM and u.src[1].op is Op.PARAM)),
-        ),
-    )
-)  # fmt: skip
+    ),
+)
 
 
 def _choosers_text(use: UOp, text: dict[str, str]) -> str:
@@ -273,55 +249,47 @@ def _choosers_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 mine e bit, pred p", lines)
 
 
-choosers = define(
-    Atom(
-        "choosers",
-        (("dst", "frag"), ("choices", "frag"), ("inside", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _choosers_text,
-        "9.7.13.10 vote.sync: from tokens to experts: each lane gets the set of the warp's tokens "
-        "that chose its expert, of the word that begins with `first`",
-        accesses=(Access("choices", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(
-            Rule("one set of eight choices", lambda u: u.src[0].arg == 1 and u.src[1].arg == 8),
-        ),
-    )
+define(
+    "choosers",
+    signature("dst choices: frag, inside: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _choosers_text,
+    "9.7.13.10 vote.sync: from tokens to experts: each lane gets the set of the warp's tokens "
+    "that chose its expert, of the word that begins with `first`",
+    accesses=accesses(r="choices", w="dst"),
+    rules=(Rule("one set of eight choices", lambda u: u.src[0].arg == 1 and u.src[1].arg == 8),),
 )
-ld_global_own = define(
+add(
     replace(
         atom("ld_global"),
         name="ld_global_own",
         isa="9.7.9.8 ld.global of what the kernel itself has written, before its warps met; zeros "
         "where not `inside`",
-        accesses=(Access("tile", "r", GENERIC), Access("dst", "w", GENERIC)),
+        accesses=accesses(r="tile", w="dst"),
         sass=(),
         defaults=(("cache", ""), ("handed", True), ("offset", 0), ("prefetch", 0)),
     )
 )
-add_size = define(
-    Atom(
-        "add_size",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: f"popc.b32 %ra, {t['src']};\nadd.u32 {t['dst']}, {t['dst']}, %ra;",
-        "9.7.1 popc: adds the number of members of a set",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
-    )
+define(
+    "add_size",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: f"popc.b32 %ra, {t['src']};\nadd.u32 {t['dst']}, {t['dst']}, %ra;",
+    "9.7.1 popc: adds the number of members of a set",
+    accesses=accesses(r="src", rw="dst"),
+    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
-add_words = define(
-    Atom(
-        "add_words",
-        (("dst", "frag"), ("a", "frag"), ("b", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        each("add.u32 {dst}, {a}, {b};"),
-        "9.7.1.1 add of integers",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
-    )
+define(
+    "add_words",
+    signature("dst a b: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    each("add.u32 {dst}, {a}, {b};"),
+    "9.7.1.1 add of integers",
+    accesses=OF_TWO,
+    rules=(ALIKE,),
 )
 
 
@@ -341,21 +309,15 @@ def _columns_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 at x, pred p", lines)
 
 
-add_counts = define(
-    Atom(
-        "add_counts",
-        (("total", "frag"), ("before", "frag"), ("counts", "smem"), ("warp", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _columns_text,
-        "9.7.9.8 ld: a lane's count, over all warps, and over those before one; a warp's counts "
-        "are `pitch` bytes behind those of the warp before",
-        accesses=(
-            Access("counts", "r", GENERIC),
-            Access("total", "w", GENERIC),
-            Access("before", "w", GENERIC),
-        ),
-    )
+define(
+    "add_counts",
+    signature("total before: frag, counts: smem, warp: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _columns_text,
+    "9.7.9.8 ld: a lane's count, over all warps, and over those before one; a warp's counts "
+    "are `pitch` bytes behind those of the warp before",
+    accesses=accesses(r="counts", w="total before"),
 )
 
 
@@ -376,31 +338,17 @@ def _begin_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 own sum up, pred p", lines)
 
 
-begin_experts = define(
-    Atom(
-        "begin_experts",
-        (
-            ("start", "frag"),
-            ("first", "frag"),
-            ("rows", "frag"),
-            ("tiles", "frag"),
-            ("total", "frag"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _begin_text,
-        "9.7.9.6 shfl.sync.up: where each lane's expert begins, among rows and among tiles of "
-        "`tile` of them, behind those of the words before, which it adds to",
-        accesses=(
-            Access("total", "r", GENERIC),
-            Access("rows", "rw", GENERIC),
-            Access("tiles", "rw", GENERIC),
-            Access("start", "w", GENERIC),
-            Access("first", "w", GENERIC),
-        ),
-        defaults=(("alike", True), ("unread", "rows")),
-        rules=(Rule("tiles are powers of two", lambda u: u.arg.attr("tile").bit_count() == 1),),
-    )
+define(
+    "begin_experts",
+    signature("start first rows tiles total: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _begin_text,
+    "9.7.9.6 shfl.sync.up: where each lane's expert begins, among rows and among tiles of "
+    "`tile` of them, behind those of the words before, which it adds to",
+    accesses=accesses(r="total", rw="rows tiles", w="start first"),
+    defaults=(("alike", True), ("unread", "rows")),
+    rules=(Rule("tiles are powers of two", lambda u: u.arg.attr("tile").bit_count() == 1),),
 )
 
 
@@ -430,29 +378,16 @@ def _find_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 e x y, pred p", lines)
 
 
-find_tile = define(
-    Atom(
-        "find_tile",
-        (
-            ("dst", "frag"),
-            ("index", "value"),
-            ("first", "frag"),
-            ("start", "frag"),
-            ("total", "frag"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _find_text,
-        "9.7.9.6 shfl.sync.idx: of each lane's tile its expert, its first row and how many rows "
-        "the expert has from there; kept as it was where the word's experts come later",
-        accesses=(
-            Access("first", "r", GENERIC),
-            Access("start", "r", GENERIC),
-            Access("total", "r", GENERIC),
-            Access("dst", "rw", GENERIC),
-        ),
-        rules=(Rule("four words of a tile", lambda u: u.src[0].arg == 4),),
-    )
+define(
+    "find_tile",
+    signature("dst: frag, index: value, first start total: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _find_text,
+    "9.7.9.6 shfl.sync.idx: of each lane's tile its expert, its first row and how many rows "
+    "the expert has from there; kept as it was where the word's experts come later",
+    accesses=accesses(r="first start total", rw="dst"),
+    rules=(Rule("four words of a tile", lambda u: u.src[0].arg == 4),),
 )
 
 
@@ -474,24 +409,17 @@ def _rank_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 below e set next, pred p", lines)
 
 
-rank_rows = define(
-    Atom(
-        "rank_rows",
-        (("rows", "frag"), ("next", "frag"), ("choices", "frag"), ("set", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _rank_text,
-        "9.7.9.6 shfl.sync.idx, 9.7.1 popc: a token's rows for its choices in a word: the next "
-        "ones of each expert, in the order of lanes, which it passes over",
-        accesses=(
-            Access("choices", "r", GENERIC),
-            Access("set", "r", GENERIC),
-            Access("rows", "rw", GENERIC),
-            Access("next", "rw", GENERIC),
-        ),
-        defaults=(("unread", "next"),),
-        rules=(Rule("a row for each choice", lambda u: u.src[0].arg == u.src[2].arg),),
-    )
+define(
+    "rank_rows",
+    signature("rows next choices set: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _rank_text,
+    "9.7.9.6 shfl.sync.idx, 9.7.1 popc: a token's rows for its choices in a word: the next "
+    "ones of each expert, in the order of lanes, which it passes over",
+    accesses=accesses(r="choices set", rw="rows next"),
+    defaults=(("unread", "next"),),
+    rules=(Rule("a row for each choice", lambda u: u.src[0].arg == u.src[2].arg),),
 )
 
 
@@ -506,21 +434,13 @@ def _store_tokens_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("pred p", lines)
 
 
-st_tokens = define(
-    Atom(
-        "st_tokens",
-        (
-            ("base", "value"),
-            ("token", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
-            ("rows", "frag"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        _store_tokens_text,
-        "9.7.9.11 st: a lane's token at each of its rows, but those that are all ones",
-        accesses=(Access("rows", "r", GENERIC), Access("tile", "w", GENERIC)),
-        rules=(Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),),
-    )
+define(
+    "st_tokens",
+    signature("base token inside: value, tile: global, rows: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _store_tokens_text,
+    "9.7.9.11 st: a lane's token at each of its rows, but those that are all ones",
+    accesses=accesses(r="rows", w="tile"),
+    rules=(Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST, WEIGHT_SCALE, scoped, weigh
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Scope, define
+from ptxflow.compiler.atoms.table import GENERIC, Access, Lanes, Scope, define
 from ptxflow.compiler.atoms.threads import pieces
 from ptxflow.compiler.ir import UOp
 
@@ -35,18 +35,16 @@ def _formula(
         return scoped(temps, lines(use, t))
 
     return define(
-        Atom(
-            name,
-            (("dst", "frag"), *((s, "frag") for s in sources)),
-            Scope.THREAD,
-            Lanes.ALL,
-            text,
-            isa,
-            accesses=(
-                *(Access(s, "r", GENERIC) for s in sources),
-                Access("dst", "w", GENERIC),
-            ),
-        )
+        name,
+        (("dst", "frag"), *((s, "frag") for s in sources)),
+        Scope.THREAD,
+        Lanes.ALL,
+        text,
+        isa,
+        accesses=(
+            *(Access(s, "r", GENERIC) for s in sources),
+            Access("dst", "w", GENERIC),
+        ),
     )
 
 

@@ -4,7 +4,7 @@ loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.atoms.threads import vector
 from ptxflow.compiler.ir import UOp
 
@@ -18,17 +18,15 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-st_shared_lanes = define(
-    Atom(
-        "st_shared_lanes",
-        (("dst", "smem"), ("offset", "value"), ("inside", "value"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _store_text,
-        "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("it stores one, two or four registers", lambda u: u.src[3].arg in (1, 2, 4)),),
-    )
+define(
+    "st_shared_lanes",
+    signature("dst: smem, offset inside: value, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _store_text,
+    "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("it stores one, two or four registers", lambda u: u.src[3].arg in (1, 2, 4)),),
 )
 
 
@@ -39,15 +37,13 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-ld_shared_lanes = define(
-    Atom(
-        "ld_shared_lanes",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _load_text,
-        "9.7.9.8 ld of one, two or four registers",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
-    )
+define(
+    "ld_shared_lanes",
+    signature("dst: frag, src: smem, offset: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _load_text,
+    "9.7.9.8 ld of one, two or four registers",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

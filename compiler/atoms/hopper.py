@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import ASYNC, GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import ASYNC, Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.ir import UOp
 
 _HOPPER = ("sm_90a",)
@@ -23,36 +23,30 @@ def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-wgmma = define(
-    Atom(
-        "wgmma",
-        (("acc", "frag"), ("a", "desc"), ("b", "desc"), ("accumulate", "value")),
-        Scope.WARPGROUP,
-        Lanes.ALL,
-        _wgmma_text,
-        "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; "
-        "transposed, with rows along K",
-        accesses=(
-            Access("a", "r", ASYNC, "wgmma"),
-            Access("b", "r", ASYNC, "wgmma"),
-            Access("acc", "rw", ASYNC, "wgmma"),
-        ),
-        effect="mma",
-        sass=lambda u: (_SASS[u.arg.attr("dtype")],),
-        defaults=(("transposed", False), ("transposed_a", False)),
-        archs=_HOPPER,
-        rules=(
-            *_ACCUMULATORS,
-            Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
-            Rule(
-                "float8 is K-major",
-                lambda u: (
-                    u.arg.attr("dtype") != "e4m3"
-                    or not (u.arg.attr("transposed") or u.arg.attr("transposed_a"))
-                ),
+define(
+    "wgmma",
+    signature("acc: frag, a b: desc, accumulate: value"),
+    Scope.WARPGROUP,
+    Lanes.ALL,
+    _wgmma_text,
+    "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; "
+    "transposed, with rows along K",
+    accesses=accesses(ASYNC, "wgmma", r="a b", rw="acc"),
+    effect="mma",
+    sass=lambda u: (_SASS[u.arg.attr("dtype")],),
+    defaults=(("transposed", False), ("transposed_a", False)),
+    archs=_HOPPER,
+    rules=(
+        *_ACCUMULATORS,
+        Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
+        Rule(
+            "float8 is K-major",
+            lambda u: (
+                u.arg.attr("dtype") != "e4m3"
+                or not (u.arg.attr("transposed") or u.arg.attr("transposed_a"))
             ),
         ),
-    )
+    ),
 )
 
 
@@ -65,82 +59,67 @@ def _wgmma_registers_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-wgmma_registers = define(
-    Atom(
-        "wgmma_registers",
-        (("acc", "frag"), ("a", "frag"), ("b", "desc"), ("accumulate", "value")),
-        Scope.WARPGROUP,
-        Lanes.ALL,
-        _wgmma_registers_text,
-        "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
-        "with its rows along K",
-        accesses=(
-            Access("a", "r", ASYNC, "wgmma"),
-            Access("b", "r", ASYNC, "wgmma"),
-            Access("acc", "rw", ASYNC, "wgmma"),
-        ),
-        effect="mma",
-        sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
-        defaults=(("transposed", False),),
-        archs=_HOPPER,
-        rules=(
-            *_ACCUMULATORS,
-            Rule("a thread holds four registers of A", lambda u: u.src[1].arg == 4),
-        ),
-    )
+define(
+    "wgmma_registers",
+    signature("acc a: frag, b: desc, accumulate: value"),
+    Scope.WARPGROUP,
+    Lanes.ALL,
+    _wgmma_registers_text,
+    "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
+    "with its rows along K",
+    accesses=accesses(ASYNC, "wgmma", r="a b", rw="acc"),
+    effect="mma",
+    sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
+    defaults=(("transposed", False),),
+    archs=_HOPPER,
+    rules=(
+        *_ACCUMULATORS,
+        Rule("a thread holds four registers of A", lambda u: u.src[1].arg == 4),
+    ),
 )
-wgmma_fence = define(
-    Atom(
-        "wgmma_fence",
-        (),
-        Scope.WARPGROUP,
-        Lanes.ALL,
-        "wgmma.fence.sync.aligned;",
-        "9.7.15.7.1 wgmma.fence",
-        effect="fence_registers",
-        archs=_HOPPER,
-        orders=True,
-    )
+define(
+    "wgmma_fence",
+    (),
+    Scope.WARPGROUP,
+    Lanes.ALL,
+    "wgmma.fence.sync.aligned;",
+    "9.7.15.7.1 wgmma.fence",
+    effect="fence_registers",
+    archs=_HOPPER,
+    orders=True,
 )
-wgmma_commit = define(
-    Atom(
-        "wgmma_commit",
-        (),
-        Scope.WARPGROUP,
-        Lanes.ALL,
-        "wgmma.commit_group.sync.aligned;",
-        "9.7.15.7.2 wgmma.commit_group",
-        effect="commit",
-        defaults=(("pipe", "wgmma"),),
-        archs=_HOPPER,
-        orders=True,
-    )
+define(
+    "wgmma_commit",
+    (),
+    Scope.WARPGROUP,
+    Lanes.ALL,
+    "wgmma.commit_group.sync.aligned;",
+    "9.7.15.7.2 wgmma.commit_group",
+    effect="commit",
+    defaults=(("pipe", "wgmma"),),
+    archs=_HOPPER,
+    orders=True,
 )
-wgmma_wait = define(
-    Atom(
-        "wgmma_wait",
-        (),
-        Scope.WARPGROUP,
-        Lanes.ALL,
-        "wgmma.wait_group.sync.aligned {pending};",
-        "9.7.15.7.3 wgmma.wait_group",
-        effect="wait_group",
-        defaults=(("pipe", "wgmma"),),
-        archs=_HOPPER,
-        orders=True,
-    )
+define(
+    "wgmma_wait",
+    (),
+    Scope.WARPGROUP,
+    Lanes.ALL,
+    "wgmma.wait_group.sync.aligned {pending};",
+    "9.7.15.7.3 wgmma.wait_group",
+    effect="wait_group",
+    defaults=(("pipe", "wgmma"),),
+    archs=_HOPPER,
+    orders=True,
 )
-stmatrix_x4 = define(
-    Atom(
-        "stmatrix_x4",
-        (("dst", "smem"), ("offset", "value"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        "add.u32 %ra, {dst_reg}, {offset};\n"
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
-        "9.7.14.5.16 stmatrix",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        sass=("stmatrix",),
-        rules=(Rule("x4 stores four registers", lambda u: u.src[2].arg == 4),),
-    )
+define(
+    "stmatrix_x4",
+    signature("dst: smem, offset: value, src: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    "add.u32 %ra, {dst_reg}, {offset};\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
+    "9.7.14.5.16 stmatrix",
+    accesses=accesses(r="src", w="dst"),
+    sass=("stmatrix",),
+    rules=(Rule("x4 stores four registers", lambda u: u.src[2].arg == 4),),
 )

@@ -18,7 +18,7 @@ from ptxflow.compiler.atoms.reductions import (
     scoped,
     skip_unless_any,
 )
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.atoms.threads import pieces, vector
 from ptxflow.compiler.ir import UOp
 
@@ -45,56 +45,40 @@ def _weigh_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 x", lines)
 
 
-weigh_heads = define(
-    Atom(
-        "weigh_heads",
-        (
-            ("dst", "frag"),
-            ("src", "frag"),
-            ("weights", "frag"),
-            ("scale", "frag"),
-            ("accumulate", "value"),
-        ),
-        Scope.THREAD,
-        Lanes.ALL,
-        _weigh_text,
-        "9.7.3 mul, max, fma: of each row the weights of heads times what is above 0 of their "
-        "products, scaled; one row, or two with pairs of columns in turn",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("weights", "r", GENERIC),
-            Access("scale", "r", GENERIC),
-            Access("dst", "rw", GENERIC),
-        ),
-        rules=(
-            Rule("one row or two", lambda u: u.src[0].arg in (1, 2)),
-            Rule("a scale for each row", lambda u: u.src[3].arg == u.src[0].arg),
-            Rule("a weight for each column", lambda u: (
-                u.src[1].arg == u.src[0].arg * u.src[2].arg)),
-            Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
-        ),
-    )
-)  # fmt: skip
-sort_key = define(
-    Atom(
-        "sort_key",
-        (("dst", "frag"), ("src", "frag"), ("inside", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: scoped(
-            "b32 s",
-            [
-                f"add.rn.f32 {t['dst']}, {t['src']}, 0f00000000;",  # -0 to 0
-                f"shr.s32 %_s, {t['dst']}, 31;",
-                "or.b32 %_s, %_s, 0x80000000;",
-                f"xor.b32 {t['dst']}, {t['dst']}, %_s;",
-                f"selp.b32 {t['dst']}, {t['dst']}, 0, {t['inside']};",
-            ],
-        ),
-        "9.7.8 xor: all bits of a negative number, the sign of others; 0 where not inside",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
-    )
+define(
+    "weigh_heads",
+    signature("dst src weights scale: frag, accumulate: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _weigh_text,
+    "9.7.3 mul, max, fma: of each row the weights of heads times what is above 0 of their "
+    "products, scaled; one row, or two with pairs of columns in turn",
+    accesses=accesses(r="src weights scale", rw="dst"),
+    rules=(
+        Rule("one row or two", lambda u: u.src[0].arg in (1, 2)),
+        Rule("a scale for each row", lambda u: u.src[3].arg == u.src[0].arg),
+        Rule("a weight for each column", lambda u: u.src[1].arg == u.src[0].arg * u.src[2].arg),
+        Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
+    ),
+)
+define(
+    "sort_key",
+    signature("dst src: frag, inside: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: scoped(
+        "b32 s",
+        [
+            f"add.rn.f32 {t['dst']}, {t['src']}, 0f00000000;",  # -0 to 0
+            f"shr.s32 %_s, {t['dst']}, 31;",
+            "or.b32 %_s, %_s, 0x80000000;",
+            f"xor.b32 {t['dst']}, {t['dst']}, %_s;",
+            f"selp.b32 {t['dst']}, {t['dst']}, 0, {t['inside']};",
+        ],
+    ),
+    "9.7.8 xor: all bits of a negative number, the sign of others; 0 where not inside",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
 
 
@@ -111,17 +95,15 @@ def _count_text(use: UOp, text: dict[str, str]) -> str:
 
 
 _BINS = Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits"))
-count_keys = define(
-    Atom(
-        "count_keys",
-        (("bins", "smem"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _count_text,
-        "9.7.13.8 red.shared: keys by their first digit",
-        accesses=(Access("src", "r", GENERIC), Access("bins", "a", GENERIC)),
-        rules=(_BINS,),
-    )
+define(
+    "count_keys",
+    signature("bins: smem, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _count_text,
+    "9.7.13.8 red.shared: keys by their first digit",
+    accesses=accesses(r="src", a="bins"),
+    rules=(_BINS,),
 )
 
 
@@ -167,28 +149,16 @@ def _count_more_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, "NONE:"])
 
 
-count_entries = define(
-    Atom(
-        "count_entries",
-        (
-            ("bins", "smem"),
-            ("src", "frag"),
-            ("bound", "frag"),
-            ("position", "value"),
-            ("shift", "value"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _count_more_text,
-        "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
-        "`shift`; keys of consecutive positions",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("bound", "r", GENERIC),
-            Access("bins", "a", GENERIC),
-        ),
-        rules=(_BINS, Rule("a bound is two registers", lambda u: u.src[2].arg == 2)),
-    )
+define(
+    "count_entries",
+    signature("bins: smem, src bound: frag, position shift: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _count_more_text,
+    "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
+    "`shift`; keys of consecutive positions",
+    accesses=accesses(r="src bound", a="bins"),
+    rules=(_BINS, Rule("a bound is two registers", lambda u: u.src[2].arg == 2)),
 )
 
 
@@ -256,39 +226,29 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, lines)
 
 
-pick_digit = define(
-    Atom(
-        "pick_digit",
-        (
-            ("state", "smem"),
-            ("bins", "smem"),
-            ("bound", "frag"),
-            ("goal", "frag"),
-            ("shift", "value"),
-            ("own", "value"),
+define(
+    "pick_digit",
+    signature("state bins: smem, bound goal: frag, shift own: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _pick_text,
+    "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the count, from the highest "
+    "digit on, above the goal; the state with that digit. With `everywhere` bins are added up "
+    "over the CTAs of the cluster",
+    accesses=accesses(r="bins bound goal", w="state"),
+    rules=(
+        Rule("a state has four words", lambda u: u.src[0].arg == STATE),
+        Rule(
+            "there is a bin for each digit, and the sums of the ranges",
+            lambda u: u.src[1].arg == (4 << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"),
         ),
-        Scope.WARP,
-        Lanes.ALL,
-        _pick_text,
-        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the count, from the highest "
-        "digit on, above the goal; the state with that digit. With `everywhere` bins are added up "
-        "over the CTAs of the cluster",
-        accesses=(
-            Access("bins", "r", GENERIC),
-            Access("bound", "r", GENERIC),
-            Access("goal", "r", GENERIC),
-            Access("state", "w", GENERIC),
+        Rule(
+            "every lane has a bin of a range",
+            lambda u: (1 << u.arg.attr("bits")) // u.arg.attr("ranges") >= 32,
         ),
-        rules=(
-            Rule("a state has four words", lambda u: u.src[0].arg == STATE),
-            Rule("there is a bin for each digit, and the sums of the ranges", lambda u: (
-                u.src[1].arg == (4 << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"))),
-            Rule("every lane has a bin of a range", lambda u: (
-                (1 << u.arg.attr("bits")) // u.arg.attr("ranges") >= 32)),
-            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
-        ),
-    )
-)  # fmt: skip
+        Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
+    ),
+)
 
 
 def _gather_text(use: UOp, text: dict[str, str]) -> str:
@@ -335,34 +295,20 @@ def _gather_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, "NONE:"])
 
 
-gather_entries = define(
-    Atom(
-        "gather_entries",
-        (
-            ("list", "smem"),
-            ("count", "smem"),
-            ("src", "frag"),
-            ("bound", "frag"),
-            ("position", "value"),
-            ("rank", "value"),
-        ),
-        Scope.WARP,
-        Lanes.ALL,
-        _gather_text,
-        "9.7.13.7 atom.shared: entries that are not below the bound to the leader's list, in any "
-        "order, at places that its count gives out; keys of consecutive positions",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("bound", "r", GENERIC),
-            Access("count", "a", GENERIC),
-            Access("list", "a", GENERIC),
-        ),
-        rules=(
-            Rule("a bound is two registers", lambda u: u.src[3].arg == 2),
-            Rule("a list has its slots", lambda u: u.src[0].arg == ENTRY * u.arg.attr("slots")),
-            Rule("a count has four bytes", lambda u: u.src[1].arg == 4),
-        ),
-    )
+define(
+    "gather_entries",
+    signature("list count: smem, src bound: frag, position rank: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _gather_text,
+    "9.7.13.7 atom.shared: entries that are not below the bound to the leader's list, in any "
+    "order, at places that its count gives out; keys of consecutive positions",
+    accesses=accesses(r="src bound", a="count list"),
+    rules=(
+        Rule("a bound is two registers", lambda u: u.src[3].arg == 2),
+        Rule("a list has its slots", lambda u: u.src[0].arg == ENTRY * u.arg.attr("slots")),
+        Rule("a count has four bytes", lambda u: u.src[1].arg == 4),
+    ),
 )
 
 
@@ -378,26 +324,19 @@ def _outrank_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b64 own other, pred p", lines)
 
 
-outrank = define(
-    Atom(
-        "outrank",
-        (("rank", "frag"), ("own", "frag"), ("others", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _outrank_text,
-        "9.7.6 setp: adds the number of other entries that are greater",
-        accesses=(
-            Access("own", "r", GENERIC),
-            Access("others", "r", GENERIC),
-            Access("rank", "rw", GENERIC),
-        ),
-        rules=(
-            Rule("an entry is two registers", lambda u: (
-                u.src[1].arg == 2 and u.src[2].arg % 2 == 0)),
-            Rule("a rank is one register", lambda u: u.src[0].arg == 1),
-        ),
-    )
-)  # fmt: skip
+define(
+    "outrank",
+    signature("rank own others: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _outrank_text,
+    "9.7.6 setp: adds the number of other entries that are greater",
+    accesses=accesses(r="own others", rw="rank"),
+    rules=(
+        Rule("an entry is two registers", lambda u: u.src[1].arg == 2 and u.src[2].arg % 2 == 0),
+        Rule("a rank is one register", lambda u: u.src[0].arg == 1),
+    ),
+)
 
 
 def _keep_text(use: UOp, text: dict[str, str]) -> str:
@@ -413,31 +352,23 @@ def _keep_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b64 own other, pred p", lines)
 
 
-keep_entry = define(
-    Atom(
-        "keep_entry",
-        (("dst", "frag"), ("own", "frag"), ("other", "frag"), ("greater", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _keep_text,
-        "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
-        accesses=(
-            Access("own", "r", GENERIC),
-            Access("other", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(Rule("an entry is two registers", lambda u: all(s.arg == 2 for s in u.src[:3])),),
-    )
+define(
+    "keep_entry",
+    signature("dst own other: frag, greater: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _keep_text,
+    "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
+    accesses=accesses(r="own other", w="dst"),
+    rules=(Rule("an entry is two registers", lambda u: all(s.arg == 2 for s in u.src[:3])),),
 )
-put_place = define(
-    Atom(
-        "put_place",
-        (("dst", "smem"), ("offset", "value"), ("inside", "value"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        "add.u32 %ra, {dst_reg}, {offset};\n@{inside} red.shared.add.u32 [%ra], {src};",
-        "9.7.13.8 red.shared: one register to a place of its own among zeros",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "a", GENERIC)),
-        rules=(Rule("it puts one register", lambda u: u.src[3].arg == 1),),
-    )
+define(
+    "put_place",
+    signature("dst: smem, offset inside: value, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    "add.u32 %ra, {dst_reg}, {offset};\n@{inside} red.shared.add.u32 [%ra], {src};",
+    "9.7.13.8 red.shared: one register to a place of its own among zeros",
+    accesses=accesses(r="src", a="dst"),
+    rules=(Rule("it puts one register", lambda u: u.src[3].arg == 1),),
 )

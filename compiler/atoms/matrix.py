@@ -7,15 +7,7 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    Access,
-    Atom,
-    Lanes,
-    Rule,
-    Scope,
-    define,
-)
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.atoms.threads import OF_ONE
 from ptxflow.compiler.ir import UOp
 
@@ -28,19 +20,17 @@ def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-ldmatrix_x4 = define(
-    Atom(
-        "ldmatrix_x4",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _load_matrix_text,
-        "9.7.14.5.15 ldmatrix: four 8 x 8 matrices; lane 8j + r says where row r of matrix j is",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        sass=lambda u: ("ldmatrix.trans" if u.arg.attr("transposed") else "ldmatrix",),
-        defaults=(("transposed", False),),
-        rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
-    )
+define(
+    "ldmatrix_x4",
+    signature("dst: frag, src: smem, offset: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _load_matrix_text,
+    "9.7.14.5.15 ldmatrix: four 8 x 8 matrices; lane 8j + r says where row r of matrix j is",
+    accesses=accesses(r="src", w="dst"),
+    sass=lambda u: ("ldmatrix.trans" if u.arg.attr("transposed") else "ldmatrix",),
+    defaults=(("transposed", False),),
+    rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
 )
 
 
@@ -52,53 +42,42 @@ def _mma_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-mma_16816 = define(
-    Atom(
-        "mma_16816",
-        (("acc", "frag"), ("a", "frag"), ("b", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _mma_text,
-        "9.7.14.5.14 mma.sync m16n8k16: adds A B to its accumulators",
-        accesses=(
-            Access("a", "r", GENERIC),
-            Access("b", "r", GENERIC),
-            Access("acc", "rw", GENERIC),
-        ),
-        sass=("mma.sync f16/bf16",),
-        rules=(
-            Rule("four accumulators", lambda u: u.src[0].arg == 4),
-            Rule("four registers of A and two of B", lambda u: (
-                u.src[1].arg == 4 and u.src[2].arg == 2)),
-        ),
-    )
-)  # fmt: skip
-
-
-shuffle_from = define(
-    Atom(
-        "shuffle_from",
-        (("dst", "frag"), ("src", "frag"), ("lane", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
-        "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
-        accesses=OF_ONE,
-        rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
-    )
+define(
+    "mma_16816",
+    signature("acc a b: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _mma_text,
+    "9.7.14.5.14 mma.sync m16n8k16: adds A B to its accumulators",
+    accesses=accesses(r="a b", rw="acc"),
+    sass=("mma.sync f16/bf16",),
+    rules=(
+        Rule("four accumulators", lambda u: u.src[0].arg == 4),
+        Rule("four registers of A and two of B", lambda u: u.src[1].arg == 4 and u.src[2].arg == 2),
+    ),
 )
-count_lanes = define(
-    Atom(
-        "count_lanes",
-        (("dst", "frag"), ("inside", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        "vote.sync.ballot.b32 %ra, {inside}, 0xFFFFFFFF;\n"
-        "popc.b32 %ra, %ra;\n"
-        "add.u32 {dst}, {dst}, %ra;",
-        "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
-        accesses=(Access("dst", "rw", GENERIC),),
-        defaults=(("alike", True),),
-        rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
-    )
+
+
+define(
+    "shuffle_from",
+    signature("dst src: frag, lane: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
+    "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
+    accesses=OF_ONE,
+    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
+)
+define(
+    "count_lanes",
+    signature("dst: frag, inside: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    "vote.sync.ballot.b32 %ra, {inside}, 0xFFFFFFFF;\n"
+    "popc.b32 %ra, %ra;\n"
+    "add.u32 {dst}, {dst}, %ra;",
+    "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
+    accesses=accesses(rw="dst"),
+    defaults=(("alike", True),),
+    rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )

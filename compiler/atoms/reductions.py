@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
 from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, each, pieces, vector
 from ptxflow.compiler.ir import UOp
 
@@ -64,37 +64,33 @@ def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
     return lines
 
 
-zero_shared = define(
-    Atom(
-        "zero_shared",
-        (("dst", "smem"),),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: scoped(
-            "b32 z",
-            [
-                "mov.b32 %_z, 0;",
-                f"mad.lo.u32 %ra, %lane, 16, {t['dst_reg']};",
-                "st.shared.v4.b32 [%ra], {%_z, %_z, %_z, %_z};",
-            ],
-        ),
-        "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
-        accesses=(Access("dst", "w", GENERIC),),
-        defaults=(("begun", False), ("unread", "dst")),
-        rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
-    )
+define(
+    "zero_shared",
+    signature("dst: smem"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: scoped(
+        "b32 z",
+        [
+            "mov.b32 %_z, 0;",
+            f"mad.lo.u32 %ra, %lane, 16, {t['dst_reg']};",
+            "st.shared.v4.b32 [%ra], {%_z, %_z, %_z, %_z};",
+        ],
+    ),
+    "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
+    accesses=accesses(w="dst"),
+    defaults=(("begun", False), ("unread", "dst")),
+    rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
 )
-saturate = define(
-    Atom(
-        "saturate",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        each("add.sat.f32 {dst}, {src}, 0f00000000;"),
-        "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-        accesses=OF_ONE,
-        rules=(ALIKE,),
-    )
+define(
+    "saturate",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    each("add.sat.f32 {dst}, {src}, 0f00000000;"),
+    "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
+    accesses=OF_ONE,
+    rules=(ALIKE,),
 )
 
 
@@ -141,41 +137,33 @@ _BINS = Rule(
     "there is a bin for each digit and copy",
     lambda u: u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"),
 )
-tally = define(
-    Atom(
-        "tally",
-        (("bins", "smem"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, text: scoped(
-            "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
-        ),
-        "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
-        accesses=(Access("src", "r", GENERIC), Access("bins", "a", GENERIC)),
-        defaults=(("copies", 1),),
-        rules=(
-            _BITS,
-            _BINS,
-            Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
-        ),
-    )
+define(
+    "tally",
+    signature("bins: smem, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, text: scoped(
+        "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
+    ),
+    "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
+    accesses=accesses(r="src", a="bins"),
+    defaults=(("copies", 1),),
+    rules=(
+        _BITS,
+        _BINS,
+        Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
+    ),
 )
-tally_either = define(
-    Atom(
-        "tally_either",
-        (("bins", "smem"), ("src", "frag"), ("counts", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _tally_either_text,
-        "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("counts", "r", GENERIC),
-            Access("bins", "a", GENERIC),
-        ),
-        defaults=(("copies", 1),),
-        rules=(_BITS, _BINS),
-    )
+define(
+    "tally_either",
+    signature("bins: smem, src counts: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _tally_either_text,
+    "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
+    accesses=accesses(r="src counts", a="bins"),
+    defaults=(("copies", 1),),
+    rules=(_BITS, _BINS),
 )
 
 
@@ -202,26 +190,26 @@ def _ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(f"b32 at sum w<{wide}>, pred p", lines)
 
 
-sum_range = define(
-    Atom(
-        "sum_range",
-        (("bins", "smem"), ("range", "smem"), ("warp", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _ranges_text,
-        "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
-        accesses=(Access("bins", "r", GENERIC), Access("range", "w", GENERIC)),
-        defaults=(("copies", 1),),
-        sass=("redux.sync",),
-        rules=(
-            _BITS,
-            _BINS,
-            Rule("every lane has a word of a range", lambda u: (
-                (u.arg.attr("copies") << u.arg.attr("bits")) // u.arg.attr("warps") >= 32)),
-            Rule("a sum has four bytes", lambda u: u.src[1].arg == 4),
+define(
+    "sum_range",
+    signature("bins range: smem, warp: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _ranges_text,
+    "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
+    accesses=accesses(r="bins", w="range"),
+    defaults=(("copies", 1),),
+    sass=("redux.sync",),
+    rules=(
+        _BITS,
+        _BINS,
+        Rule(
+            "every lane has a word of a range",
+            lambda u: (u.arg.attr("copies") << u.arg.attr("bits")) // u.arg.attr("warps") >= 32,
         ),
-    )
-)  # fmt: skip
+        Rule("a sum has four bytes", lambda u: u.src[1].arg == 4),
+    ),
+)
 
 
 def _sum_of_ranges_text(use: UOp, text: dict[str, str]) -> str:
@@ -235,18 +223,16 @@ def _sum_of_ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 at sum, pred p", lines)
 
 
-sum_of_ranges = define(
-    Atom(
-        "sum_of_ranges",
-        (("dst", "frag"), ("ranges", "smem")),
-        Scope.WARP,
-        Lanes.ALL,
-        _sum_of_ranges_text,
-        "9.7.13.11 redux.sync: the sum of all ranges",
-        accesses=(Access("ranges", "r", GENERIC), Access("dst", "w", GENERIC)),
-        sass=("redux.sync",),
-        rules=(Rule("up to 32 warps have a range each", lambda u: 4 <= u.src[1].arg <= 128),),
-    )
+define(
+    "sum_of_ranges",
+    signature("dst: frag, ranges: smem"),
+    Scope.WARP,
+    Lanes.ALL,
+    _sum_of_ranges_text,
+    "9.7.13.11 redux.sync: the sum of all ranges",
+    accesses=accesses(r="ranges", w="dst"),
+    sass=("redux.sync",),
+    rules=(Rule("up to 32 warps have a range each", lambda u: 4 <= u.src[1].arg <= 128),),
 )
 
 
@@ -356,33 +342,31 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, *_digit_lines(use, text, own)])
 
 
-pick_bin = define(
-    Atom(
-        "pick_bin",
-        (("found", "smem"), ("bins", "smem"), ("goal", "frag"), ("own", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _pick_text,
-        "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
-        "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
-        "all bins, 0; zeros but for the sum where it stays at or below the goal. With `everywhere` "
-        "bins are added up over the CTAs of the cluster",
-        accesses=(
-            Access("bins", "r", GENERIC),
-            Access("goal", "r", GENERIC),
-            Access("found", "w", GENERIC),
-        ),
-        defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
-        rules=(
-            _BITS,
-            Rule("four words are found", lambda u: u.src[0].arg == 16),
-            Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
-            Rule("there is a bin for each digit and copy, and the sums of the ranges", lambda u: (
+define(
+    "pick_bin",
+    signature("found bins: smem, goal: frag, own: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _pick_text,
+    "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
+    "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
+    "all bins, 0; zeros but for the sum where it stays at or below the goal. With `everywhere` "
+    "bins are added up over the CTAs of the cluster",
+    accesses=accesses(r="bins goal", w="found"),
+    defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
+    rules=(
+        _BITS,
+        Rule("four words are found", lambda u: u.src[0].arg == 16),
+        Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
+        Rule(
+            "there is a bin for each digit and copy, and the sums of the ranges",
+            lambda u: (
                 u.src[1].arg
-                == (4 * u.arg.attr("copies") << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"))),
+                == (4 * u.arg.attr("copies") << u.arg.attr("bits")) + 4 * u.arg.attr("ranges")
+            ),
         ),
-    )
-)  # fmt: skip
+    ),
+)
 
 
 def _st_vector_text(use: UOp, text: dict[str, str]) -> str:
@@ -399,27 +383,23 @@ def _ld_vector_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-st_shared_vector = define(
-    Atom(
-        "st_shared_vector",
-        (("dst", "smem"), ("offset", "value"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _st_vector_text,
-        "9.7.9.11 st of one, two or four registers by every lane",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
-    )
+define(
+    "st_shared_vector",
+    signature("dst: smem, offset: value, src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _st_vector_text,
+    "9.7.9.11 st of one, two or four registers by every lane",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
 )
-ld_shared_vector = define(
-    Atom(
-        "ld_shared_vector",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _ld_vector_text,
-        "9.7.9.8 ld of one, two or four registers by every lane",
-        accesses=OF_ONE,
-        rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
-    )
+define(
+    "ld_shared_vector",
+    signature("dst: frag, src: smem, offset: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _ld_vector_text,
+    "9.7.9.8 ld of one, two or four registers by every lane",
+    accesses=OF_ONE,
+    rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, define
+from ptxflow.compiler.atoms.table import Atom, Lanes, Rule, Scope, accesses, add, define, signature
 from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, pieces
 from ptxflow.compiler.ir import UOp
 
@@ -53,7 +53,7 @@ def _fold(name: str, operation: str, isa: str) -> Atom:
 
     return Atom(
         name,
-        (("dst", "frag"), ("src", "frag")),
+        signature("dst src: frag"),
         Scope.THREAD,
         Lanes.ALL,
         write,
@@ -63,20 +63,18 @@ def _fold(name: str, operation: str, isa: str) -> Atom:
     )
 
 
-fold_max = define(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
-fold_sum = define(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
-hide = define(
-    Atom(
-        "hide",
-        (("dst", "frag"), ("inside", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
-        ),
-        "9.7.7 selp: minus infinity where a condition does not hold",
-        accesses=(Access("dst", "rw", GENERIC),),
-    )
+add(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
+add(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
+define(
+    "hide",
+    signature("dst: frag, inside: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: "\n".join(
+        f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
+    ),
+    "9.7.7 selp: minus infinity where a condition does not hold",
+    accesses=accesses(rw="dst"),
 )
 
 
@@ -95,40 +93,36 @@ def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
     return _hidden(text["dst"], text["src"], ends)
 
 
-hide_columns = define(
-    Atom(
-        "hide_columns",
-        (("dst", "frag"), ("src", "frag"), ("first", "value"), ("second", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _hide_columns_text,
-        "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
-        "counted from the lane's first one, signed",
-        accesses=OF_ONE,
-        rules=(_SAME, _QUADS),
-    )
+define(
+    "hide_columns",
+    signature("dst src: frag, first second: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _hide_columns_text,
+    "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
+    "counted from the lane's first one, signed",
+    accesses=OF_ONE,
+    rules=(_SAME, _QUADS),
 )
 
 
 def _hide_behind_text(use: UOp, text: dict[str, str]) -> str:
     first = use.arg.attr("first")
-    ends = [(text["room"], first + i) for i in range(use.src[0].arg)]
+    ends = [(text["visible"], first + i) for i in range(use.src[0].arg)]
     return _hidden(text["dst"], text["src"], ends)
 
 
-hide_behind = define(
-    Atom(
-        "hide_behind",
-        (("dst", "frag"), ("src", "frag"), ("room", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _hide_behind_text,
-        "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `room`, signed; "
-        "registers are columns `first` and up of the lane's row",
-        accesses=OF_ONE,
-        defaults=(("first", 0),),
-        rules=(_SAME,),
-    )
+define(
+    "hide_behind",
+    signature("dst src: frag, visible: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _hide_behind_text,
+    "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `visible`, signed; "
+    "registers are columns `first` and up of the lane's row",
+    accesses=OF_ONE,
+    defaults=(("first", 0),),
+    rules=(_SAME,),
 )
 
 
@@ -145,26 +139,19 @@ def _exp2(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
 
     return Atom(
         name,
-        (("dst", "frag"), ("src", "frag"), ("scale", "frag"), ("shift", "frag")),
+        signature("dst src scale shift: frag"),
         Scope.THREAD,
         Lanes.ALL,
         write,
         f"9.7.3 fma, ex2.approx: {isa}; relative error 2^-22.5",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("scale", "r", GENERIC),
-            Access("shift", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
+        accesses=accesses(r="src scale shift", w="dst"),
         sass=("ex2.approx",),
         rules=(_SAME, Rule("one factor", lambda u: u.src[2].arg == 1), *rules),
     )
 
 
-shift_exp2 = define(
-    _exp2("shift_exp2", _in_turn, "2^(x scale + shift); shifts in turn", _turns(3, "shifts"))
-)
-exp2_rows = define(_exp2("exp2_rows", _of_row, "2^(x scale + shift of the row)", _QUADS, _two(3)))
+add(_exp2("shift_exp2", _in_turn, "2^(x scale + shift); shifts in turn", _turns(3, "shifts")))
+add(_exp2("exp2_rows", _of_row, "2^(x scale + shift of the row)", _QUADS, _two(3)))
 
 
 def _rescale(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
@@ -178,57 +165,49 @@ def _rescale(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
 
     return Atom(
         name,
-        (("dst", "frag"), ("factor", "frag")),
+        signature("dst factor: frag"),
         Scope.THREAD,
         Lanes.ALL,
         write,
         f"9.7.3.5 mul: {isa}",
-        accesses=(Access("factor", "r", GENERIC), Access("dst", "rw", GENERIC)),
+        accesses=accesses(r="factor", rw="dst"),
         rules=rules,
     )
 
 
-rescale = define(
-    _rescale("rescale", _in_turn, "accumulators by factors, in turn", _turns(1, "factors"))
+add(_rescale("rescale", _in_turn, "accumulators by factors, in turn", _turns(1, "factors")))
+add(_rescale("rescale_rows", _of_row, "every register by its row's factor", _QUADS, _two(1)))
+define(
+    "finite_or_zero",
+    BINARY,
+    Scope.THREAD,
+    Lanes.ALL,
+    lambda use, t: "\n".join(
+        f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
+        for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
+    ),
+    "9.7.6 setp, selp: a, or zero where b is minus infinity",
+    accesses=OF_TWO,
+    rules=(ALIKE,),
 )
-rescale_rows = define(
-    _rescale("rescale_rows", _of_row, "every register by its row's factor", _QUADS, _two(1))
-)
-finite_or_zero = define(
-    Atom(
-        "finite_or_zero",
-        BINARY,
-        Scope.THREAD,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
-            for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
-        ),
-        "9.7.6 setp, selp: a, or zero where b is minus infinity",
-        accesses=OF_TWO,
-        rules=(ALIKE,),
-    )
-)
-warp_sync_behind = define(
-    Atom(
-        "warp_sync_behind",
-        (("src", "frag"), ("zero", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        lambda use, t: "\n".join(
-            [
-                f"mov.b32 %ra, {pieces(t['src'])[0]};",
-                *(f"xor.b32 %ra, %ra, {s};" for s in pieces(t["src"])[1:]),
-                f"and.b32 %ra, %ra, {t['zero']};",
-                "not.b32 %ra, %ra;",
-                "bar.warp.sync %ra;",
-            ]
-        ),
-        "9.7.13.2 bar.warp.sync of all lanes, which depends on registers: with a zero that ptxas "
-        "does not know, it cannot put off what they are computed from to behind what follows",
-        accesses=(Access("src", "r", GENERIC),),
-        effect="warp_sync",
-    )
+define(
+    "warp_sync_behind",
+    signature("src: frag, zero: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    lambda use, t: "\n".join(
+        [
+            f"mov.b32 %ra, {pieces(t['src'])[0]};",
+            *(f"xor.b32 %ra, %ra, {s};" for s in pieces(t["src"])[1:]),
+            f"and.b32 %ra, %ra, {t['zero']};",
+            "not.b32 %ra, %ra;",
+            "bar.warp.sync %ra;",
+        ]
+    ),
+    "9.7.13.2 bar.warp.sync of all lanes, which depends on registers: with a zero that ptxas "
+    "does not know, it cannot put off what they are computed from to behind what follows",
+    accesses=accesses(r="src"),
+    effect="warp_sync",
 )
 
 
@@ -242,15 +221,13 @@ def _clear_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines).replace("%rz", "0")
 
 
-clear_rows = define(
-    Atom(
-        "clear_rows",
-        (("dst", "smem"), ("keep", "value")),
-        Scope.WARP,
-        Lanes.ALL,
-        _clear_text,
-        "9.7.9.11 st: zeros over rows of 128 bytes but the first few, whose number is signed",
-        accesses=(Access("dst", "rw", GENERIC),),
-        rules=(Rule("it has groups of four rows", lambda u: u.src[0].arg % (4 * ROW) == 0),),
-    )
+define(
+    "clear_rows",
+    signature("dst: smem, keep: value"),
+    Scope.WARP,
+    Lanes.ALL,
+    _clear_text,
+    "9.7.9.11 st: zeros over rows of 128 bytes but the first few, whose number is signed",
+    accesses=accesses(rw="dst"),
+    rules=(Rule("it has groups of four rows", lambda u: u.src[0].arg % (4 * ROW) == 0),),
 )

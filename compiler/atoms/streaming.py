@@ -11,11 +11,12 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
+    accesses,
     define,
+    signature,
 )
 from ptxflow.compiler.atoms.threads import CACHES
 from ptxflow.compiler.ir import Op, UOp
@@ -24,56 +25,46 @@ _BASE = Rule("the base is a pointer parameter", lambda u: any(s.op is Op.PARAM f
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
 _COUNTED = Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20)
 
-bulk_load = define(
-    Atom(
-        "bulk_load",
-        (
-            ("dst", "smem"),
-            ("base", "value"),
-            ("index", "value"),
-            ("tile", "global"),
-            ("bar", "mbar"),
+define(
+    "bulk_load",
+    signature("dst: smem, base index: value, tile: global, bar: mbar"),
+    Scope.THREAD,
+    Lanes.ONE,
+    "mad.wide.u32 %rda, {index}, {element}, {base};\n"
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[{dst}], [%rda], {bytes}, [{bar}];",
+    "9.7.9 cp.async.bulk; index counts elements; its bytes complete on the barrier",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", ASYNC, "mbar")),
+    effect="bulk_load",
+    sass=("bulk copy g->s",),
+    rules=(
+        _BASE,
+        _WHOLE,
+        _COUNTED,
+        Rule(
+            "it fills its shared-memory slot exactly",
+            lambda u: u.src[0].arg == u.arg.attr("bytes"),
         ),
-        Scope.THREAD,
-        Lanes.ONE,
-        "mad.wide.u32 %rda, {index}, {element}, {base};\n"
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[{dst}], [%rda], {bytes}, [{bar}];",
-        "9.7.9 cp.async.bulk; index counts elements; its bytes complete on the barrier",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", ASYNC, "mbar")),
-        effect="bulk_load",
-        sass=("bulk copy g->s",),
-        rules=(
-            _BASE,
-            _WHOLE,
-            _COUNTED,
-            Rule(
-                "it fills its shared-memory slot exactly",
-                lambda u: u.src[0].arg == u.arg.attr("bytes"),
-            ),
-        ),
-    )
+    ),
 )
-bulk_store = define(
-    Atom(
-        "bulk_store",
-        (("src", "smem"), ("base", "value"), ("index", "value"), ("tile", "global")),
-        Scope.THREAD,
-        Lanes.ONE,
-        "mad.wide.u32 %rda, {index}, {element}, {base};\n"
-        "cp.async.bulk.global.shared::cta.bulk_group [%rda], [{src}], {bytes};",
-        "9.7.9 cp.async.bulk; index counts elements; complete with its bulk group",
-        accesses=(Access("src", "r", ASYNC, "bulk"), Access("tile", "w", ASYNC, "bulk")),
-        sass=("bulk copy s->g",),
-        rules=(
-            _BASE,
-            _WHOLE,
-            Rule(
-                "it empties its shared-memory slot",
-                lambda u: u.src[0].arg == u.arg.attr("bytes"),
-            ),
+define(
+    "bulk_store",
+    signature("src: smem, base index: value, tile: global"),
+    Scope.THREAD,
+    Lanes.ONE,
+    "mad.wide.u32 %rda, {index}, {element}, {base};\n"
+    "cp.async.bulk.global.shared::cta.bulk_group [%rda], [{src}], {bytes};",
+    "9.7.9 cp.async.bulk; index counts elements; complete with its bulk group",
+    accesses=accesses(ASYNC, "bulk", r="src", w="tile"),
+    sass=("bulk copy s->g",),
+    rules=(
+        _BASE,
+        _WHOLE,
+        Rule(
+            "it empties its shared-memory slot",
+            lambda u: u.src[0].arg == u.arg.attr("bytes"),
         ),
-    )
+    ),
 )
 
 
@@ -86,22 +77,22 @@ def _narrow_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-ld_global_narrow = define(
-    Atom(
-        "ld_global_narrow",
-        (("dst", "frag"), ("base", "value"), ("index", "value"), ("tile", "global")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _narrow_text,
-        "9.7.9.9 ld.global.nc of one 16-bit value, widened (9.7.9.22 cvt); index counts elements",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
-        sass=("ld.global.nc",),
-        defaults=(("cache", ""),),
-        rules=(
-            _BASE,
-            Rule("it loads one register", lambda u: u.src[0].arg == 1),
-            Rule("the cache hint is one of " + ", ".join(filter(None, CACHES)), lambda u: (
-                u.arg.attr("cache") in CACHES)),
+define(
+    "ld_global_narrow",
+    signature("dst: frag, base index: value, tile: global"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _narrow_text,
+    "9.7.9.9 ld.global.nc of one 16-bit value, widened (9.7.9.22 cvt); index counts elements",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
+    sass=("ld.global.nc",),
+    defaults=(("cache", ""),),
+    rules=(
+        _BASE,
+        Rule("it loads one register", lambda u: u.src[0].arg == 1),
+        Rule(
+            "the cache hint is one of " + ", ".join(filter(None, CACHES)),
+            lambda u: u.arg.attr("cache") in CACHES,
         ),
-    )
-)  # fmt: skip
+    ),
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ParamSpec
 
 from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
 
@@ -49,6 +49,18 @@ class Access:
     mode: str  # r, w, rw, a (an atomic update: in any order with others, but with nothing else)
     proxy: str
     done: str = "now"
+
+
+def accesses(proxy: str = GENERIC, done: str = "now", **modes: str) -> tuple[Access, ...]:
+    """Accesses through one proxy, in this order: `accesses(r="a b", w="dst")`."""
+    pairs = [(name, mode) for mode, names in modes.items() for name in names.split()]
+    return tuple(Access(name, mode, proxy, done) for name, mode in pairs)
+
+
+def signature(text: str) -> tuple[tuple[str, str], ...]:
+    """The operands of a row with their kinds: `signature("dst src: frag, index: value")`."""
+    entries = [entry.split(": ") for entry in text.split(", ")]
+    return tuple((name, kind) for names, kind in entries for name in names.split())
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ def all_atoms() -> tuple[Atom, ...]:
     return tuple(_ATOMS.values())
 
 
-def define(row: Atom) -> Callable[..., UOp]:
+def add(row: Atom) -> Callable[..., UOp]:
     """Add a row and return its constructor: operands by position, attributes by keyword."""
     if row.name in _ATOMS:
         raise ValueError(f"atom {row.name!r} is defined twice")
@@ -143,3 +155,16 @@ def define(row: Atom) -> Callable[..., UOp]:
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build
     return build
+
+
+P = ParamSpec("P")
+
+
+def _added(make: Callable[P, Atom]) -> Callable[P, Callable[..., UOp]]:
+    def define(*args: P.args, **fields: P.kwargs) -> Callable[..., UOp]:
+        return add(make(*args, **fields))
+
+    return define
+
+
+define = _added(Atom)  # a row by its fields

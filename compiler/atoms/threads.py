@@ -14,11 +14,12 @@ from ptxflow.compiler.atoms.table import (
     GENERIC,
     READ_ONLY,
     Access,
-    Atom,
     Lanes,
     Rule,
     Scope,
+    accesses,
     define,
+    signature,
 )
 from ptxflow.compiler.ir import Op, UOp
 
@@ -62,33 +63,27 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     return zero + load.replace("{guard}", f"@{text['inside']} ")
 
 
-ld_global = define(
-    Atom(
-        "ld_global",
-        (
-            ("dst", "frag"),
-            ("base", "value"),
-            ("index", "value"),
-            ("inside", "value"),
-            ("tile", "global"),
+define(
+    "ld_global",
+    signature("dst: frag, base index inside: value, tile: global"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _load_text,
+    "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
+    "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
+    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
+    sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
+    defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
+    rules=(
+        Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),
+        Rule("the base is a pointer parameter", lambda u: u.src[1].op is Op.PARAM),
+        Rule(
+            "the cache hint is one of " + ", ".join(filter(None, CACHES)),
+            lambda u: u.arg.attr("cache") in CACHES,
         ),
-        Scope.THREAD,
-        Lanes.ALL,
-        _load_text,
-        "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
-        "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
-        accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
-        sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
-        defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
-        rules=(
-            Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),
-            Rule("the base is a pointer parameter", lambda u: u.src[1].op is Op.PARAM),
-            Rule("the cache hint is one of " + ", ".join(filter(None, CACHES)), lambda u: (
-                u.arg.attr("cache") in CACHES)),
-            Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
-        ),
-    )
-)  # fmt: skip
+        Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
+    ),
+)
 
 
 def _after_text(use: UOp, text: dict[str, str]) -> str:
@@ -98,22 +93,16 @@ def _after_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([first, *moves])
 
 
-after_load = define(
-    Atom(
-        "after_load",
-        (("dst", "frag"), ("src", "frag"), ("other", "frag"), ("zero", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _after_text,
-        "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
-        "where ptxas would put off loading the other",
-        accesses=(
-            Access("src", "r", GENERIC),
-            Access("other", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(Rule("as many registers as before", lambda u: u.src[0].arg == u.src[1].arg),),
-    )
+define(
+    "after_load",
+    signature("dst src other: frag, zero: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _after_text,
+    "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
+    "where ptxas would put off loading the other",
+    accesses=accesses(r="src other", w="dst"),
+    rules=(Rule("as many registers as before", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -134,17 +123,15 @@ def _unpack_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-unpack = define(
-    Atom(
-        "unpack",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _unpack_text,
-        "9.7.9.22 cvt: 16-bit pairs to float32, exactly; lower half first; last: not read again",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("two values of a register", lambda u: u.src[0].arg == 2 * u.src[1].arg),),
-    )
+define(
+    "unpack",
+    signature("dst src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _unpack_text,
+    "9.7.9.22 cvt: 16-bit pairs to float32, exactly; lower half first; last: not read again",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("two values of a register", lambda u: u.src[0].arg == 2 * u.src[1].arg),),
 )
 
 
@@ -168,38 +155,30 @@ def _add_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([*moves, *_squares(sums, pieces(text["src"]))])
 
 
-sum_squares = define(
-    Atom(
-        "sum_squares",
-        (("dst", "frag"), ("src", "frag"), ("accumulate", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _sum_text,
-        "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "rw", GENERIC)),
-        rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-    )
+define(
+    "sum_squares",
+    signature("dst src: frag, accumulate: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _sum_text,
+    "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
+    accesses=accesses(r="src", rw="dst"),
+    rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
 )
 
 
-add_squares = define(
-    Atom(
-        "add_squares",
-        (("dst", "frag"), ("sum", "frag"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ALL,
-        _add_text,
-        "9.7.3.7 fma: as sum_squares, from sums to others",
-        accesses=(
-            Access("sum", "r", GENERIC),
-            Access("src", "r", GENERIC),
-            Access("dst", "w", GENERIC),
-        ),
-        rules=(
-            Rule("as many sums as before", lambda u: u.src[0].arg == u.src[1].arg),
-            Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),
-        ),
-    )
+define(
+    "add_squares",
+    signature("dst sum src: frag"),
+    Scope.THREAD,
+    Lanes.ALL,
+    _add_text,
+    "9.7.3.7 fma: as sum_squares, from sums to others",
+    accesses=accesses(r="sum src", w="dst"),
+    rules=(
+        Rule("as many sums as before", lambda u: u.src[0].arg == u.src[1].arg),
+        Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),
+    ),
 )
 
 
@@ -220,8 +199,8 @@ def each(text: str) -> Callable[[UOp, dict[str, str]], str]:
 
 ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
 BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
-OF_TWO = (Access("a", "r", GENERIC), Access("b", "r", GENERIC), Access("dst", "w", GENERIC))
-OF_ONE = (Access("src", "r", GENERIC), Access("dst", "w", GENERIC))
+OF_TWO = accesses(r="a b", w="dst")
+OF_ONE = accesses(r="src", w="dst")
 
 
 def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
@@ -229,46 +208,40 @@ def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
 
 
-shuffle_xor = define(
-    Atom(
-        "shuffle_xor",
-        (("dst", "frag"), ("src", "frag")),
-        Scope.WARP,
-        Lanes.ALL,
-        _shuffle_text,
-        "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
-        accesses=OF_ONE,
-        sass=("shfl.sync.bfly",),
-        rules=(
-            ALIKE,
-            Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
-        ),
-    )
+define(
+    "shuffle_xor",
+    signature("dst src: frag"),
+    Scope.WARP,
+    Lanes.ALL,
+    _shuffle_text,
+    "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
+    accesses=OF_ONE,
+    sass=("shfl.sync.bfly",),
+    rules=(
+        ALIKE,
+        Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
+    ),
 )
-st_shared = define(
-    Atom(
-        "st_shared",
-        (("dst", "smem"), ("src", "frag")),
-        Scope.THREAD,
-        Lanes.ONE,
-        "st.shared.b32 [{dst}], {src};",
-        "9.7.9.11 st of one register by one lane",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(
-            Rule("it stores one register", lambda u: u.src[1].arg == 1),
-            Rule("a register has four bytes", lambda u: u.src[0].arg == 4),
-        ),
-    )
+define(
+    "st_shared",
+    signature("dst: smem, src: frag"),
+    Scope.THREAD,
+    Lanes.ONE,
+    "st.shared.b32 [{dst}], {src};",
+    "9.7.9.11 st of one register by one lane",
+    accesses=accesses(r="src", w="dst"),
+    rules=(
+        Rule("it stores one register", lambda u: u.src[1].arg == 1),
+        Rule("a register has four bytes", lambda u: u.src[0].arg == 4),
+    ),
 )
-ld_shared = define(
-    Atom(
-        "ld_shared",
-        (("dst", "frag"), ("src", "smem"), ("offset", "value")),
-        Scope.THREAD,
-        Lanes.ALL,
-        "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
-        "9.7.9.8 ld of one register",
-        accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC)),
-        rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
-    )
+define(
+    "ld_shared",
+    signature("dst: frag, src: smem, offset: value"),
+    Scope.THREAD,
+    Lanes.ALL,
+    "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
+    "9.7.9.8 ld of one register",
+    accesses=accesses(r="src", w="dst"),
+    rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
 )

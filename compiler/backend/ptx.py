@@ -207,7 +207,7 @@ class _Writer:
         found = self._find(node)
         if found is not None:
             return found
-        if node.op is Op.VAR and node.arg[1] == "held":
+        if node.op is Op.VAR and node.arg[1] == "register":
             return f"{stem(node.arg[0])}0"
         if node.op is not Op.ALU:
             raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")

@@ -8,7 +8,7 @@ from ptxflow.compiler.check.machine import SCHEDULES, Machine
 from ptxflow.compiler.check.order import awaited, check_order, read_after_write, read_unwritten
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
-from ptxflow.compiler.check.values import check_held, held_values
+from ptxflow.compiler.check.values import check_values, needed_values
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trip
@@ -29,14 +29,14 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
     check_order(kernels)
     proofs = []
     for kernel in kernels:
-        rules = check_spec(kernel, device) + check_held(kernel)
+        rules = check_spec(kernel, device) + check_values(kernel)
         program = Program(kernel, awaited(kernels, kernel))
         name = f"{kernel.arg.name}: " if len(kernels) > 1 else ""
         proofs.append(f"static: {name}{rules} rules hold")
         mine = [t for t in trips if t.entry in ("", kernel.arg.name)]
         if not mine:
             raise SpecError(f"kernel {kernel.arg.name} has no trip: nothing proves it")
-        needed = held_values(kernel)
+        needed = needed_values(kernel)
         for trip in mine:
             unsaid = sorted(needed - {name for name, _ in trip.values})
             if unsaid:

@@ -5,78 +5,25 @@ An access is refused unless its issuer knows, in the access's proxy, every earli
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.contents import Contents
-from ptxflow.compiler.check.program import Agent, Event, Group, Program
-from ptxflow.compiler.check.state import (
-    COMMUTING,
-    Barrier,
-    History,
-    Past,
-    Region,
-    Rendezvous,
-    TensorMemory,
-    Unread,
-)
+from ptxflow.compiler.check.program import Agent, Group
+from ptxflow.compiler.check.state import COMMUTING, Barrier, History, Past, Region, Unread
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp
 
 LANES = 32
 K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type
-_BAND = 8  # rows of a global tensor that share a history
 
 
 class Accesses(Contents):
-    """The state of one abstract run, and its memory."""
+    """Accesses to the memory of one abstract run."""
 
-    def __init__(self, program: Program, trip: Trip, schedule: str):
-        self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
-        self.events: list[Event] = []
-        self.histories: dict[tuple[Any, ...], History] = {}
-        self.private: dict[tuple[int, UOp], int] = {}  # (warp, storage) -> number of its state
-        self.barriers: dict[tuple[Any, ...], Barrier] = {}
-        self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
-        self.landing: list[Callable[[], None]] = []
-        self.foreign = [0] * self.info.cluster  # events that reach into a CTA
-        self.sent = [0] * self.info.cluster  # stores of a CTA into others, on their way
-        self.handed = 0  # events that even a relaxed arrival hands over: see Message.relaxed
-        self.asynchronous = 0  # asynchronous accesses to shared memory
-        self.observations = 0  # events of waits that succeeded
-        self.grid_waits = 0
-        self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
-        self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
-        self.steps = 0
-        values = dict(trip.values)
-        base = values.pop("ctaid", 0) * self.info.cluster
-        self.agents = [
-            Agent(
-                i,
-                i // self.info.warps,
-                i % self.info.warps,
-                {
-                    "ctas": self.info.cluster,
-                    **values,
-                    "ctaid": base + i // self.info.warps,
-                    "cta_rank": i // self.info.warps,
-                    "warp": i % self.info.warps,
-                    "lane": 0,
-                },
-                registers=program.launched,
-            )
-            for i in range(self.info.cluster * self.info.warps)
-        ]
-
-    # -- events and histories -----------------------------------------------------------------
-
-    def _event(self, agent: Agent, node: UOp) -> int:
-        self.events.append(Event(agent, agent.who(), node))
-        return 1 << (len(self.events) - 1)
+    # -- events ---------------------------------------------------------------------------------
 
     def _shared_event(self, agent: Agent, node: UOp, access: Access, key: tuple[Any, ...]) -> int:
         """One event for all like accesses of a warp between two ordering statements.
@@ -90,13 +37,6 @@ class Accesses(Contents):
         found = agent.epoch.get(key)
         if found is None:
             found = agent.epoch[key] = self._event(agent, node)
-        return found
-
-    def _history(self, key: tuple[Any, ...], name: str) -> History:
-        """The history of one stage of a storage; the key starts with the storage's Op."""
-        found = self.histories.get(key)
-        if found is None:
-            found = self.histories[key] = History(name, key[0])
         return found
 
     def _registers_at_entry(self, agent: Agent) -> None:
@@ -143,17 +83,6 @@ class Accesses(Contents):
             across = self._bytes(node, row, operand)
         history = self._history(key, f"{name}[{stage}]")
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
-
-    def bands(
-        self, name: str, first: int, column: int, rows: int, columns: int
-    ) -> list[tuple[History, Region]]:
-        """A rectangle of a global tensor, cut into bands of rows to keep histories short."""
-        out = []
-        for band in range(first // _BAND, -(-(first + rows) // _BAND)):
-            lo, hi = max(first, band * _BAND), min(first + rows, (band + 1) * _BAND)
-            history = self._history((Op.GLOBAL, name, band), name)
-            out.append((history, (lo, hi, column, column + columns)))
-        return out
 
     def _lanes(self, agent: Agent, node: UOp, row: Atom, cta: int) -> tuple[int, int]:
         """Lanes of TMEM that are touched: a load's quarter, or all."""

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from ptxflow.compiler.atoms.table import Access, atom
 from ptxflow.compiler.check import messages
-from ptxflow.compiler.check.program import Agent, Event, Program
+from ptxflow.compiler.check.program import Agent
+from ptxflow.compiler.check.run import Run
 from ptxflow.compiler.check.state import History, Region, inside, minus, overlap, uncovered
-from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, UOp
 
 
-class Contents:
+class Contents(Run):
     """The part of the abstract machine that follows data, not order."""
-
-    program: Program
-    trip: Trip
-    events: list[Event]
-
-    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> NoReturn:
-        raise HazardError(
-            f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
-        )
 
     def _must_be_used(self, kind: Op) -> bool:
         """Whether sums and values may not be overwritten or left unread: this run says what it

@@ -42,7 +42,10 @@ class Machine(Synchronisation):
             running = still
             if not progress and running:
                 if not self.landing:
-                    waiting = [(a, blocked[a.index]) for a, _ in running]
+                    waiting = [
+                        (a, blocked[a.index], self._awaited(a, blocked[a.index]))
+                        for a, _ in running
+                    ]
                     raise HazardError(messages.deadlock(self, waiting))
                 self.landing.pop(0)()
         for land in self.landing:
@@ -124,6 +127,8 @@ class Machine(Synchronisation):
                 "griddepcontrol.wait before the first access of a dependent launch",
             )
 
-    def waits_for(self, agent: Agent, node: UOp) -> Barrier:
-        """The mbarrier that a blocked wait waits for."""
+    def _awaited(self, agent: Agent, node: UOp) -> Barrier | None:
+        """The mbarrier that a blocked statement waits for."""
+        if atom(node.arg.atom).effect != "mbar_wait":
+            return None
         return self._barrier(agent, node, node.src[0], agent.cta)

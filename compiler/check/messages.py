@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms.table import Access, atom
 from ptxflow.compiler.check.program import Agent
-from ptxflow.compiler.check.state import History, Past
+from ptxflow.compiler.check.run import Run
+from ptxflow.compiler.check.state import Barrier, History, Past
 from ptxflow.compiler.ir import Op, UOp, show
 
-if TYPE_CHECKING:
-    from ptxflow.compiler.check.access import Accesses
-    from ptxflow.compiler.check.contents import Contents
-    from ptxflow.compiler.check.machine import Machine
 
-
-def race(
-    machine: Accesses, agent: Agent, node: UOp, access: Access, history: History, past: Past
-) -> str:
+def race(run: Run, agent: Agent, node: UOp, access: Access, history: History, past: Past) -> str:
     """Two conflicting accesses, and the ordering that is missing between them."""
-    earlier = machine.events[past.event]
-    missing, fix = _missing(machine, agent, access, history, past)
+    earlier = run.events[past.event]
+    missing, fix = _missing(run, agent, access, history, past)
     return (
         f"race on {history.name}: {show(node)} at {node.site} by {agent.who()} ({access.mode}, "
         f"{access.proxy} proxy) is not ordered after {earlier} ({past.mode}): {missing} "
-        f"[{machine.trip.name}]; fix: {fix}"
+        f"[{run.trip.name}]; fix: {fix}"
     )
 
 
 def _missing(
-    machine: Accesses, agent: Agent, access: Access, history: History, past: Past
+    run: Run, agent: Agent, access: Access, history: History, past: Past
 ) -> tuple[str, str]:
     k, bit = agent.knows, past.bit
-    earlier = machine.events[past.event]
+    earlier = run.events[past.event]
     if k.tensor_seen & bit and access.proxy == "tensor":
         return "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
     if access.done == "wgmma" and (k.async_ & bit or (history.kind is Op.FRAG and k.generic & bit)):
@@ -72,45 +65,45 @@ def _missing(
     )
 
 
-def unwritten(machine: Contents, node: UOp, access: Access, history: History) -> str:
+def unwritten(run: Run, node: UOp, access: Access, history: History) -> str:
     """A read of what nothing wrote, and who writes there."""
     operand = atom(node.arg.atom).operand(node, access.operand)
-    writers = machine.program.writers(operand.src[0])
+    writers = run.program.writers(operand.src[0])
     return (
         f"reads {history.name}, of which part was never written: {writers} writes it, and no wait "
         "orders the read after that"
     )
 
 
-def deadlock(machine: Machine, blocked: Iterable[tuple[Agent, UOp]]) -> str:
-    """Every blocked warp's statement, the state of what it waits for, and who should arrive."""
+def deadlock(run: Run, blocked: Iterable[tuple[Agent, UOp, Barrier | None]]) -> str:
+    """Every blocked warp's statement, the state of what it waits for, and who should arrive.
+
+    The barrier is the mbarrier that the statement waits for, None for other statements.
+    """
     waiting: dict[str, list[str]] = {}
-    for agent, node in blocked:
+    for agent, node, bar in blocked:
         what = f"{show(node)} at {node.site}"
-        what += _awaited(machine, agent, node)
+        what += _awaited(run, agent, node, bar)
         waiting.setdefault(what, []).append(agent.who())
-    told = "; ".join(f"{_fold(who)} at {what}" for what, who in waiting.items())
+    who_waits = "; ".join(f"{_fold(who)} at {what}" for what, who in waiting.items())
     return (
-        f"deadlock [{machine.trip.name}]: {told}; fix: make somebody arrive, send the bytes or "
+        f"deadlock [{run.trip.name}]: {who_waits}; fix: make somebody arrive, send the bytes or "
         "give the registers that each of these waits for"
     )
 
 
-def _awaited(machine: Machine, agent: Agent, node: UOp) -> str:
+def _awaited(run: Run, agent: Agent, node: UOp, bar: Barrier | None) -> str:
     """The state of what a blocked statement waits for."""
-    match atom(node.arg.atom).effect:
-        case "mbar_wait":
-            bar = machine.waits_for(agent, node)
-            arrivers = machine.program.arrivers(node.src[0].src[0])
-            return f" ({bar.name} is in {bar.state()}; {arrivers} arrives there)"
-        case "registers":
-            asked, free = node.arg.attr("registers"), machine.free_registers[agent.cta]
-            return (
-                f" (a lane has {agent.registers} of the {asked} registers it asks for, and {free} "
-                "lie free: no setmaxnreg.dec gives more)"
-            )
-        case _:
-            return ""
+    if bar is not None:
+        arrivers = run.program.arrivers(node.src[0].src[0])
+        return f" ({bar.name} is in {bar.state()}; {arrivers} arrives there)"
+    if atom(node.arg.atom).effect == "registers":
+        asked, free = node.arg.attr("registers"), run.free_registers[agent.cta]
+        return (
+            f" (a lane has {agent.registers} of the {asked} registers it asks for, and {free} "
+            "lie free: no setmaxnreg.dec gives more)"
+        )
+    return ""
 
 
 def _fold(who: list[str]) -> str:

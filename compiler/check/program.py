@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
-from ptxflow.compiler.check.values import every_held
+from ptxflow.compiler.check.values import every_value
 from ptxflow.compiler.ir import Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 
@@ -67,7 +67,7 @@ class Program:
         self.plan = layout(kernel.arg)
         self.in_step = _in_step(kernel)
         self.private = private_storages(kernel)
-        self.held = every_held(kernel)
+        self.held = every_value(kernel)
         self.moves = Moves()
         asked = [
             node.arg.attr("registers")

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxflow.compiler.atoms.table import (
-    KINDS,
-    READ_ONLY,
-    STORAGE_OF,
-    Atom,
-    Lanes,
-    Scope,
-    atom,
-)
+from ptxflow.compiler.atoms.table import KINDS, READ_ONLY, STORAGE_OF, Atom, Lanes, Scope, atom
 from ptxflow.compiler.check.program import registers_at_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError

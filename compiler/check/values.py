@@ -11,22 +11,22 @@ from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
 
 
-def check_held(kernel: UOp) -> int:
+def check_values(kernel: UOp) -> int:
     """Check every use of a held value; the number of checks that held. Raises SpecError."""
     return _Walk().kernel(kernel)
 
 
-def every_held(kernel: UOp) -> set[str]:
+def every_value(kernel: UOp) -> set[str]:
     """The registers whose content some value depends on: values read them."""
     sources = (s for _, node in walk(kernel) for s in node.src if s.op not in STATEMENTS)
-    return {name for s in sources for name in held_names(s)}
+    return {name for s in sources for name in registers_of(s)}
 
 
-def held_values(kernel: UOp) -> set[str]:
+def needed_values(kernel: UOp) -> set[str]:
     """The registers whose content an abstract run must know: all that some value depends on, but
     operands that it does not follow."""
     sources = (s for _, node in walk(kernel) for s in _followed(node))
-    return {name for s in sources for name in held_names(s)}
+    return {name for s in sources for name in registers_of(s)}
 
 
 def _followed(node: UOp) -> list[UOp]:
@@ -86,7 +86,7 @@ class _Walk:
             if source.op in STATEMENTS:
                 continue
             place = source.op is Op.SLOT and source.src[0].op is not Op.GLOBAL
-            for name in held_names(source):
+            for name in registers_of(source):
                 self.used.add(name)
                 checks += 1
                 if name not in known:
@@ -123,16 +123,16 @@ class _Walk:
             if source.op is Op.SLOT and source.src[0].op is Op.FRAG:
                 if source.src[0].arg.name in self.parted:
                     return False
-            elif varies(source) or held_names(source) & self.parted:
+            elif varies(source) or registers_of(source) & self.parted:
                 return False
         return True
 
 
-def held_names(node: UOp) -> set[str]:
+def registers_of(node: UOp) -> set[str]:
     """The registers whose content a value or place depends on."""
     if node.op is Op.VAR:
-        return {node.arg[0]} if node.arg[1] == "held" else set()
-    return set().union(*map(held_names, node.src)) if node.src else set()
+        return {node.arg[0]} if node.arg[1] == "register" else set()
+    return set().union(*map(registers_of, node.src)) if node.src else set()
 
 
 def varies(node: UOp) -> bool:

@@ -30,11 +30,12 @@ from ptxflow.compiler.emulator import (
     wmma,
 )
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
-from ptxflow.compiler.emulator.machine import Machine, Report
+from ptxflow.compiler.emulator.grid import Report
+from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.machine import Machine
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
-from ptxflow.compiler.emulator.warp import Array
 from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.clocks import WIDE, Clocks
+from ptxflow.compiler.emulator.clocks import WIDE
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, SHARED_BASE
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.race import Shadow
 from ptxflow.compiler.emulator.touches import touch
-from ptxflow.compiler.emulator.warp import DTYPES, LANES, Array, Step, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 _SPACES = ("global", "shared", "shared::cta", "shared::cluster")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -72,57 +73,19 @@ class Order:
         )
 
 
-@dataclass(frozen=True)
-class Left:
-    """What one CTA released at an address, to threads inside a scope."""
-
-    by: tuple[int, int]  # cluster, rank
-    scope: str
-    message: Clocks
-
-
-class Signals:
-    """What was released, by the shadow and offset of the word."""
-
-    def __init__(self) -> None:
-        self.at: dict[tuple[int, int], list[Left]] = {}
-
-    def release(self, w: Warp, key: tuple[int, int], scope: str, message: Clocks) -> None:
-        here, me = self.at.setdefault(key, []), (w.cta.cluster, w.cta.rank)
-        for left in here:
-            if (left.by, left.scope) == (me, scope):
-                left.message.join(message)
-                return
-        here.append(Left(me, scope, message.copy()))
-
-    def seen(self, w: Warp, key: tuple[int, int], scope: str) -> Clocks:
-        """What an access of that scope can see of it."""
-        out, me = Clocks(), (w.cta.cluster, w.cta.rank)
-        for left in self.at.get(key, ()):
-            if _within(left.scope, left.by, me) and _within(scope, me, left.by):
-                out.join(left.message)
-        return out
-
-
-def _within(scope: str, cta: tuple[int, int], other: tuple[int, int]) -> bool:
-    if scope == "cta":
-        return cta == other
-    return scope != "cluster" or cta[0] == other[0]
-
-
 def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool, writes: bool) -> None:
     """What a strong access at a word learns and leaves there."""
-    signals, actor = w.cta.machine.signals, w.actor
+    signals, actor, me = w.cta.machine.signals, w.actor, (w.cta.cluster, w.cta.rank)
     if reads:
-        seen = signals.seen(w, key, order.scope)
+        seen = signals.seen(me, key, order.scope)
         (actor if order.acquires else actor.observed).join(seen)
     if writes:
         if order.releases:
-            signals.release(w, key, order.scope, actor.publish())
+            signals.release(me, key, order.scope, actor.publish())
         else:
             told = actor.released if order.scope in WIDE else actor.released_cta
             if told is not None:
-                signals.release(w, key, order.scope, told)
+                signals.release(me, key, order.scope, told)
 
 
 def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:

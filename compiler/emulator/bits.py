@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.emulator.lanes import DTYPES, Array
 from ptxflow.compiler.emulator.operands import Line, operation
-from ptxflow.compiler.emulator.warp import DTYPES, Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 
 def elementwise(line: Line, out: int, inputs: tuple[int, ...], compute: Callable[..., Any]) -> Step:

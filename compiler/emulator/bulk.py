@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, RESERVED
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation
 from ptxflow.compiler.emulator.parse import Immediate
 from ptxflow.compiler.emulator.race import Shadow, masks_of
 from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
-from ptxflow.compiler.emulator.warp import Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 READ, WRITE = "bulk read", "bulk write"  # streams of a thread's stores
 Bytes = tuple[Shadow, Array, Array | None]  # a memory's granules, for the race detector
@@ -85,7 +86,7 @@ def load(w: Warp, line: int, new: Load, bar: int, ranks: list[int], pair: bool =
         for _, signal in signals:
             signal.complete(new.bytes)
 
-    machine.issue(w, tuple(sorted({*ranks, *(r for r, _ in signals)})), land)
+    w.issue(tuple(sorted({*ranks, *(r for r, _ in signals)})), land)
 
 
 def check_box(size: int, chunks: Array) -> None:

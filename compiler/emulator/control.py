@@ -9,11 +9,12 @@ import numpy as np
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import LANES, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
 from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
-from ptxflow.compiler.emulator.warp import LANES, Step, Wait, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
 TENSOR = "tensor memory"  # stream of a warp's tcgen05.ld and st; a fence hands on what is complete
 
@@ -167,7 +168,7 @@ def barrier_sync(line: Line) -> Step:
             raise Fault(f"there is no barrier {index}")
         bar, name = w.cta.named[index], f"barrier {index}"
         if threads is None:
-            live = 32 * sum(not x.done for x in w.cta.warps)
+            live = 32 * w.cta.live
             mine = bar.arrive(w.index, 0, name, live, w.actor, waits)
         else:
             count = uniform(w, threads(w), "the number of threads")

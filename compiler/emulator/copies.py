@@ -10,13 +10,14 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array, lanes_in
 from ptxflow.compiler.emulator.memory import LANDING, READY
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
 from ptxflow.compiler.emulator.race import COPY, granules
 from ptxflow.compiler.emulator.touches import issue, stream, use_barrier
-from ptxflow.compiler.emulator.warp import Array, Step, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 
 @dataclass
@@ -140,7 +141,7 @@ def arrive(line: Line) -> Step:
             bar.tell(told, False)
             machine.hazard(line.ins.line, bar.arrive(lanes))
 
-        machine.issue(w, (w.cta.rank,), landed, (w.cta.rank, w.index))
+        w.issue((w.cta.rank,), landed, (w.cta.rank, w.index))
 
     return run
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import READY, RESERVED, Shared
-from ptxflow.compiler.emulator.warp import Array
 
 _HOPPER_SWIZZLE = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62-63
 _BLACKWELL_SWIZZLE = {0: 0, 2: 128, 4: 64, 6: 32}  # bits 61-63

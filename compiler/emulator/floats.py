@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
 from ptxflow.compiler.emulator.values import e4m3_bits, half_bits
-from ptxflow.compiler.emulator.warp import Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 Two = Callable[[Any, Any], Any]
 

@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from ptxflow.compiler.emulator import tensormap
-from ptxflow.compiler.emulator.atomics import Signals
-from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
+from ptxflow.compiler.emulator.barrier import ClusterBarrier
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.memory import (
-    BARRIER,
-    OFFSET_MASK,
-    PARAM_BASE,
-    RANK_SHIFT,
-    UNWRITTEN,
-    Global,
-    Shared,
-)
+from ptxflow.compiler.emulator.grid import Cta, Grid, Landing, Report
+from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.memory import PARAM_BASE
 from ptxflow.compiler.emulator.operands import Program
-from ptxflow.compiler.emulator.parse import Instruction
-from ptxflow.compiler.emulator.race import Access, Races, shorten
-from ptxflow.compiler.emulator.tensormap import TensorMap
-from ptxflow.compiler.emulator.warp import Array, Warp
+from ptxflow.compiler.emulator.race import shorten
+from ptxflow.compiler.emulator.warp import Warp
 from ptxflow.compiler.launch import (
     Arguments,
     InputParam,
@@ -49,125 +38,8 @@ LIMIT = 50_000_000  # instructions of a cluster: more is an endless loop
 MAX_SHARED = 232_448  # bytes a block gets at most
 
 
-class Unit(Protocol):
-    """State that some instructions keep, of a warp or of a CTA."""
-
-    def left(self) -> str | None:
-        """What is unfinished when its owner exits."""
-
-
-U = TypeVar("U")
-
-
-def unravel(index: int, sides: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The place of a number counted along x, then y, then z."""
-    return index % sides[0], index // sides[0] % sides[1], index // sides[0] // sides[1]
-
-
-@dataclass
-class Landing:
-    """An asynchronous operation in flight. Those of one `thread` land in order."""
-
-    who: str
-    ins: Instruction
-    ctas: tuple[int, ...]  # ranks that it reaches into
-    land: Callable[[], None]
-    thread: tuple[int, ...] | None = None
-
-
-@dataclass
-class Report:
-    """What a run executed, and the ordering hazards it saw that did not change a value."""
-
-    instructions: int = 0
-    clusters: int = 0
-    hazards: dict[str, int] = field(default_factory=dict)
-
-    def add(self, other: Report) -> None:
-        self.instructions += other.instructions
-        self.clusters += other.clusters
-        for text, times in other.hazards.items():
-            self.hazards[text] = self.hazards.get(text, 0) + times
-
-
-class Cta:
-    """One CTA of the cluster."""
-
-    machine: Machine
-    rank: int
-    cluster: int
-    place: tuple[int, int, int]  # in the grid
-    index: int  # counted along x, then y, then z
-
-    def __init__(self, machine: Machine, rank: int, cluster: int):
-        self.machine, self.rank, self.cluster = machine, rank, cluster
-        inside, outside = unravel(rank, machine.launch.cluster), unravel(cluster, machine.clusters)
-        x, y, z = (
-            i + side * o for i, side, o in zip(inside, machine.launch.cluster, outside, strict=True)
-        )
-        self.place, self.index = (x, y, z), x + machine.grid[0] * (y + machine.grid[1] * z)
-        index = self.index
-        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {index}")
-        self.barriers: dict[int, MBarrier] = {}
-        self.named = [NamedBarrier() for _ in range(16)]
-        self.pool = RegisterPool(machine.launch_registers)
-        self.units: dict[type, Unit] = {}
-        program = machine.program
-        self.warps = [
-            Warp(self, i, program.code, program.widths) for i in range(machine.launch.block // 32)
-        ]
-
-    @property
-    def exited(self) -> bool:
-        return all(w.done for w in self.warps)
-
-    def unit(self, kind: type[U]) -> U:
-        """This CTA's state of some instructions, made when first asked for."""
-        found = self.units.get(kind)
-        if found is None:
-            found = self.units[kind] = kind()  # type: ignore[assignment]
-        return found  # type: ignore[return-value]
-
-    def barrier(self, offset: int) -> MBarrier:
-        if offset % 8:
-            raise Fault(f"mbarrier address 0x{offset:X} is not a multiple of 8")
-        if offset not in self.barriers:
-            raise Fault(f"no mbarrier was initialised at 0x{offset:X} of CTA {self.rank}")
-        return self.barriers[offset]
-
-    def retire(self, bytes_at: Array) -> str | None:
-        """Idle mbarriers under bytes that are to be written are gone: a hazard without inval."""
-        bytes_at = bytes_at[bytes_at < len(self.shared.state)]  # bounds are checked after this
-        if not (self.shared.state[bytes_at] == BARRIER).any():
-            return None
-        touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == BARRIER]}
-        for offset in touched:
-            old = self.barriers[offset]
-            if old.pending != old.expected or old.tx:
-                raise Fault(f"overwrites {old}")
-            del self.barriers[offset]
-            self.shared.state[offset : offset + 8] = UNWRITTEN
-        return f"overwrites the mbarrier at 0x{min(touched):X}, with no mbarrier.inval"
-
-    def init_barrier(self, offset: int, count: int, created: Access) -> MBarrier:
-        old = self.barriers.get(offset)
-        if old is not None and (old.pending != old.expected or old.tx):
-            raise Fault(f"initialises {old} a second time")
-        self.shared.check(offset, offset + 8, 8)
-        where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
-        agent = self.machine.races.agent("TMA load")
-        self.barriers[offset] = MBarrier(where, count, agent, created)
-        self.shared.state[offset : offset + 8] = BARRIER
-        return self.barriers[offset]
-
-
-class Machine:
-    """A program with its launch and tensors."""
-
-    launch: Launch
-    grid: tuple[int, int, int]  # CTAs
-    clusters: tuple[int, int, int]
-    cluster_size: int
+class Machine(Grid):
+    """A program with its launch and tensors, and a schedule."""
 
     def __init__(
         self,
@@ -179,25 +51,20 @@ class Machine:
         grid: int | None,
         arguments: Arguments,
     ):
-        self.program, self.module, self.launch = program, program.module, launch
-        self.memory = Global(tensors)
+        super().__init__(program.module, launch, tensors)
+        self.program = program
         x, y, z = (evaluate(side, axes) for side in launch.grid)
         self.grid = (x if grid is None else grid, y, z)
         self.cluster_size = math.prod(launch.cluster)
         self.shared_bytes = program.static_shared + launch.smem_bytes
         self._check_launch(axes)
         self.launch_registers = self._launch_registers()
-        self.maps: dict[int, TensorMap] = {}
-        self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
         self._bind(axes, arguments)
         self.rng = random.Random(seed) if seed else None
         self.strict = seed % 2 == 1  # a warp runs only when none before it can
         self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
         self.seed = seed
-        self.leader = self.rng.randrange(32) if self.rng else 0  # the lane that elect.sync picks
-        self.report = Report()
-        self.races = Races(self.module.code, self._note)
-        self.signals = Signals()
+        self.leader = self.rng.randrange(32) if self.rng else 0
 
     # -- the launch ---------------------------------------------------------------------------
 
@@ -269,8 +136,10 @@ class Machine:
 
     def _run_cluster(self, index: int) -> None:
         self.ctas = [Cta(self, rank, index) for rank in range(self.cluster_size)]
-        self.landings: list[Landing] = []
-        warps = [w for cta in self.ctas for w in cta.warps]
+        self.landings = []
+        code, widths = self.program.code, self.program.widths
+        each = range(self.launch.block // 32)
+        warps = [Warp(cta, i, code, widths) for cta in self.ctas for i in each]
         self.cluster_barrier = ClusterBarrier(len(warps))
         self.priority: dict[tuple[int, int], int] = {}
         self.races.forget_steps()
@@ -315,7 +184,7 @@ class Machine:
                 self._exited(w)
         except Fault as fault:
             ins = self.module.code[w.at]
-            where = f"{self.who(w)}: line {ins.line}: `{shorten(ins.text)}`"
+            where = f"{w}: line {ins.line}: `{shorten(ins.text)}`"
             raise Fault(f"{where}: {fault}") from None
         return count
 
@@ -326,7 +195,7 @@ class Machine:
         cta = w.cta
         for barrier in cta.named:
             if barrier.arrived and barrier.threads == 0:
-                barrier.release(32 * sum(not x.done for x in cta.warps))
+                barrier.release(32 * cta.live)
         if not cta.exited:
             return
         for unit in cta.units.values():
@@ -365,42 +234,5 @@ class Machine:
             for pc, mask, what in w.stands():
                 ins = self.module.code[pc]
                 text = shorten(ins.text)
-                out.append(f"  {self.who(w)}, lanes 0x{mask:X}, line {ins.line}: `{text}`: {what}")
+                out.append(f"  {w}, lanes 0x{mask:X}, line {ins.line}: `{text}`: {what}")
         return "\n".join(out)
-
-    # -- for instructions ---------------------------------------------------------------------
-
-    def who(self, w: Warp) -> str:
-        return f"CTA {w.cta.index} (rank {w.cta.rank}) warp {w.index}"
-
-    def peer(self, rank: int) -> Cta:
-        """A CTA of the cluster that is alive."""
-        if rank >= self.cluster_size:
-            raise Fault(f"the cluster has no CTA of rank {rank}")
-        if self.ctas[rank].exited:
-            raise Fault(f"CTA {rank} of the cluster has exited")
-        return self.ctas[rank]
-
-    def barrier(self, address: int) -> tuple[Cta, MBarrier]:
-        """The mbarrier at a shared::cluster address."""
-        cta = self.peer(address >> RANK_SHIFT)
-        return cta, cta.barrier(address & OFFSET_MASK)
-
-    def issue(
-        self,
-        w: Warp,
-        ctas: tuple[int, ...],
-        land: Callable[[], None],
-        thread: tuple[int, ...] | None = None,
-    ) -> None:
-        """An asynchronous operation of the instruction that the warp executes."""
-        ins = self.module.code[w.at]
-        self.landings.append(Landing(self.who(w), ins, ctas, land, thread))
-
-    def hazard(self, line: int, what: str | None) -> None:
-        """Note an ordering hazard; addresses and counts of repeats aside, each once."""
-        if what:
-            self._note(f"line {line}: {what}")
-
-    def _note(self, text: str) -> None:
-        self.report.hazards[text] = self.report.hazards.get(text, 0) + 1

@@ -16,8 +16,8 @@ import numpy as np
 
 from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.race import Shadow
-from ptxflow.compiler.emulator.warp import Array
 
 RESERVED = 1024  # bytes of the shared window that the system keeps
 RANK_SHIFT = 24

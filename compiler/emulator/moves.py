@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Cta
+from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
 from ptxflow.compiler.emulator.parse import Register, Vector
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
-from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
-
-if TYPE_CHECKING:
-    from ptxflow.compiler.emulator.machine import Cta
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 _HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
+from ptxflow.compiler.emulator.lanes import LANE_IDS, Value, lanes_in
 from ptxflow.compiler.emulator.memory import PARAM_BASE, RANK_SHIFT, RESERVED, parameter_layout
 from ptxflow.compiler.emulator.parse import (
     Address,
@@ -26,7 +27,7 @@ from ptxflow.compiler.emulator.parse import (
     Symbol,
     Vector,
 )
-from ptxflow.compiler.emulator.warp import LANE_IDS, Step, Value, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 Read = Callable[[Warp], Value]
 Write = Callable[[Warp, Value], None]

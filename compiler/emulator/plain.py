@@ -9,9 +9,10 @@ import numpy as np
 
 from ptxflow.compiler.emulator import bulk
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation
-from ptxflow.compiler.emulator.warp import Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 _REDUCE = r"\.(add|min|max|inc|dec|and|or|xor)(?:\.noftz)?\.([usbf]\d\d|bf16)"
 _HINT = r"(\.L2::cache_hint)?"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptxflow.compiler.emulator.clocks import GENERIC, HANDED, SHARED_ASYNC, WARP, Actor, Clocks
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.parse import Instruction
-from ptxflow.compiler.emulator.warp import Array
 
 GRANULE = 16
 FULL = 0xFFFF

@@ -8,10 +8,11 @@ from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.bulk import check_box
 from ptxflow.compiler.emulator.clocks import GENERIC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.touches import Stream, issue, use_barrier
-from ptxflow.compiler.emulator.warp import Step, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 BYTES = 16  # of a lane
 KIND = "st.async"  # stream of what peers store, complete for those that acquire at cluster scope
@@ -55,7 +56,7 @@ def store_async(line: Line) -> Step:
             signal.complete(BYTES * len(lanes))
 
         # nor may the sender leave before (CUDA programming guide, distributed shared memory)
-        machine.issue(w, tuple(sorted({rank, w.cta.rank})), land)
+        w.issue(tuple(sorted({rank, w.cta.rank})), land)
 
     return run
 

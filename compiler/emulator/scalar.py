@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, lanes_in
 from ptxflow.compiler.emulator.operands import MASKS, Line, operation
 from ptxflow.compiler.emulator.parse import Sink, Vector
-from ptxflow.compiler.emulator.warp import DTYPES, LANES, Array, Step, Value, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 _SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
 Two = Callable[[Any, Any], Any]

@@ -20,6 +20,7 @@ from ptxflow.compiler.emulator.descriptor import (
     operand_tile,
 )
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address
@@ -37,7 +38,7 @@ from ptxflow.compiler.emulator.tmem import (
 from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
 from ptxflow.compiler.emulator.values import multiply as matrix_product
-from ptxflow.compiler.emulator.warp import Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 
 def accumulator(shape: InstructionDescriptor, number: int, rank: int, address: int) -> list[Part]:
@@ -270,7 +271,7 @@ def commit(line: Line) -> Step:
             touched = {*ranks, *(part.rank for p in products for part in p.parts)}
 
             land = partial(_complete, w, line.ins.line, products, signals, told)
-            machine.issue(w, tuple(sorted(touched)), land, (w.cta.rank, w.index, lane))
+            w.issue(tuple(sorted(touched)), land, (w.cta.rank, w.index, lane))
 
     return run
 

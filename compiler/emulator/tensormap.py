@@ -15,9 +15,9 @@ import numpy as np
 
 from ptxflow.compiler.emulator.descriptor import swizzled
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import Buffer
 from ptxflow.compiler.emulator.race import Shadow, granules
-from ptxflow.compiler.emulator.warp import Array
 from ptxflow.compiler.launch import TensorMapParam, evaluate
 
 KINDS = {  # element types: the driver's that are not packed, as cp.reduce names them

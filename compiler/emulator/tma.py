@@ -8,11 +8,12 @@ import numpy as np
 
 from ptxflow.compiler.emulator import bulk
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, Read, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address
 from ptxflow.compiler.emulator.tensormap import TensorMap, box_chunks, signed
-from ptxflow.compiler.emulator.warp import Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 ROWS = 4  # of a gather
 

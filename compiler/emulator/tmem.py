@@ -14,11 +14,12 @@ from ptxflow.compiler.emulator.clocks import HANDED, Clocks
 from ptxflow.compiler.emulator.control import TENSOR, Order, own
 from ptxflow.compiler.emulator.descriptor import InstructionDescriptor, Tile
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.memory import READY, UNWRITTEN
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
 from ptxflow.compiler.emulator.touches import stream, touch_bytes
-from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
+from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
 TMEM_LANES, COLUMNS = 128, 512
 PEER = 1  # CTAs of a pair differ in bit 0 of their rank

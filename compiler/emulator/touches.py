@@ -12,8 +12,9 @@ import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC
+from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow, granules
-from ptxflow.compiler.emulator.warp import Array, Warp
+from ptxflow.compiler.emulator.warp import Warp
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxflow.compiler.emulator.warp import Array
+from ptxflow.compiler.emulator.lanes import Array
 
 
 def half_bits(value: Array, bfloat16: bool) -> Array:

@@ -9,42 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ptxflow.compiler.emulator.clocks import WARP, Actor
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Cta, Landing, Owner
+from ptxflow.compiler.emulator.lanes import DTYPES, FULL, LANES, Array, Value, lanes_in, mask_of
 
-if TYPE_CHECKING:
-    from ptxflow.compiler.emulator.machine import Cta, Unit
-
-LANES = 32
-FULL = 0xFFFFFFFF
 END = 1 << 60
-DTYPES: dict[int, Any] = {
-    1: np.bool_,
-    8: np.uint8,
-    16: np.uint16,
-    32: np.uint32,
-    64: np.uint64,
-}
-Array = npt.NDArray[Any]
-U = TypeVar("U")
-Value = Any  # int | bool | Array of 32, by the register's width
-LANE_IDS = np.arange(LANES, dtype=np.uint32)
-
-
-@lru_cache(maxsize=4096)
-def lanes_in(mask: int) -> Array:
-    """The lane numbers of a mask."""
-    return np.array([i for i in range(LANES) if mask >> i & 1])
-
-
-def mask_of(predicate: Array) -> int:
-    return int.from_bytes(np.packbits(predicate, bitorder="little").tobytes(), "little")
 
 
 @dataclass
@@ -70,10 +43,11 @@ class Fragment:
 Step = Callable[["Warp"], "Wait | None"]
 
 
-class Warp:
+class Warp(Owner):
     """One warp's registers and control state. `at` is the instruction being executed."""
 
     def __init__(self, cta: Cta, index: int, code: list[Step], registers: list[int]):
+        super().__init__()
         self.cta, self.index, self.code = cta, index, code
         self.widths = registers
         self.regs: list[Value] = [None] * len(registers)
@@ -89,15 +63,7 @@ class Warp:
         self.done = False
         self.missing = self.missing_slot = 0  # lanes whose operands are not defined, one register
         self.asked = -1  # the try_wait that was last answered false
-        self.units: dict[type, Unit] = {}
         self.actor = Actor(cta.machine.races.agent(WARP))
-
-    def unit(self, kind: type[U]) -> U:
-        """This warp's state of some instructions, made when first asked for."""
-        found = self.units.get(kind)
-        if found is None:
-            found = self.units[kind] = kind()  # type: ignore[assignment]
-        return found  # type: ignore[return-value]
 
     # -- registers ----------------------------------------------------------------------------
 
@@ -201,6 +167,7 @@ class Warp:
         self.alive &= ~self.mask
         if not self.alive:
             self.done = True
+            self.cta.live -= 1
         elif self._switch(keep=False):
             return None
         return Wait(lambda: False, "has exited")
@@ -270,3 +237,16 @@ class Warp:
         """(instruction, lanes, what it waits for) of every fragment, for a deadlock report."""
         parts = [(self.at, self.mask, self.wait)] + [(f.pc, f.mask, f.wait) for f in self.others]
         return [(pc, mask, wait.what if wait else "can go on") for pc, mask, wait in parts]
+
+    # -- asynchronous work --------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"CTA {self.cta.index} (rank {self.cta.rank}) warp {self.index}"
+
+    def issue(
+        self, ctas: tuple[int, ...], land: Callable[[], None], thread: tuple[int, ...] | None = None
+    ) -> None:
+        """An asynchronous operation of the instruction that runs: see Landing."""
+        machine = self.cta.machine
+        ins = machine.module.code[self.at]
+        machine.landings.append(Landing(str(self), ins, ctas, land, thread))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
 from ptxflow.compiler.emulator.touches import touch
 from ptxflow.compiler.emulator.values import decode
-from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp, lanes_in
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 LANE = np.arange(LANES)
 

@@ -13,13 +13,14 @@ import numpy as np
 
 from ptxflow.compiler.emulator.descriptor import STEP, Tile, operand_tile
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.moves import register_width
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Vector
 from ptxflow.compiler.emulator.touches import Stream, issue
 from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
 from ptxflow.compiler.emulator.values import multiply as matrix_product
-from ptxflow.compiler.emulator.warp import LANES, Array, Step, Wait, Warp
+from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
 ROWS, WARPS = 64, 4
 
@@ -237,7 +238,7 @@ def multiply(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        if w.index // WARPS * WARPS + WARPS > len(w.cta.warps):
+        if w.index // WARPS * WARPS + WARPS > w.cta.machine.launch.block // 32:
             raise Fault("its warp is in no whole warpgroup")
         if not w.unit(Fence).fenced:
             w.cta.machine.hazard(number, "no wgmma.fence since the registers were accessible")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.values import decode, half_bits
-from ptxflow.compiler.emulator.warp import LANES, Array, Step, Warp
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 _SHAPE = r"(m16n16k16|m32n8k16|m8n32k16)"
 _EXTENTS = {  # rows and columns of A, of B, and of C and D

@@ -1,43 +1,58 @@
-"""The registry of kernel families: one module each, found here and nowhere else."""
+"""The registry of kernel families: one package each, listed here and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from ptxflow.compiler.family import Family, any_inputs
+from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
+from ptxflow.compiler.kernels.dsa_sparse import DSA_SPARSE
+from ptxflow.compiler.kernels.gdn_decode import GDN_DECODE
+from ptxflow.compiler.kernels.gdn_prefill import GDN_PREFILL
+from ptxflow.compiler.kernels.gemm import GEMM
+from ptxflow.compiler.kernels.gqa_decode import GQA_DECODE
+from ptxflow.compiler.kernels.gqa_prefill import GQA_PREFILL
+from ptxflow.compiler.kernels.mla import MLA_DECODE, MLA_PREFILL
+from ptxflow.compiler.kernels.moe import MOE
+from ptxflow.compiler.kernels.rmsnorm import RMSNORM
+from ptxflow.compiler.kernels.sampling import SAMPLING
 
-_FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {}
 
 
-def register(family: Family) -> Family:
-    """Add a family; a second one of the same name, or for the same op type and any inputs, is an
-    error."""
-    if family.name in _FAMILIES:
+def register(family: Family) -> None:
+    """Add a family to the registry.
+
+    Raises ValueError for a second family of the same name, or of the same op type where one of the
+    two accepts any inputs.
+    """
+    if family.name in FAMILIES:
         raise ValueError(f"family {family.name!r} is registered twice")
-    for other in _FAMILIES.values():
+    for other in FAMILIES.values():
         shared = set(other.op_types) & set(family.op_types)
         if shared and any_inputs in (other.accepts, family.accepts):
             raise ValueError(f"families {other.name!r} and {family.name!r} both claim {shared}")
-    _FAMILIES[family.name] = family
-    return family
+    FAMILIES[family.name] = family
 
 
 def family(name: str) -> Family:
-    """The family of that name; unknown names raise KeyError and list the known ones."""
-    _load()
+    """The family of that name. Raises KeyError, which lists the known names."""
     try:
-        return _FAMILIES[name]
+        return FAMILIES[name]
     except KeyError:
-        raise KeyError(f"unknown family {name!r}; known: {', '.join(sorted(_FAMILIES))}") from None
+        raise KeyError(f"unknown family {name!r}; known: {', '.join(sorted(FAMILIES))}") from None
 
 
 def family_for(op_type: str, inputs: Collection[str] = ()) -> Family:
-    """The family that builds kernels for a definition of that op type with these inputs."""
-    _load()
-    for candidate in _FAMILIES.values():
+    """The family that builds kernels for a definition of an op type.
+
+    `inputs` are the names of the definition's inputs: families of one op type differ in which of
+    them they accept. Raises KeyError, which lists the op types that are built.
+    """
+    for candidate in FAMILIES.values():
         if op_type in candidate.op_types and candidate.accepts(inputs):
             return candidate
-    known = sorted({t for f in _FAMILIES.values() for t in f.op_types})
+    known = sorted({t for f in FAMILIES.values() for t in f.op_types})
     raise KeyError(
         f"no kernel family builds op type {op_type!r} yet; supported: {', '.join(known)}"
         if op_type not in known
@@ -45,17 +60,18 @@ def family_for(op_type: str, inputs: Collection[str] = ()) -> Family:
     )
 
 
-def _load() -> None:
-    from ptxflow.compiler.kernels import (  # noqa: F401  each registers itself
-        dsa_indexer,
-        dsa_sparse,
-        gdn_decode,
-        gdn_prefill,
-        gemm,
-        gqa_decode,
-        gqa_prefill,
-        mla,
-        moe,
-        rmsnorm,
-        sampling,
-    )
+for _family in (
+    DSA_INDEXER,
+    MLA_DECODE,
+    MLA_PREFILL,
+    DSA_SPARSE,
+    GDN_DECODE,
+    GDN_PREFILL,
+    GEMM,
+    GQA_DECODE,
+    GQA_PREFILL,
+    MOE,
+    RMSNORM,
+    SAMPLING,
+):
+    register(_family)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.compiler.kernels import family_for
@@ -16,7 +17,7 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.definition import Definition, load, parse
 
 
-class UsageError(ValueError):
+class UsageError(BadInput):
     """Something in the arguments cannot be used; the message is one line."""
 
 
@@ -84,7 +85,7 @@ def _count(text: str | int, least: int) -> int:
 
 
 def product(axes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Every combination of the axis values, as mappings."""
+    """Every combination of the axis values, the last axis the fastest."""
     return [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
 
 
@@ -97,7 +98,8 @@ def find_family(definition: Definition) -> Family:
 
 
 def find_problem(definition: Definition, axes: Mapping[str, int]) -> tuple[Family, Problem]:
-    """The family that builds kernels for the definition, and the problem at these axes."""
+    """The family that builds kernels for the definition, and the problem at these axes; UsageError
+    where there is no family, or the axes do not bind."""
     family = find_family(definition)
     try:
         return family, family.problem(definition.to_json(), definition.bind(axes))

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ptxflow.command import BadInput
+
 FOLDER = Path(__file__).resolve().parent / "definitions"
 DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
@@ -26,7 +28,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-class DefinitionError(ValueError):
+class DefinitionError(BadInput):
     """A definition, an axis or a workload that cannot be used; the message is one line."""
 
 
@@ -38,6 +40,7 @@ class Axis:
     description: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """As FlashInfer-Bench JSON."""
         kind = {"type": "var"} if self.value is None else {"type": "const", "value": self.value}
         return kind | ({"description": self.description} if self.description else {})
 
@@ -55,6 +58,7 @@ class Tensor:
     optional: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """As FlashInfer-Bench JSON, and `optional` where that is so."""
         shape = None if self.shape is None else list(self.shape)
         text = {"description": self.description} if self.description else {}
         missing = {"optional": True} if self.optional else {}
@@ -77,6 +81,7 @@ class Definition:
 
     @property
     def const_axes(self) -> dict[str, int]:
+        """The axes that are constant, with their values."""
         return {name: axis.value for name, axis in self.axes.items() if axis.value is not None}
 
     @property
@@ -194,7 +199,11 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str | os.PathLike[str]) -> Definition:
-    """The definition of that name, or the one in that JSON file (a path, or `*.json`)."""
+    """The definition of that name, or the one in that JSON file (a path, or `*.json`).
+
+    DefinitionError with near names for an unknown one, with line and column where a file is not
+    JSON, and with the key that is wrong.
+    """
     text = os.fspath(name)
     is_path = not isinstance(name, str) or text.endswith(".json") or os.sep in text
     if not is_path:
@@ -229,7 +238,7 @@ def _read(path: Path) -> Any:
 
 
 def parse(data: Any, where: str = "definition") -> Definition:
-    """A definition from its JSON value; `where` names it in errors."""
+    """A definition from its JSON value; DefinitionError, named by `where`, if it is wrong."""
 
     def fail(key: str, expected: str) -> DefinitionError:
         return DefinitionError(f"{where}: {key} must be {expected}")

@@ -7,7 +7,6 @@ definitions of one's own, as JSON files, are taken too.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from ptxflow.command import Parser, align
@@ -43,7 +42,7 @@ def definition_table() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.parse_args(argv)
     print(definition_table())
     return 0

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler.device import Device
-from ptxflow.env.reward import Remembered
+from ptxflow.env.reward import CachedReward
 from ptxflow.env.space import Codes, EmptySpace, Space, enumerate_space
 from ptxflow.env.tasks.training_set import Member
 
 T = TypeVar("T")
-Work = tuple[Sequence[Member], Device, Remembered]
+Work = tuple[Sequence[Member], Device, CachedReward]
 _work: Work | None = None  # of the forked processes, which inherit what cannot be pickled
 
 
@@ -33,7 +33,7 @@ def cores() -> int:
 
 
 def spaces_of(
-    members: Sequence[Member], device: Device, reward: Remembered, jobs: int = 1
+    members: Sequence[Member], device: Device, reward: CachedReward, jobs: int = 1
 ) -> list[Space | None]:
     """The space of each workload; None for those that have no strategy on the device.
 
@@ -54,7 +54,7 @@ def spaces_of(
                     continue
                 codes, tflops = made
                 space = Space(member.family, member.problem, device, codes)
-                reward.hold(space, tflops)
+                reward.store(space, tflops)
                 out.append(space)
     finally:
         _work = None

@@ -35,6 +35,7 @@ class Workload:
 
     @property
     def public(self) -> bool:
+        """Whether it is recorded elsewhere, and not a row of ours."""
         return self.source != OURS
 
     @property
@@ -44,6 +45,7 @@ class Workload:
 
     @property
     def degenerate(self) -> bool:
+        """See the function of that name."""
         return degenerate(self.definition, self.axes)
 
     @property
@@ -56,6 +58,7 @@ class Workload:
         return None
 
     def to_json(self) -> dict[str, Any]:
+        """A line of a FlashInfer-Bench workload trace."""
         workload = {"axes": dict(self.axes), "inputs": dict(self.inputs), "uuid": self.uuid}
         row = {"definition": self.definition, "workload": workload, "source": self.source}
         live = self.live_query_rows
@@ -63,6 +66,7 @@ class Workload:
 
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> Workload:
+        """KeyError where a key is missing."""
         workload = row["workload"]
         return Workload(
             definition=row["definition"],
@@ -86,7 +90,7 @@ def degenerate(definition: str, axes: Mapping[str, int]) -> bool:
 
 
 def workloads(name: str) -> list[Workload]:
-    """The rows of one of the 46 definitions, public ones first."""
+    """The rows of one of the 46 definitions, public ones first; DefinitionError for any other."""
     definition = load(name)
     path = FOLDER / definition.op_type / f"{definition.name}.jsonl"
     if not path.is_file():

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
-from ptxflow.env.observations import Observed, digest, read_observed
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import Observations, ReplayReward, digest, read_observed
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import Definition
@@ -75,7 +74,7 @@ class Live:
         observed = self._observed().get(self.spaces[workload].problem)
         return np.zeros(0, np.int64) if observed is None else observed.codes
 
-    def observed(self, workload: int) -> Observed | None:
+    def observed(self, workload: int) -> Observations | None:
         """All that is known of a workload, earlier files' measurements with this run's."""
         paths = [*self.files, *([self.path] if self.path.is_file() else [])]
         if not paths:
@@ -84,7 +83,7 @@ class Live:
         problem = self.spaces[workload].problem
         return next((o for o in found if o.problem == problem), None)
 
-    def _observed(self) -> dict[Problem, Observed]:
+    def _observed(self) -> dict[Problem, Observations]:
         if not self.path.is_file():
             return {}
         observed, _ = read_observed([self.path], self.spaces[0].device)

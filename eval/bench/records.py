@@ -25,7 +25,7 @@ from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import (
     COPY,
     SCREEN,
-    Measured,
+    Measurement,
     MeasurementError,
     Table,
     is_table,
@@ -342,7 +342,7 @@ def unpack(table: Table) -> list[Record]:
     return records
 
 
-def _latency(m: Measured) -> dict[str, float] | None:
+def _latency(m: Measurement) -> dict[str, float] | None:
     if m.latency_us is None or m.q1_us is None or m.q3_us is None:
         return None
     return {"median": m.latency_us, "q1": m.q1_us, "q3": m.q3_us, "samples": m.samples}

@@ -26,7 +26,7 @@ from ptxflow.env.measurements import (
     COPY,
     REFINE,
     SCREEN,
-    Measured,
+    Measurement,
     MeasurementError,
     by_workload,
     load_measurements,
@@ -316,7 +316,7 @@ class Agreement:
     refined: tuple[bool, bool]  # whether the loss is between refined times
 
 
-def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agreement]:
+def agreement(first: Iterable[Measurement], second: Iterable[Measurement]) -> list[Agreement]:
     """Every workload that both campaigns measured."""
     groups = by_workload(first), by_workload(second)
     rows = []
@@ -333,11 +333,11 @@ def agreement(first: Iterable[Measured], second: Iterable[Measured]) -> list[Agr
 class _Campaign:
     """Times over the yardstick's in the same rounds, by pass and strategy, of one workload."""
 
-    def __init__(self, measured: Iterable[Measured]):
+    def __init__(self, measured: Iterable[Measurement]):
         self.times: dict[str, dict[Any, float]] = {SCREEN: {}, REFINE: {}}
         for m in measured:
             if m.status == "ok" and m.latency_us:
-                self.times[m.timing_pass][m.key] = m.latency_us / (m.peer_us or 1.0)
+                self.times[m.timing_pass][m.key] = m.latency_us / (m.baseline_us or 1.0)
         times = self.times[REFINE] or self.times[SCREEN]
         self.best = min(times, key=times.__getitem__) if times else None
 

@@ -1,4 +1,6 @@
-"""What a policy would try, to be measured by a campaign: `ptxflow policy-draws`.
+"""What a policy would try, to be measured by a campaign.
+
+    ptxflow policy-draws --definition gemm_n4096_k4096 --axes M=17,1000 --out draws.json
 
 k distinct strategies of each workload that comes with a definition, or of a definition of one's own
 at the axes that are given, as `sample.py --from policy` draws them, in one JSON list that
@@ -11,8 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import (
-    UsageError,
     find_device,
     find_problem,
     find_space,
@@ -32,11 +32,10 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
     product,
 )
-from ptxflow.env.tasks.definition import DefinitionError, load, names
+from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.gfn.checkpoint import CheckpointError
 from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
@@ -67,12 +66,12 @@ def drawn(
     space = find_space(*find_problem(definition, axes), find_device(device))
     codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
     strategies = (space.strategy(int(c)).to_json() for c in codes)
-    told = name if name == definition.name else definition.to_json()
-    return [{"definition": told, "axes": axes, **s} for s in strategies]
+    named = name if name == definition.name else definition.to_json()
+    return [{"definition": named, "axes": axes, **s} for s in strategies]
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
@@ -92,33 +91,24 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def every(found: Sequence[Place], draw: Any, jobs: int) -> Iterable[list[dict[str, Any]]]:
-    with multiprocessing.Pool(jobs) as pool:
-        yield from tqdm(pool.imap(draw, found), "draws", len(found), unit="workload", disable=None)
-
-
+@reports("policy-draws", ValueError)
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
-    try:
-        device = find_device(args.device).name
-        chosen = args.definition or [n for n in names() if registered(load(n))]
-        if args.axes:
-            bound = product(parse_axes(args.axes))
-            found = [(name, axes) for name in chosen for axes in bound]
-        else:
-            found = places(chosen, args.workloads, args.rows)
-        checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
-        draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
-                       sharpness=args.sharpness)  # fmt: skip
-        parts = list(every(found, draw, args.jobs))
-        rows = [row for part in parts for row in part]
-        write_whole(args.out, json.dumps(rows) + "\n")
-    except (UsageError, DefinitionError, CheckpointError, ValueError) as error:
-        print(f"policy_draws: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"policy_draws: cannot write {args.out}: {error.strerror}", file=sys.stderr)
-        return 2
+    device = find_device(args.device).name
+    chosen = args.definition or [n for n in names() if registered(load(n))]
+    if args.axes:
+        bound = product(parse_axes(args.axes))
+        found = [(name, axes) for name in chosen for axes in bound]
+    else:
+        found = places(chosen, args.workloads, args.rows)
+    checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
+    draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
+                   sharpness=args.sharpness)  # fmt: skip
+    with multiprocessing.Pool(args.jobs) as pool:
+        parts = list(tqdm(pool.imap(draw, found), "draws", len(found), unit="workload",
+                          disable=None))  # fmt: skip
+    rows = [row for part in parts for row in part]
+    write_whole(args.out, json.dumps(rows) + "\n")
     fewer = sum(len(part) < args.k for part in parts)
     note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
     print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")

@@ -1,4 +1,6 @@
-"""Whether policies ever leave the rules: `ptxflow legality`.
+"""Whether policies ever leave the rules.
+
+    ptxflow legality --samples 20000
 
 Strategies are drawn from the trained policies by walks under the masks, at workloads of every
 definition and for both targets, and every one is put before each rule by itself, which the masks
@@ -49,7 +51,7 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--samples", type=positive_int, default=100_000, help="of all together (default: 100000)")
     add("--workloads", type=positive_int, default=4, help="of each definition (default: 4)")
@@ -60,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     draw = partial(refused, count=-(-args.samples // len(asked)))
     drawn, against = 0, list[str]()
     with multiprocessing.Pool(args.jobs) as pool:
-        for count, told in tqdm(pool.imap(draw, asked), "draws", len(asked), disable=None):
-            drawn, against = drawn + count, against + told
+        for count, said in tqdm(pool.imap(draw, asked), "draws", len(asked), disable=None):
+            drawn, against = drawn + count, against + said
     definitions = len({name for _, name, _ in asked})
     print("\n".join([*against, f"{drawn} strategies of {definitions} definitions on "
                      f"{len(TARGETS)} targets: {len(against)} refusals"]))  # fmt: skip

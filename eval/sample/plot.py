@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.eval.sample.samples import Run
-from ptxflow.eval.study import style as looks
+from ptxflow.eval.study import style
 from ptxflow.eval.study.style import counted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def sample_plot(run: Run, path: Path) -> None:
         )
         for source in dict.fromkeys(s.source for s in known)
     }
-    with looks.style():
+    with style.style():
         figure = samples_figure(
             run.title,
             run.predicted_by,
@@ -44,7 +44,7 @@ def sample_plot(run: Run, path: Path) -> None:
             (floors.bound, max(floors.compute, floors.memory)),
             timed,
         )
-        looks.save(figure, path)
+        style.save(figure, path)
 
 
 def samples_figure(
@@ -61,18 +61,18 @@ def samples_figure(
 
     `bound` is what limits the problem and the microseconds that it allows.
     """
-    figure, (panels,) = looks.figure(4.2, 2 if timed else 1)
+    figure, (panels,) = style.figure(4.2, 2 if timed else 1)
     _space(panels[0], by, space, samples)
-    looks.shares_above(panels[0], *bound)
+    style.shares_above(panels[0], *bound)
     if timed:
         _measured(panels[1], by, timed)
-    looks.legend(figure, *panels, below=True)
+    style.legend(figure, *panels, below=True)
     times = np.concatenate(list(samples.values()))
     best = min((us for _, us in timed), default=min(times, default=float(space.min())))
-    told = "measured" if timed else f"by the {by}"
-    reached = f"{best:.3g} us {told}, {looks.share(bound[1] / best)} of the {bound[0]}"
+    source = "measured" if timed else f"by the {by}"
+    reached = f"{best:.3g} us {source}, {style.share(bound[1] / best)} of the {bound[0]}"
     many = counted(len(times), "sample")
-    looks.titled(figure, f"{title}: the best of {many} takes {reached}")
+    style.titled(figure, f"{title}: the best of {many} takes {reached}")
     return figure
 
 
@@ -83,7 +83,7 @@ def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array]) -> N
     low, high = ends + np.array([-0.02, 0.02]) * max(ends[1] - ends[0], 0.1)
     bins = np.logspace(low, high, min(BINS, max(10, len(np.unique(space)) // 4)) + 1)
     whole = f"space: {len(space):,} strategies"
-    axes.hist(space, bins=list(bins), color=looks.GREY, label=whole)
+    axes.hist(space, bins=list(bins), color=style.GREY, label=whole)
     most = np.histogram(space, bins)[0].max()
     axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, most / HIGHEST))
     places = ((np.log10(times) - low) / (high - low) * COLUMNS).astype(int)
@@ -91,11 +91,11 @@ def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array]) -> N
     heights = 0.96 - min(0.034, (0.96 - HIGHEST) / max(1.0, levels.max(initial=0))) * levels
     first = 0
     for i, (source, own) in enumerate(samples.items()):
-        axes.scatter(own, heights[first : first + len(own)], color=looks.colour((1, 0)[i % 2]),
+        axes.scatter(own, heights[first : first + len(own)], color=style.colour((1, 0)[i % 2]),
                      s=18, marker="os"[i % 2], transform=axes.get_xaxis_transform(), zorder=3,
                      linewidth=0.4, edgecolor="white", label=f"{source}: {len(own)}")  # fmt: skip
         first += len(own)
-    looks.plain_log(axes.xaxis)
+    style.plain_log(axes.xaxis)
     axes.set(xlabel=f"time by the {by} (us)", ylabel="strategies")
 
 
@@ -103,9 +103,9 @@ def _measured(axes: Axes, by: str, timed: Sequence[tuple[float, float]]) -> None
     predicted, measured = np.array(timed).T
     ends = [0.9 * min(predicted.min(), measured.min()), 1.1 * max(predicted.max(), measured.max())]
     axes.plot(ends, ends, color="0.5", linewidth=0.8, label="as predicted")
-    axes.scatter(predicted, measured, s=18, color=looks.colour(1), linewidth=0.4,
+    axes.scatter(predicted, measured, s=18, color=style.colour(1), linewidth=0.4,
                  edgecolor="white")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, box_aspect=1)
-    looks.plain_log(axes.xaxis)
-    looks.plain_log(axes.yaxis)
+    style.plain_log(axes.xaxis)
+    style.plain_log(axes.yaxis)
     axes.set(xlabel=f"time by the {by} (us)", ylabel="measured time (us)")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.command import BadInput
 from ptxflow.env.reward import ModelReward, Reward
-from ptxflow.env.reward_source import RewardError, build, describe, of_family
+from ptxflow.env.reward_source import build, describe, of_family
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.env.tasks.trained_range import far_from_training
@@ -80,7 +81,7 @@ def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Rewar
         description = describe(None, device)
     try:
         reward = of_family(build(description, device, family)[0], family)
-    except RewardError as error:
+    except BadInput as error:
         return ModelReward(), (f"ranked by the model: {error}",)
     if trained == device:
         return reward, ()

@@ -2,7 +2,9 @@
 
 The Solution runs by itself: its main.py needs PyTorch and an NVIDIA driver. The driver translates
 the PTX, because that keeps setmaxnreg, which the linking APIs drop.
-`ptxflow solution check FILE` runs one against the reference.
+`check` runs one against the reference, on this machine's GPU:
+
+    ptxflow solution check out/NAME/solution.json --axes M=1,1024
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow import __version__
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
+from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.launch import (
     RANDOM_STEP,
@@ -31,8 +34,10 @@ from ptxflow.compiler.launch import (
     ScalarParam,
     TensorMapParam,
 )
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load
+from ptxflow.env.tasks.arguments import parse_axes, positive_int, product
+from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.disagreement import named
+from ptxflow.eval.bench.worker import Worker, WorkerError
 
 START, END = "# ---- copied from here ----\n", "# ---- copied to here ----\n"
 ENTRY_POINT = "main.py::run"
@@ -42,7 +47,7 @@ _C_TYPES = {"float32": "float", "int32": "int32"}
 FIELDS = ("name", "definition", "author", "spec", "sources")
 
 
-class SolutionError(ValueError):
+class SolutionError(BadInput):
     """A Solution that cannot be made or read; one line."""
 
 
@@ -258,10 +263,6 @@ def read_solution(path: Path) -> dict[str, Any]:
 
 def check_file(args: argparse.Namespace) -> int:
     """Run a Solution against the reference in a child process; prints one line per axes."""
-    from ptxflow.compiler.backend.runtime import gpu_info
-    from ptxflow.env.tasks.arguments import parse_axes, product
-    from ptxflow.eval.bench.worker import Worker
-
     data = read_solution(args.file)
     definition = load(args.definition or data["definition"])
     gpu_info()
@@ -291,11 +292,8 @@ def check_file(args: argparse.Namespace) -> int:
     return 0 if right == len(rows) else 1
 
 
+@reports("solution", RuntimeUnavailable, WorkerError)
 def main(argv: Sequence[str] | None = None) -> int:
-    from ptxflow.compiler.backend.runtime import RuntimeUnavailable
-    from ptxflow.env.tasks.arguments import UsageError, positive_int
-    from ptxflow.eval.bench.worker import WorkerError
-
     parser = Parser(prog="ptxflow solution", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="check")
     check = commands.add_parser("check", help="run a Solution on the GPU against the reference")
@@ -304,14 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17")
     check.add_argument("--seeds", type=positive_int, default=3, help="fresh inputs (default: 3)")
     check.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
-    args = parser.parse_args(argv)
-    try:
-        return check_file(args)
-    except (
-        SolutionError, DefinitionError, UsageError, RuntimeUnavailable, WorkerError
-    ) as error:  # fmt: skip
-        print(f"solution: {error}", file=sys.stderr)
-        return 2
+    return check_file(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ptxflow.gfn.options import BadInput, known_device, require_there, require_writable
+from ptxflow.command import BadInput
+from ptxflow.compiler.backend.runtime import RuntimeUnavailable
+from ptxflow.compiler.device import device
+from ptxflow.env.observations import Observations
+from ptxflow.env.reward import TAU, CachedReward, ModelReward, Reward
+from ptxflow.env.reward_source import build, describe
+from ptxflow.env.space import Codes, Space, enumerate_space
+from ptxflow.env.tasks.arguments import find_problem, parse_axes
+from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
+from ptxflow.gfn.checkpoint import Checkpoint, write
+from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
+from ptxflow.gfn.inference import load_policy
+from ptxflow.gfn.options import known_device, require_there, require_writable
+from ptxflow.gfn.walks import family_shape
 
-if TYPE_CHECKING:
-    from ptxflow.env.observations import Observed
-    from ptxflow.env.reward import Reward
-    from ptxflow.env.space import Codes, Space
-    from ptxflow.env.tasks.definition import Definition
-    from ptxflow.eval.bench.live_reward import Live
-    from ptxflow.gfn.inference import Policy
 
-
-def beliefs(
+def prior(
     args: argparse.Namespace, name: str, definition: Definition, space: Space
 ) -> tuple[Reward | None, Live]:
-    """What is believed of a workload before it is measured (None: what the policy says), and what
-    measures it; BadInput where that cannot be."""
-    from ptxflow.compiler.backend.runtime import RuntimeUnavailable
-    from ptxflow.env.reward import ModelReward, Remembered
-    from ptxflow.env.reward_source import RewardError, build, describe
-    from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
-
+    """The reward of a workload before it is measured (None: the policy's own), and what measures
+    it; BadInput where that cannot be."""
     base: Reward | None = None
+    if args.reward != "policy":
+        asked = None if args.reward == "replay" else args.reward
+        built, _ = build(describe(asked, name, args.surrogate or ()), name)
+        base = CachedReward(built)
     try:
-        if args.reward != "policy":
-            asked = None if args.reward == "replay" else args.reward
-            built, _ = build(describe(asked, name, args.surrogate or ()), name)
-            base = Remembered(built)
         gpus = count_gpus(space.device) if args.measure else 0
-    except (RewardError, RuntimeUnavailable) as error:
+    except RuntimeUnavailable as error:
         raise BadInput(str(error)) from None
     if args.measure and args.definition.endswith(".json"):
         raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
@@ -43,7 +43,7 @@ def beliefs(
     return base, Live([definition], [space], path, ModelReward(), files, gpus)
 
 
-def timed(live: Live, codes: Codes) -> Observed:
+def timed(live: Live, codes: Codes) -> Observations:
     """All that is measured of the one workload, these codes too."""
     live.measure({0: codes})
     observed = live.observed(0)
@@ -53,11 +53,6 @@ def timed(live: Live, codes: Codes) -> Observed:
 
 def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], Space]:
     """The workload that --definition, --axes and --device name; BadInput where there is none."""
-    from ptxflow.compiler.device import device
-    from ptxflow.env.space import enumerate_space
-    from ptxflow.env.tasks.arguments import find_problem, parse_axes
-    from ptxflow.env.tasks.definition import load
-
     if not args.export:
         raise BadInput("--definition tunes a policy: say by --export FILE where it goes")
     require_writable(args.export.parent)
@@ -72,28 +67,17 @@ def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], 
 
 
 def tune(args: argparse.Namespace) -> int:
-    """Tune a trained policy to one workload: by beliefs, by files of measurements, by measuring."""
+    """Tune a trained policy to one workload: by a reward, by measurements, by measuring."""
     definition, axes, space = one_workload(args)
-    from ptxflow.env.measurements import MeasurementError
-    from ptxflow.env.reward import TAU
-    from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, write
-    from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
-    from ptxflow.gfn.inference import load_policy
-    from ptxflow.gfn.walks import family_shape
 
     name = space.device.name
-    try:
-        policy = load_policy(args.init)
-    except CheckpointError as error:
-        raise BadInput(str(error)) from None
-    say_other_device(policy, name)
-    base, live = beliefs(args, name, definition, space)
+    policy = load_policy(args.init)
+    if other := policy.trained_elsewhere(name):
+        print(other, flush=True)
+    base, live = prior(args, name, definition, space)
     tau = float(policy.about.get("train", {}).get("tau", TAU))
     seed = args.seed or 0
-    try:
-        known = live.observed(0)
-    except MeasurementError as error:
-        raise BadInput(str(error)) from None
+    known = live.observed(0)
     print(f"{space.problem.definition} {axes} on {name}: {len(space)} strategies, "
           f"{0 if known is None else len(known)} measured before", flush=True)  # fmt: skip
     if family_shape(space) not in policy.network.config.families:
@@ -115,11 +99,3 @@ def tune(args: argparse.Namespace) -> int:
         f"policy.{k}": v for k, v in tuned.network.state_dict().items()}))  # fmt: skip
     print(f"wrote {args.export}")
     return 0
-
-
-def say_other_device(policy: Policy, device: str) -> None:
-    """A line where a policy was trained for another device than it goes on for."""
-    if policy.device not in (None, device):
-        print(
-            f"{policy.path} was trained for {policy.device}, and goes on for {device}", flush=True
-        )

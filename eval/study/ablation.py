@@ -1,7 +1,7 @@
 """What each decision of a chosen strategy is worth, and whether its kernel shows it.
 
 Each decision alone is put back to its default: the first choice of its row, the plainest, that is
-valid with all others as they are. Two things are told of it: the change in time, from measurements
+valid with all others as they are. It is judged by two things: the change in time, from measurements
 or on this machine's GPU, and what differs between the two kernels, in machine code, resources and
 launch. `ptxflow ablation --help` has more.
 """
@@ -21,19 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.compiler.launch import Launch, evaluate
-from ptxflow.env.measurements import (
-    Measured,
-    MeasurementError,
-    by_workload,
-    load_measurements,
-)
+from ptxflow.env.measurements import Measurement, by_workload, load_measurements
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -56,7 +51,7 @@ from ptxflow.eval.study.tables import ablation as ablation_table
 from ptxflow.eval.study.transfer import EFFECT
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
-SHOWN = 3  # differences that are told of two kernels
+SHOWN = 3  # differences of two kernels that are shown
 #: opcodes that say what a decision did: memory, matrix products, barriers, exchanges
 TELLING = re.compile(
     r"LD|ST|ATOM|RED|UTMA|UBLK|U?CGA|HGMMA|HMMA|UTC|SYNCS|BAR|SHFL|MUFU|CCTL|WARPGROUP|USETMAX|MOVM"
@@ -152,7 +147,7 @@ class Taken:
 
 
 def ablations(
-    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measured], jobs: int
+    replays: Sequence[Replay], runs: Sequence[Runs], measured: Iterable[Measurement], jobs: int
 ) -> list[dict[str, Any]]:
     """Of one workload of each family, a held-out one where there is any: the best of the first 8
     that a policy drew in its first run, or the optimum where no policy played, taken apart."""
@@ -275,9 +270,9 @@ def differences(ours: Face, other: Face) -> list[str]:
     """
     appear, counts = _counted(ours.techniques, other.techniques)
     opcodes = [*itertools.chain(*_counted(_opcodes(ours), _opcodes(other)))]
-    opcodes.sort(key=lambda told: TELLING.match(told) is None)
+    opcodes.sort(key=lambda text: TELLING.match(text) is None)
     found = [*appear[: SHOWN - 1], *_launches(ours, other)]
-    found += [_told(n, v, other.resources[n]) for n, v in ours.resources.items()
+    found += [_difference(n, v, other.resources[n]) for n, v in ours.resources.items()
               if v != other.resources[n]]  # fmt: skip
     found += [*appear[SHOWN - 1 :], *counts, *opcodes]
     if not found and ours.code != other.code:
@@ -306,22 +301,22 @@ def _counted(ours: Mapping[str, int], other: Mapping[str, int]) -> tuple[list[st
     differ = {n: (ours.get(n, 0), other.get(n, 0)) for n in sorted({*ours, *other})}
     for name, (x, y) in sorted(differ.items(), key=lambda item: -abs(item[1][0] - item[1][1])):
         if x != y:
-            (counts if x and y else appear).append(_told(name, x or "none", y or "none"))
+            (counts if x and y else appear).append(_difference(name, x or "none", y or "none"))
     return appear, counts
 
 
 def _launches(ours: Face, other: Face) -> list[str]:
     found = []
     if len(ours.launches) != len(other.launches):
-        found.append(_told("launches", len(ours.launches), len(other.launches)))
+        found.append(_difference("launches", len(ours.launches), len(other.launches)))
     for a, b in zip(ours.launches, other.launches, strict=False):
-        found += [_told(n, a[n], b[n]) for n in a if a[n] != b[n] and n != "parameters"]
+        found += [_difference(n, a[n], b[n]) for n in a if a[n] != b[n] and n != "parameters"]
         if a["parameters"] != b["parameters"]:
             found.append("tensor maps or other parameters")
     return found
 
 
-def _told(name: str, ours: Any, other: Any) -> str:
+def _difference(name: str, ours: Any, other: Any) -> str:
     return f"{name} {ours}, by default {other}"
 
 
@@ -329,7 +324,7 @@ def _told(name: str, ours: Any, other: Any) -> str:
 
 
 def replayed(paths: Iterable[Path], definition: str, axes: Mapping[str, int], device: str
-             ) -> list[Measured]:  # fmt: skip
+             ) -> list[Measurement]:  # fmt: skip
     """What the files hold of one workload."""
     place = definition, tuple(sorted(axes.items())), device
     return [m for m in load_measurements(paths) if m.workload == place]
@@ -383,9 +378,7 @@ def run(args: argparse.Namespace) -> int:
     if reasons := space.family.refusals(space.problem, strategy, device):
         raise UsageError(f"{strategy.key} is not legal on {device.name}: {'; '.join(reasons)}")
     if args.measure:
-        listed = [put_back(space, strategy, d.name) for d in space.decisions]
-        chosen = list(dict.fromkeys([strategy, *(s for s in listed if s is not None)]))
-        times = measured_here(definition, axes, space, chosen, args.records)
+        times = measured_here(definition, axes, space, beside(space, strategy), args.records)
     steps = ablate(space, strategy, times, args.jobs)
     where = " ".join([definition.name, *(f"{n}={v}" for n, v in axes.items())])
     print(f"{where} on {device.name.upper()}, strategy {strategy.key}\n")
@@ -416,7 +409,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ptxflow ablation --strategy out/NAME/summary.json --measure
 
 exit code: 0 done, 2 bad input or no GPU""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--strategy", type=Path, metavar="FILE",
@@ -433,12 +425,9 @@ exit code: 0 done, 2 bad input or no GPU""",
     return parser.parse_args(argv)
 
 
+@reports("ablation", *FAILURES, sass.SassError)
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return run(arguments(argv))
-    except (*FAILURES, MeasurementError, sass.SassError) as error:
-        print(f"ablation: {error}", file=sys.stderr)
-        return 2
+    return run(arguments(argv))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from ptxflow import command
+from ptxflow.command import Parser
 
 RESULTS, PAGE, PLOTS, RECORDS = "results.json", "report.html", "plots", "records.jsonl"
 PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
@@ -47,20 +45,8 @@ exit codes: 0 done, 1 a method broke the rules of play (one line says which), 2 
 """
 
 
-class Parser(command.Parser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        print(f"evaluate: {message} (see --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="ptxflow evaluate",
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow evaluate", description=HELP, epilog=EPILOG, brief="evaluate")
     add = parser.add_argument
     add("--measurements", type=Path, nargs="+", metavar="FILE",
         help="where to look for brute-forced sub-spaces, and what surrogates are fitted to "

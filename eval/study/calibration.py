@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
 from ptxflow.env import cost
-from ptxflow.env.measurements import MeasurementError
-from ptxflow.env.observations import Observed, read_observed
-from ptxflow.env.tasks.arguments import UsageError, find_device, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.observations import Observations, read_observed
+from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.eval.study.ranking import Quality, by_family, choose_folds, quality, successes
 
 Array = NDArray[np.float64]
@@ -103,7 +101,7 @@ def changed(family: Family, device: Device, values: Mapping[str, float]) -> Iter
                 table[name] = before[prefix]
 
 
-def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:
+def log_seconds(observed: Observations, values: Mapping[str, float]) -> Array:
     """[n] the model's log time of the measured strategies, with these constants."""
     family, device = observed.family, observed.device
     with changed(family, device, values):
@@ -114,7 +112,7 @@ def log_seconds(observed: Observed, values: Mapping[str, float]) -> Array:
 class Problem:
     """The least-squares problem over some workloads: residuals of log-scaled constants."""
 
-    def __init__(self, observed: Sequence[Observed], free: Sequence[Constant]) -> None:
+    def __init__(self, observed: Sequence[Observations], free: Sequence[Constant]) -> None:
         self.observed = list(observed)
         self.free = list(free)
         self.weights = [_weights(o) for o in observed]
@@ -143,14 +141,14 @@ class Problem:
         return {c.name: float(math.exp(x)) for c, x in zip(self.free, found.x, strict=True)}
 
 
-def _weights(observed: Observed) -> Array:
+def _weights(observed: Observations) -> Array:
     """[n] of a workload's strategies, with sum 1."""
     gap = observed.seconds / observed.seconds.min() - 1
     weight = FLOOR + (1 - FLOOR) * np.exp(-gap / NEAR)
     return np.asarray(weight / weight.sum())
 
 
-def thinned(observed: Observed, most: int) -> Observed:
+def thinned(observed: Observations, most: int) -> Observations:
     """At most `most` strategies of a workload: the fastest half of them, and an even spread."""
     if len(observed) <= most:
         return observed
@@ -161,7 +159,7 @@ def thinned(observed: Observed, most: int) -> Observed:
     return observed.pick(np.sort(np.concatenate([order[:half], spread])))
 
 
-def felt(observed: Sequence[Observed], known: Sequence[Constant]) -> list[Constant]:
+def felt(observed: Sequence[Observations], known: Sequence[Constant]) -> list[Constant]:
     """The constants that move the modelled order or level of anything that was measured."""
     plain = [log_seconds(o, {}) for o in observed]
     out = []
@@ -174,7 +172,7 @@ def felt(observed: Sequence[Observed], known: Sequence[Constant]) -> list[Consta
 
 
 def cross_fit(
-    observed: Sequence[Observed],
+    observed: Sequence[Observations],
     free: Sequence[Constant],
     folds: Sequence[Sequence[int]],
     most: int,
@@ -191,7 +189,7 @@ def cross_fit(
     return sorted(out, key=lambda row: row[0])
 
 
-def text(observed: Sequence[Observed], judged: Sequence[tuple[int, Quality, Quality]]) -> str:
+def text(observed: Sequence[Observations], judged: Sequence[tuple[int, Quality, Quality]]) -> str:
     """Spearman and regrets of each workload and on average, before and after."""
     width = max(len(o.name) for o in observed)
     lines = [f"{'workload':{width}} {'n':>6} | {'rho':>14} | {'top 1':>16} | {'top 8':>16}"]
@@ -227,14 +225,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
     observed = successes(held, args.least)
     if len(observed) < 2:
-        raise UsageError(
-            f"calibrating needs two workloads with {args.least} strategies; see --least"
-        )
+        raise BadInput(f"calibrating needs two workloads with {args.least} strategies; see --least")
     few = [thinned(o, args.most) for o in observed]
     families = list({o.family.name: o.family for o in few}.values())
     free = felt(few, constants(families, device, args.keep_rates))
     if not free:
-        raise UsageError("nothing to fit: no constant moves what was measured")
+        raise BadInput("nothing to fit: no constant moves what was measured")
     folds = choose_folds(observed, args.hold_out, args.folds)
     judged = cross_fit(observed, free, folds, args.most)
     print(f"by constants fitted without the workload, now and then\n{text(observed, judged)}\n")
@@ -243,12 +239,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@reports("calibrate")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow calibrate", description=__doc__)
     add = parser.add_argument
     add("--device", default="h200", help="whose measurements and rates (default: h200)")
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
@@ -262,11 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of workloads with so many strategies or more (default: 16)")  # fmt: skip
     add("--most", type=positive_int, default=300, metavar="N",
         help="fit to so many strategies of each, half the fastest (default: 300)")  # fmt: skip
-    try:
-        return run(parser.parse_args(argv))
-    except (UsageError, MeasurementError, DefinitionError, OSError) as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        return 2
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxflow.eval.study import style
-from ptxflow.eval.study.labels import brief
-from ptxflow.eval.study.runs import BUDGETS
-from ptxflow.eval.study.style import counted, share
+from ptxflow.eval.study.runs import AT, BUDGETS
+from ptxflow.eval.study.style import brief, counted, share
 from ptxflow.eval.study.tables import FEW
-from ptxflow.eval.study.tuning import AT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,8 +49,8 @@ def compared(results: Results, figure_of: Callable[[Mapping[str, Any]], str]) ->
     methods = results["groups"][groups_shown(results)[0]]["methods"]
     named, _ = standing_out(results)
     others = [m for m in named if m not in (*OURS, FLOOR)][:1]
-    told = [m for m in ("policy", *others, FLOOR) if m in methods]
-    return ", ".join(f"{'the ' * (m == 'policy')}{m} {figure_of(methods[m])}" for m in told)
+    text = [m for m in ("policy", *others, FLOOR) if m in methods]
+    return ", ".join(f"{'the ' * (m == 'policy')}{m} {figure_of(methods[m])}" for m in text)
 
 
 def budgets(axes: Axes, most: int, label: str = "measurements") -> None:
@@ -110,8 +108,8 @@ def gap(results: Results) -> Figure:
     for axes in panels:
         losses(axes)
         axes.axhline(0.01, color="0.5", linewidth=0.8, zorder=0)
-    told = compared(results, lambda m: share(m["gap"][FEW][0]))
-    style.titled(figure, f"Loss of the best of {FEW}, {groups_shown(results)[0]}: {told}")
+    text = compared(results, lambda m: share(m["gap"][FEW][0]))
+    style.titled(figure, f"Loss of the best of {FEW}, {groups_shown(results)[0]}: {text}")
     return figure
 
 
@@ -123,10 +121,10 @@ def losses(axes: Axes) -> None:
     axes.set_ylim(LEAST_GAP * 0.8, None)
     axes.yaxis.set_major_locator(FixedLocator([LEAST_GAP, 1e-3, 1e-2, 1e-1, 1.0, 10.0]))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(loss_told))
+    axes.yaxis.set_major_formatter(FuncFormatter(loss_label))
 
 
-def loss_told(value: float, _: object = None) -> str:
+def loss_label(value: float, _: object = None) -> str:
     """A tick of an axis of losses."""
     return f"\N{LESS-THAN OR EQUAL TO}{100 * value:g}" if value == LEAST_GAP else f"{100 * value:g}"
 
@@ -137,9 +135,9 @@ def modes(results: Results) -> Figure:
         "strategies of the fastest 1% found (mean a workload)",
     )  # fmt: skip
     most = results["about"]["budget"]
-    told = compared(results, lambda m: f"{m['coverage'][0][-1]:.1f}")
+    text = compared(results, lambda m: f"{m['coverage'][0][-1]:.1f}")
     style.titled(figure, f"Of the fastest 1% in {most} measurements, "
-                         f"{groups_shown(results)[0]}: {told}")  # fmt: skip
+                         f"{groups_shown(results)[0]}: {text}")  # fmt: skip
     return figure
 
 
@@ -151,9 +149,9 @@ def profile(results: Results) -> Figure:
     for axes in panels:
         style.in_percent(axes.yaxis)
     few = int(FEW)
-    told = compared(results, lambda m: share(m["profile"][min(few, len(m["profile"])) - 1]))
+    text = compared(results, lambda m: share(m["profile"][min(few, len(m["profile"])) - 1]))
     style.titled(figure, f"Runs within 1% after {FEW} measurements, "
-                         f"{groups_shown(results)[0]}: {told}")  # fmt: skip
+                         f"{groups_shown(results)[0]}: {text}")  # fmt: skip
     return figure
 
 
@@ -168,12 +166,12 @@ def workloads(results: Results) -> Figure:
     )  # fmt: skip
     named, _ = standing_out(results)
     drawn = [m for m in named if m not in OURS[1:]]
-    told = brief(results["workloads"])
+    labels = brief(results["workloads"])
     for (axes,), part in zip(grid, parts, strict=True):
         names = sorted(w["name"] for w in part)
         for method in reversed(drawn):
             _points(axes, method, [results["each"][n].get(method) for n in names])
-        axes.set_yticks(range(len(names)), [told[n] for n in names])
+        axes.set_yticks(range(len(names)), [labels[n] for n in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         kind = "never trained" if part is held else "trained"
         axes.set_title(f"{kind}: {counted(len(part), 'workload')}", fontsize="medium", loc="left")
@@ -184,7 +182,7 @@ def workloads(results: Results) -> Figure:
         worst = max(lost, key=lambda n: lost[n])
         near = sum(v <= 0.01 for v in lost.values())
         style.titled(figure, f"The policy's best of {FEW} is within 1% on {near} of "
-                     f"{counted(len(lost), 'workload')}; its worst is {told[worst]}, "
+                     f"{counted(len(lost), 'workload')}; its worst is {labels[worst]}, "
                      f"{share(lost[worst])}")  # fmt: skip
     else:
         style.titled(figure, f"What the best of {FEW} measurements loses on each workload")
@@ -212,7 +210,7 @@ def _loss_row(axes: Axes) -> None:
     axes.set_xlim(LEAST_GAP * 0.8, None)
     axes.xaxis.set_major_locator(FixedLocator([LEAST_GAP, 1e-3, 1e-2, 1e-1, 1.0, 10.0]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(loss_told))
+    axes.xaxis.set_major_formatter(FuncFormatter(loss_label))
     axes.set_xlabel(f"loss of the best of {FEW} measurements against the optimum (%)")
 
 
@@ -254,8 +252,8 @@ def _own(method: str, policy: str) -> str:
 def _tuned(item: Mapping[str, Any]) -> str:
     last = {_own(name, item["policy"]): c[-1][0] for name, c in item["curves"].items()}
     named = ("policy + feedback", "policy + tuning", "policy", FLOOR)
-    told = [f"{m} {share(last[m])}" for m in named if last.get(m) is not None]
-    return f"Loss after {AT[-1]} measurements, {item['group']}: {', '.join(told)}"
+    text = [f"{m} {share(last[m])}" for m in named if last.get(m) is not None]
+    return f"Loss after {AT[-1]} measurements, {item['group']}: {', '.join(text)}"
 
 
 def bico(results: Results) -> Figure | None:
@@ -280,8 +278,8 @@ def bico(results: Results) -> Figure | None:
     right.set_ylabel("loss guaranteed with probability p (%)")
     promised = any(v is not None for p in held["guaranteed"].values() for v in p["edge"])
     runs = counted(results["about"]["seeds"], "run")
-    told = f"all {runs}" if promised else f"{runs}: too few to guarantee a loss"
-    right.set_title(told, fontsize="medium")
+    text = f"all {runs}" if promised else f"{runs}: too few to guarantee a loss"
+    right.set_title(text, fontsize="medium")
     left.set_title("one run, most reuse first", fontsize="medium")
     style.legend(figure, left, right, below=True)
     kind = "trained" if kinds[name] == "trained" else "never trained"

@@ -1,4 +1,6 @@
-"""One policy of several: `ptxflow join-policies FILE... --out FILE`.
+"""One policy of several.
+
+    ptxflow join-policies runs/attention.safetensors runs/moe.safetensors --out all.safetensors
 
 Families share no parameter (`gfn/network.py`), so that they may be trained by processes of their
 own, on GPUs of their own, and put together afterwards. A family that several files have is taken
@@ -8,19 +10,16 @@ and lengths of runs goes along.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, reports
+from ptxflow.env import surrogate_file
 from ptxflow.env.reward_source import ROOT, title
-from ptxflow.env.surrogate import SurrogateError
-from ptxflow.env.surrogate_file import read as surrogate
 from ptxflow.eval.study.training_plots import with_kept
-from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, read, write
+from ptxflow.gfn.checkpoint import Checkpoint, read, write
 from ptxflow.gfn.network import NetworkConfig
 
 LENGTH = ("steps", "trajectories_per_s")  # in a result: how long its run was
@@ -48,11 +47,11 @@ def runs_of(about: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def joined_with(first: Checkpoint, second: Checkpoint) -> Checkpoint:
     """The families of both; ValueError where they are policies for different rewards."""
-    told = [(c.config["settings"], c.config["train"]["tau"]) for c in (first, second)]
-    targets = [f"{s['device']} with tau {tau}, by {s['reward']['source']}" for s, tau in told]
+    made = [(c.config["settings"], c.config["train"]["tau"]) for c in (first, second)]
+    targets = [f"{s['device']} with tau {tau}, by {s['reward']['source']}" for s, tau in made]
     if targets[0] != targets[1]:
         raise ValueError(f"these are for {targets[0]}, and for {targets[1]}")
-    towers = {t.shape.name: t for c in (first, second) for t in c.network.towers}
+    policies = {t.shape.name: t for c in (first, second) for t in c.network.policies}
     theirs = {f.name for f in second.network.families}
     reward = reward_of(*map(Trained.of, (first, second)))
     tensors = {k: v for k, v in first.tensors.items() if k.split(".")[2] not in theirs}
@@ -67,7 +66,7 @@ def joined_with(first: Checkpoint, second: Checkpoint) -> Checkpoint:
         "result": with_kept(second.config["result"], first.config["result"]["families"]),
         "before": [*runs_of(first.config), *second.config.get("before", [])],
     }
-    return Checkpoint(NetworkConfig(tuple(towers.values())), about, tensors | second.tensors)
+    return Checkpoint(NetworkConfig(tuple(policies.values())), about, tensors | second.tensors)
 
 
 def reward_of(first: Trained, second: Trained) -> dict[str, Any]:
@@ -75,45 +74,38 @@ def reward_of(first: Trained, second: Trained) -> dict[str, Any]:
 
     A surrogate is of one family, and so may differ between two runs; ValueError where more does.
     """
-    told = [by.description for by in (first, second)]
-    paths = [*dict.fromkeys(path for d in told for path in d.get("surrogates", []))]
+    descriptions = [by.description for by in (first, second)]
+    paths = [*dict.fromkeys(path for d in descriptions for path in d.get("surrogates", []))]
     rest = [
         {**d, "surrogates": [], "digests": {k: v for k, v in d.get("digests", {}).items()
                                             if k not in paths}}
-        for d in told
+        for d in descriptions
     ]  # fmt: skip
     if rest[0] != rest[1]:
-        raise ValueError(f"these are for {title(told[0])}, and for {title(told[1])}")
+        raise ValueError(
+            f"these are for {title(descriptions[0])}, and for {title(descriptions[1])}"
+        )
     digests = dict(rest[0]["digests"])
     for path in paths:
-        name = surrogate(ROOT / path).family.name
+        name = surrogate_file.read(ROOT / path).family.name
         trained = [by for by in (second, first) if name in by.families]
         found = [by.description.get("digests", {}).get(path) for by in trained or (second, first)]
         if trained and found[0] is None:
             raise ValueError(f"{path}: {name} was trained without it")
         digests[path] = next(filter(None, found))
-    return {**told[0], **({"surrogates": paths} if paths else {}), "digests": digests}
+    return {**descriptions[0], **({"surrogates": paths} if paths else {}), "digests": digests}
 
 
+@reports("join-policies", ValueError, KeyError)
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        description=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="exported policies")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the policy of all")
     args = parser.parse_args(argv)
-    try:
-        first, *others = map(read, args.files)
-        for other in others:
-            first = joined_with(first, other)
-        write(args.out, first)
-    except (CheckpointError, SurrogateError, ValueError, KeyError) as error:
-        print(f"join_policies: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"join_policies: cannot write {args.out}: {error.strerror}", file=sys.stderr)
-        return 2
+    first, *others = map(read, args.files)
+    for other in others:
+        first = joined_with(first, other)
+    write(args.out, first)
     print(f"wrote {args.out}: {', '.join(f.name for f in first.network.families)}")
     return 0
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ptxflow.compiler.family import Problem
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import Ensemble, matrix, strategy_features
@@ -70,7 +70,7 @@ def distance(known: Problem, asked: Problem) -> tuple[bool, bool, float]:
 
 
 def surrogate_scores(
-    spaces: Sequence[Space], observed: Sequence[Observed], jobs: int = 1
+    spaces: Sequence[Space], observed: Sequence[Observations], jobs: int = 1
 ) -> list[Array | None]:
     """Scores [len(space)] of each space by a surrogate fitted to what was observed of the other
     workloads of its family and device; None where nothing else was."""

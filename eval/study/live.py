@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ptxflow.env.measurements import Measured
+from ptxflow.env.measurements import Measurement
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -133,7 +133,7 @@ def finalists(played: Sequence[Played], times: Times) -> list[int]:
 
 
 def judged(
-    field: Field, played: Sequence[Played], measured: Sequence[Measured], budget: int
+    field: Field, played: Sequence[Played], measured: Sequence[Measurement], budget: int
 ) -> tuple[Replay, list[Runs]] | None:
     """What was measured of the field, as a space whose best strategy is the best known, and the
     runs on it; None where nothing succeeded."""

@@ -1,19 +1,19 @@
-"""What a mixture's best kernels make of the experts that their inputs touch:
-`python -m ptxflow.eval.study.moe_floor FILE...`.
+"""How near the best MoE kernels are to the memory and arithmetic floors of their inputs.
 
-Which weights a mixture reads only its inputs say. So the records' refined times are set beside the
+    python -m ptxflow.eval.study.moe_floor FILE...
+
+Which weights a MoE reads only its inputs say. So the records' refined times are set beside the
 bytes of the local experts that some token of these inputs chose, at the nominal bandwidth, and
 beside the FLOP of the rows that they have.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptxflow.command import Parser, reports
 from ptxflow.compiler.device import H200
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.tasks.definition import Definition, load
@@ -45,7 +45,7 @@ def reached(definition: Definition, seq_len: int, us: float, seed: int = SEED) -
 
 
 def table(records: Sequence[Record]) -> str:
-    """A row for each workload of a mixture that the records refine on an H200."""
+    """A row for each MoE workload that the records refine on an H200."""
     best: dict[tuple[str, int], tuple[float, int]] = {}
     for r in records:
         if r.definition.startswith("moe") and r.timing_pass == REFINE and r.latency_us:
@@ -60,15 +60,12 @@ def table(records: Sequence[Record]) -> str:
     ])  # fmt: skip
 
 
+@reports("moe_floor", RecordError)
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
+    parser = Parser(prog="python -m ptxflow.eval.study.moe_floor", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="record files")
     args = parser.parse_args(argv)
-    try:
-        print(table([r for path in args.files for r in read_records(path)]))
-    except RecordError as error:
-        print(f"moe_floor: {error}", file=sys.stderr)
-        return 2
+    print(table([r for path in args.files for r in read_records(path)]))
     return 0
 
 

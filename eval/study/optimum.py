@@ -8,7 +8,6 @@ measured, for the samples and for uniform draws from the sub-space alike.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,8 @@ from math import comb, exp, log
 from pathlib import Path
 from statistics import median
 
-from ptxflow.command import Parser, align
-from ptxflow.env.measurements import (
-    REFINE,
-    Measured,
-    MeasurementError,
-    by_workload,
-    load_measurements,
-)
+from ptxflow.command import BadInput, Parser, align, reports
+from ptxflow.env.measurements import REFINE, Measurement, by_workload, load_measurements
 from ptxflow.env.tasks.arguments import positive_int
 
 LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
@@ -44,15 +37,15 @@ class Loss:
     uniform: float  # of the best of FEW uniform draws from the sub-space
 
 
-def relative_times(measured: Sequence[Measured]) -> dict[tuple[tuple[str, object], ...], float]:
+def relative_times(measured: Sequence[Measurement]) -> dict[tuple[tuple[str, object], ...], float]:
     """Of one workload: time over the yardstick's, by strategy; refined where it was.
 
     The yardstick's is its median over the campaign and pass: single rounds of few samples stray.
     """
-    timed = [m for m in measured if m.status == "ok" and m.latency_us and m.peer_us]
+    timed = [m for m in measured if m.status == "ok" and m.latency_us and m.baseline_us]
     peers: dict[tuple[str, str], list[float]] = {}
     for m in timed:
-        peers.setdefault((m.run, m.timing_pass), []).append(m.peer_us or 0.0)
+        peers.setdefault((m.run, m.timing_pass), []).append(m.baseline_us or 0.0)
     reference = {session: median(found) for session, found in peers.items()}
     times: dict[tuple[tuple[str, object], ...], tuple[bool, float]] = {}
     for m in timed:
@@ -71,7 +64,7 @@ def best_of(times: Sequence[float], k: int) -> float:
     return sum(t * comb(n - i - 1, k - 1) for i, t in enumerate(ordered)) / comb(n, k)
 
 
-def losses(space: Iterable[Measured], samples: Iterable[Measured], least: int) -> list[Loss]:
+def losses(space: Iterable[Measurement], samples: Iterable[Measurement], least: int) -> list[Loss]:
     """For every workload with a brute-forced sub-space of `least` strategies, and samples."""
     drawn = by_workload(samples)
     out = []
@@ -112,26 +105,18 @@ def table(rows: Sequence[Loss]) -> str:
     return align(cells)
 
 
+@reports("optimum")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow optimum",
-        description=__doc__.partition("\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow optimum", description=__doc__)
     add = parser.add_argument
     add("--space", nargs="+", type=Path, required=True, metavar="FILE", help="brute force")
     add("--samples", nargs="+", type=Path, required=True, metavar="FILE", help="of a policy")
     add("--least", type=positive_int, default=LEAST,
         help=f"strategies of a sub-space (default: {LEAST})")  # fmt: skip
     args = parser.parse_args(argv)
-    try:
-        rows = losses(load_measurements(args.space), load_measurements(args.samples), args.least)
-    except MeasurementError as error:
-        print(f"optimum: {error}", file=sys.stderr)
-        return 2
+    rows = losses(load_measurements(args.space), load_measurements(args.samples), args.least)
     if not rows:
-        print("optimum: no workload is in both, with enough strategies", file=sys.stderr)
-        return 2
+        raise BadInput("no workload is in both, with enough strategies")
     print(table(rows))
     return 0
 

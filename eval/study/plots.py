@@ -1,15 +1,244 @@
-"""The plots of an evaluation: pure functions of its results, one PNG each, in one look."""
+"""The plots of an evaluation: pure functions of its results, one PNG each, in one look.
+
+Methods over measurements are in `curves`; here are what was learned, where fastest strategies
+transfer, and measured kernels beside libraries and roofs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from ptxflow.eval.study import style as looks
+import numpy as np
+
+from ptxflow.compiler.device import DEVICES
+from ptxflow.eval.study import style
 from ptxflow.eval.study.curves import BEST, bico, gap, modes, profile, tuning, workloads
-from ptxflow.eval.study.rooflines import fast_p, roofline
-from ptxflow.eval.study.spaces import fidelity, transfer
+from ptxflow.eval.study.kernels import GRID
+from ptxflow.eval.study.style import brief, counted, share
+from ptxflow.eval.study.transfer import KNOWN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+COLUMNS = 4  # of a grid of families
+NO_WORK = 1e-5  # TFLOP/s of a MoE none of whose experts has a row, which would stretch the axes
+TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 16)  # of speedups
+FEW_ROWS = 4  # workloads of a family whose pairs are listed; of more there is a matrix
+DEPTH = 25  # nats below the most probable strategy that are shown
+NONE = "none fits"  # in the place of a loss
+
+
+def fidelity(results: Results) -> Figure | None:
+    """Learned against exact log-probabilities of single strategies."""
+    held = results["scatter"]
+    if not held:
+        return None
+    labels = brief(results["workloads"])
+    families = {w["name"]: w["family"] for w in results["workloads"]}
+    columns = min(3, len(held))
+    rows = -(-len(held) // columns)
+    figure, grid = style.figure(1.0 + 2.65 * rows, columns, rows)
+    apart = []
+    for axes, item in zip(grid.flat, held, strict=False):
+        exact, learned = np.array(item["exact"], float), np.array(item["learned"], float)
+        ends = [max(exact.min(), exact.max() - DEPTH) - 1, exact.max() + 1]
+        axes.plot(ends, ends, color="0.5", linewidth=0.8)
+        axes.scatter(exact, np.clip(learned, *ends), s=12, linewidth=0, alpha=0.5,
+                     **style.family_look(families[item["workload"]]))  # fmt: skip
+        axes.set(xlim=ends, ylim=ends, aspect="equal")
+        axes.locator_params(nbins=5)
+        apart.append(results["beliefs"][item["workload"]][item["belief"]]["own_tv"])
+        name = f"{labels[item['workload']]}{'' if item['kind'] == 'trained' else ' *'}"
+        axes.set_title(f"{textwrap.fill(name, 30)}\ntotal variation {apart[-1]:.2g}",
+                       fontsize="small")  # fmt: skip
+    for axes in list(grid.flat)[len(held) :]:
+        axes.set_visible(False)
+    figure.supxlabel("exact log-probability under the reward that was trained (nats); "
+                     "* never trained", fontsize="medium")  # fmt: skip
+    figure.supylabel("learned log-probability (nats)", fontsize="medium")
+    style.titled(figure, f"What the policy learned follows its reward: total variation "
+                         f"{min(apart):.2g} to {max(apart):.2g} on "
+                         f"{counted(len(held), 'workload')}")  # fmt: skip
+    return figure
+
+
+def transfer(results: Results) -> Figure | None:
+    """What the best known of one workload loses on another: a matrix for families of many
+    workloads, a row for each pair of the others."""
+    held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
+    if not held:
+        return None
+    labels = brief(results["workloads"])
+    large = {k: v for k, v in held.items() if len(v["workloads"]) > FEW_ROWS}
+    pairs = [
+        (f"{labels[item['workloads'][i]]} \N{RIGHTWARDS ARROW} {labels[item['workloads'][j]]}",
+         name.partition(" ")[0], item["loss"][i][j])
+        for name, item in held.items() if name not in large
+        for i, j in permutations(range(len(item["workloads"])), 2)
+    ]  # fmt: skip
+    heights = [1.1 + 0.34 * len(v["workloads"]) for v in large.values()]
+    heights += [0.8 + 0.22 * len(pairs)] if pairs else []
+    figure, grid = style.figure(0.6 + sum(heights), 1, len(heights), height_ratios=heights)
+    for (axes,), (name, item) in zip(grid, large.items(), strict=False):
+        _matrix(axes, name, item, labels)
+    if pairs:
+        _pairs(grid[-1][0], pairs)
+    style.titled(figure, _taken(held.values()))
+    return figure
+
+
+def _taken(held: Any) -> str:
+    losses = [item["loss"][i][j] for item in held
+              for i, j in permutations(range(len(item["loss"])), 2)]  # fmt: skip
+    known = [loss for loss in losses if loss is not None]
+    lost = f"loses {share(median(known))} in the median" if known else "fits nowhere"
+    return (
+        f"A fastest strategy taken to another workload of its family {lost}; "
+        f"in {len(losses) - len(known)} of {counted(len(losses), 'pair')} none of the {KNOWN} "
+        "fastest is in the other's sub-space"
+    )
+
+
+def _matrix(axes: Axes, name: str, item: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+    """Losses in percent; columns are numbered as rows are; a dash where no strategy fits."""
+    import seaborn as sns
+    from matplotlib.colors import LogNorm
+
+    loss = np.array(item["loss"], float)
+    sns.heatmap(
+        np.maximum(loss, 0.01), ax=axes, norm=LogNorm(0.01, 2), cmap="cividis_r", linewidths=0.5,
+        annot=[["" if np.isnan(v) else f"{100 * v:.0f}" for v in row] for row in loss], fmt="",
+        cbar=False, annot_kws={"fontsize": 7},
+    )  # fmt: skip
+    for i, j in np.argwhere(np.isnan(loss)):
+        axes.text(j + 0.5, i + 0.5, "\N{EN DASH}", ha="center", va="center", color="0.5")
+    axes.grid(visible=False)
+    axes.set_facecolor("0.96")
+    places = np.arange(len(loss)) + 0.5
+    rows = [f"{labels[w]}  {i}" for i, w in enumerate(item["workloads"], 1)]
+    axes.set_yticks(places, rows, rotation=0, fontsize=7)
+    axes.set_xticks(places, [str(i) for i in range(1, len(loss) + 1)], rotation=0, fontsize=7)
+    axes.set_title(f"{name}: loss (%); \N{EN DASH} none of the {KNOWN} fastest fits",
+                   fontsize="medium", loc="left")  # fmt: skip
+    axes.set(xlabel="taken to workload", ylabel="fastest known of")
+
+
+def _pairs(axes: Axes, pairs: Sequence[tuple[str, str, float | None]]) -> None:
+    """A row a pair, its loss as a point in the family's look, or in words that nothing fits."""
+    most = max((loss for *_, loss in pairs if loss is not None), default=0.0)
+    for row, (_, family, loss) in enumerate(pairs):
+        if loss is None:
+            axes.text(most / 100, row, NONE, va="center", fontsize=7, color="0.4")
+        else:
+            axes.plot([0, loss], [row, row], color="0.8", linewidth=1)
+            axes.plot(loss, row, linestyle="none", markersize=6, **style.family_look(family))
+    axes.set_yticks(range(len(pairs)), [label for label, *_ in pairs], fontsize=7)
+    axes.set_ylim(len(pairs) - 0.4, -0.6)
+    axes.set_xlim(-0.02 * most, 1.05 * most or 1)
+    axes.grid(axis="y", visible=False)
+    style.in_percent(axes.xaxis)
+    axes.set_xlabel("loss on the workload it is taken to (%)")
+    axes.set_title("families of few workloads: a row a pair", fontsize="medium", loc="left")
+
+
+def fast_p(results: Results) -> Figure | None:
+    """The share of workloads that are more than p times as fast as a library, over p."""
+    held = {k: v for k, v in results["kernels"].items() if v["compared"]}
+    if not held:
+        return None
+    figure, ((axes,),) = style.figure(4.2)
+    even = GRID.index(1.0)
+    for i, (kind, kernels) in enumerate(
+        sorted(held.items(), key=lambda item: (item[0] != "all", -item[1]["fast_p"][even]))
+    ):
+        total = kind == "all"
+        look = {"color": "0.35"} if total else style.family_look(kind)
+        look["linestyle"] = "-" if kind.isidentifier() else "--"
+        axes.plot(
+            GRID, kernels["fast_p"], drawstyle="steps-post", linewidth=3 if total else 1.4,
+            markersize=5, markevery=(3 * i, 24), alpha=0.8 if total else 1,
+            label=f"{kind}: {kernels['compared']:,}, {share(kernels['fast_p'][even])} above 1",
+            **look,
+        )  # fmt: skip
+    axes.axvline(1, color="0.5", linewidth=0.8)
+    most = max(k["max"] for k in held.values())
+    axes.set_xscale("log", base=2)
+    axes.set(xlim=(GRID[0], min(GRID[-1], max(1.1, most * 1.05))), ylim=(0, 1.03))
+    axes.set_xticks([t for t in TICKS if t <= axes.get_xlim()[1]])
+    axes.set_xticklabels([f"{t:g}" for t in axes.get_xticks()])
+    axes.minorticks_off()
+    style.in_percent(axes.yaxis)
+    axes.set(xlabel="p, times as fast as the fastest library",
+             ylabel="workloads: right and faster than p (%)")  # fmt: skip
+    style.legend(figure, axes, title="op type: workloads")
+    whole = held.get("all", next(iter(held.values())))
+    style.titled(figure, f"The best sampled kernel beats the fastest library on "
+                         f"{share(whole['above'])} of {counted(whole['compared'], 'workload')}, "
+                         f"{whole['median']:.2f} times as fast in the median")  # fmt: skip
+    return figure
+
+
+def roofline(results: Results) -> Figure | None:
+    """TFLOP/s of the best kernels over FLOP a byte, under the roofs of their devices: a panel a
+    family with its median share of the attainable speed, the others in grey."""
+    held = [r for r in results["roofline"] if r["tflops"] > NO_WORK]
+    if not held:
+        return None
+    families = style.in_order(list(dict.fromkeys(r["family"] for r in held)), style.FAMILIES)
+    columns = min(COLUMNS, len(families))
+    rows = -(-len(families) // columns)
+    figure, grid = style.figure(1.5 + 1.75 * rows, columns, rows, sharex=True, sharey=True)
+    for axes, family in zip(grid.flat, families, strict=False):
+        own = [r for r in held if r["family"] == family]
+        _scatter(axes, [r for r in held if r["family"] != family], s=2, color="0.85", zorder=1)
+        _roofs(axes, held)
+        look = style.family_look(family) | {"edgecolor": "0.2", "linewidth": 0.25}
+        _scatter(axes, own, s=16, alpha=0.85, zorder=3, **look)
+        near = share(median(r["attainable"] for r in own))
+        axes.set_title(f"{family}: {near} ({len(own)})", fontsize="small")
+        axes.set(xscale="log", yscale="log")
+    for axes in list(grid.flat)[len(families) :]:
+        axes.set_visible(False)
+    for i, axes in enumerate(grid.flat[: len(families)]):
+        last = i + columns >= len(families)
+        axes.tick_params(labelsize="small", labelbottom=last)
+        axes.set_xlabel("FLOP/byte" if last else "", fontsize="small")
+        axes.set_ylabel("" if i % columns else "TFLOP/s", fontsize="small")
+    style.legend(figure, grid[0][0], below=True)
+    near = share(median(r["attainable"] for r in held))
+    style.titled(figure, f"The best kernels reach {near} of the attainable speed in the median of "
+                         f"{counted(len(held), 'workload')}")  # fmt: skip
+    return figure
+
+
+def _scatter(axes: Axes, rows: Sequence[Row], **look: Any) -> None:
+    axes.scatter([r["intensity"] for r in rows], [r["tflops"] for r in rows], **look)
+
+
+def _roofs(axes: Axes, rows: Sequence[Row]) -> None:
+    """Of every device, of tensor cores in 16 and in 8 bits."""
+    x = np.array([r["intensity"] for r in rows])
+    line = np.geomspace(x.min() / 2, x.max() * 3, 200)
+    for i, name in enumerate(sorted({r["device"] for r in rows})):
+        device = DEVICES[name]
+        slope = line * device.hbm_bytes_per_s / 1e12
+        for bits, dashes in ((16, "-"), (8, "--")):
+            peak = device.tflops_16bit * 16 / bits
+            bandwidth = f", {device.hbm_bytes_per_s / 1e12:.2g} TB/s" if bits == 16 else ""
+            axes.plot(
+                line, np.minimum(peak, slope), color=("0.2", "0.5", "0.7")[i % 3], zorder=2,
+                linestyle=dashes, linewidth=1.1,
+                label=f"{name.upper()}: {peak:,.0f} TFLOP/s in {bits} bits{bandwidth}",
+            )  # fmt: skip
+
 
 REST = (
     f"Named are the policy's, the {BEST} other methods that lose least on the first panel, and the "
@@ -73,11 +302,11 @@ PLOTS: dict[str, tuple[str, Any]] = {
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write every plot that the results have data for; the paths, in the order of the report."""
     written = []
-    with looks.style():
+    with style.style():
         for name, (_, make) in PLOTS.items():
             figure = make(results)
             if figure is not None:
-                written.append(looks.save(figure, folder / f"{name}.png"))
+                written.append(style.save(figure, folder / f"{name}.png"))
     return written
 
 

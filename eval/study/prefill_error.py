@@ -23,7 +23,7 @@ from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.tolerance import tolerance
-from ptxflow.eval.study import style as looks
+from ptxflow.eval.study import style
 from ptxflow.eval.verify.cases.case import plain, stored
 
 if TYPE_CHECKING:
@@ -164,25 +164,25 @@ def _share(ours: Array, right: Array, allowed: Any) -> Array:
 
 def plot(found: dict[Form, tuple[Array, float]], path: Path) -> None:
     """Write the errors along the sequence, a line a form."""
-    with looks.style():
-        looks.save(growth(found), path)
+    with style.style():
+        style.save(growth(found), path)
 
 
 def growth(found: dict[Form, tuple[Array, float]]) -> Figure:
     """The figure of `plot`."""
-    figure, ((axes,),) = looks.figure(4.2)
+    figure, ((axes,),) = style.figure(4.2)
     for i, (form, (spans, _)) in enumerate(found.items()):
         tokens = SPAN * (1 + np.arange(len(spans)))
-        axes.plot(tokens, spans, label=str(form), color=looks.colour(i), marker="os^Dv*"[i % 6],
+        axes.plot(tokens, spans, label=str(form), color=style.colour(i), marker="os^Dv*"[i % 6],
                   markersize=4)  # fmt: skip
     axes.axhline(1, color="0.3", linestyle="--", linewidth=1, label="tolerance")
     axes.set(yscale="log", xlabel="tokens of the sequence",
              ylabel=f"largest error of {SPAN} tokens over the tolerance")  # fmt: skip
-    looks.plain_log(axes.yaxis)
-    looks.legend(figure, axes, title="chunk, operands, solve")
+    style.plain_log(axes.yaxis)
+    style.legend(figure, axes, title="chunk, operands, solve")
     within = sum(spans.max() <= 1 for spans, _ in found.values())
     most = max(spans[-1] / spans[0] for spans, _ in found.values())
-    looks.titled(figure, f"Gated delta net: {within} of {len(found)} chunked forms stay within the "
+    style.titled(figure, f"Gated delta net: {within} of {len(found)} chunked forms stay within the "
                          f"tolerance; errors of the last {SPAN} tokens are at most {most:.1f} "
                          "times those of the first")  # fmt: skip
     return figure

@@ -30,15 +30,13 @@ from scipy.special import gammaln
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.measurements import MeasurementError
-from ptxflow.env.observations import Observed, read_observed
-from ptxflow.env.surrogate import Ensemble, Surrogate, SurrogateError
+from ptxflow.env.observations import Observations, read_observed
+from ptxflow.env.surrogate import Ensemble, Surrogate
 from ptxflow.env.surrogate_file import read
 from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
-from ptxflow.env.tasks.arguments import UsageError, find_device, parse_axes, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
 
 Array = NDArray[np.float64]
 TOP = 8
@@ -97,7 +95,7 @@ def deal(count: int, folds: int, seed: int = 0) -> list[list[int]]:
 
 
 def cross_fit(
-    observed: Sequence[Observed], folds: Sequence[Sequence[int]], config: FitConfig, jobs: int
+    observed: Sequence[Observations], folds: Sequence[Sequence[int]], config: FitConfig, jobs: int
 ) -> list[Prediction | None]:
     """Of each workload, by a surrogate that was fitted without its fold; None where in no fold.
 
@@ -116,7 +114,7 @@ def cross_fit(
 
 
 def _collect(
-    rows: Table, observed: Sequence[Observed], folds: Sequence[Sequence[int]],
+    rows: Table, observed: Sequence[Observations], folds: Sequence[Sequence[int]],
     fits: Any, out: list[Prediction | None],
 ) -> None:  # fmt: skip
     bar = tqdm(zip(folds, fits, strict=True), total=len(folds), desc="fit", unit="fold")
@@ -125,20 +123,20 @@ def _collect(
             out[i] = _predict(ensemble, rows, observed[i], i)
 
 
-def _predict(ensemble: Ensemble, rows: Table, observed: Observed, workload: int) -> Prediction:
+def _predict(ensemble: Ensemble, rows: Table, observed: Observations, workload: int) -> Prediction:
     held = rows.workload == workload
     mean, std = ensemble.correction(rows.x[held])
     return Prediction(np.log(observed.seconds) - rows.residual[held] + mean, std)
 
 
-def modelled(observed: Observed) -> Prediction:
+def modelled(observed: Observations) -> Prediction:
     """The analytic model's times, which know no uncertainty."""
     tflops = model_tflops(observed.family, observed.fields(), observed.problem, observed.device)
     return Prediction(np.log(observed.problem.flops / tflops / 1e12), np.zeros(len(observed)))
 
 
 def rows_of(
-    observed: Sequence[Observed], predictions: Sequence[Prediction | None], kappa: float
+    observed: Sequence[Observations], predictions: Sequence[Prediction | None], kappa: float
 ) -> list[dict[str, Any]]:
     """A row a workload that has a prediction: its strategies, and each predictor's quality."""
     out = []
@@ -166,7 +164,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def kappa_table(
-    observed: Sequence[Observed], predictions: Sequence[Prediction | None]
+    observed: Sequence[Observations], predictions: Sequence[Prediction | None]
 ) -> list[tuple[float, Quality]]:
     """The surrogate's mean quality at several kappas: what the choice of kappa rests on."""
     out = []
@@ -194,38 +192,42 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def successes(observed: Sequence[Observed], least: int) -> list[Observed]:
+def successes(observed: Sequence[Observations], least: int) -> list[Observations]:
     """The workloads with at least `least` strategies that succeeded, without those that failed."""
     sound = [o.succeeded for o in observed]
     return [o for o in sound if len(o) >= least]
 
 
-def by_family(observed: Sequence[Observed], wanted: str | None) -> dict[str, list[Observed]]:
-    """The workloads of each family, or of the one that is wanted; UsageError where none is."""
-    held: dict[str, list[Observed]] = {}
+def by_family(
+    observed: Sequence[Observations], wanted: str | None
+) -> dict[str, list[Observations]]:
+    """The workloads of each family, or of the one that is wanted; BadInput where none is."""
+    held: dict[str, list[Observations]] = {}
     for o in sorted(observed, key=lambda o: o.family.name):
         held.setdefault(o.family.name, []).append(o)
     if wanted is not None and wanted not in held:
-        raise UsageError(f"--family {wanted}: the measurements are of {', '.join(held)}")
+        raise BadInput(f"--family {wanted}: the measurements are of {', '.join(held)}")
     return held if wanted is None else {wanted: held[wanted]}
 
 
-def one_family(observed: Sequence[Observed], wanted: str | None) -> list[Observed]:
+def one_family(observed: Sequence[Observations], wanted: str | None) -> list[Observations]:
     """The workloads of the one family that is wanted, or that there is."""
     held = by_family(observed, wanted)
     if len(held) > 1:
-        raise UsageError(f"the measurements are of {', '.join(held)}: choose one with --family")
+        raise BadInput(f"the measurements are of {', '.join(held)}: choose one with --family")
     return next(iter(held.values()))
 
 
-def choose_folds(observed: Sequence[Observed], hold_out: str | None, folds: int) -> list[list[int]]:
+def choose_folds(
+    observed: Sequence[Observations], hold_out: str | None, folds: int
+) -> list[list[int]]:
     """`M=17,128`: one fold of all workloads with these values; else `folds` random ones."""
     if hold_out is None:
         return deal(len(observed), folds)
     ((axis, values),) = parse_axes([hold_out]).items()
     held = [i for i, o in enumerate(observed) if dict(o.problem.axes).get(axis) in values]
     if not held or len(held) == len(observed):
-        raise UsageError(f"--hold-out {hold_out}: {len(held)} of {len(observed)} workloads have it")
+        raise BadInput(f"--hold-out {hold_out}: {len(held)} of {len(observed)} workloads have it")
     return [held]
 
 
@@ -258,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
     for name, of_family in by_family(held, wanted).items():
         observed = successes(of_family, args.least)
         if not observed:
-            raise UsageError(
+            raise BadInput(
                 f"no workload of {name} has {args.least} strategies that succeeded; see --least"
             )
         rows += judge(observed, surrogate, args)
@@ -268,7 +270,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(
-    observed: Sequence[Observed], surrogate: Surrogate | None, args: argparse.Namespace
+    observed: Sequence[Observations], surrogate: Surrogate | None, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Print the table of one family; its rows."""
     family, device = observed[0].family.name, observed[0].device.name
@@ -285,20 +287,13 @@ def judge(
     return rows
 
 
+@reports("ranking")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow ranking",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow ranking", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--surrogate", type=Path, help="judge this file instead of fitting")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
-    try:
-        return run(parser.parse_args(argv))
-    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
-        print(f"ranking: {error}", file=sys.stderr)
-        return 2
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
     for content in CONTENTS:
         drawn = [pictures[n] for n in content.plots if n in pictures]
         drawn += learned if content.title == LEARNED else []
-        told = [played[n] for n in content.tables if n in played]
-        sections.append(Section(content.title, content.text, told, drawn))
+        texts = [played[n] for n in content.tables if n in played]
+        sections.append(Section(content.title, content.text, texts, drawn))
         if content.title == CURVES:
             sections += _groups(results["groups"], played)
     text, command = (LIVE, f"{COMMAND} --live") if about.get("live") else (INTRO, COMMAND)

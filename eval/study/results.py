@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.eval.study.claims import FEW, at_few, claims
 from ptxflow.eval.study.metrics import (
     Sheet,
     drawn_again,
@@ -24,7 +23,7 @@ from ptxflow.eval.study.metrics import (
     pooled,
     total_variation,
 )
-from ptxflow.eval.study.runs import BUDGETS, Runs
+from ptxflow.eval.study.runs import BUDGETS, FEW, Runs
 from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
 from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.transfer import attribution, transfer
@@ -33,11 +32,19 @@ Array = NDArray[np.float64]
 SHOWN = 6  # workloads of the scatter plot
 POINTS = 400  # of each of them
 PROMISES = (0.5, 0.9)  # of K_{lambda,p}
+BAR = 0.02  # what the best of FEW may lose on all held-out workloads
+#: and on those of these families
+BARS = {
+    ("gemm", "rmsnorm", "sampling", "gdn_decode"): 0.02,
+    ("gqa_decode", "gqa_prefill", "mla_decode", "mla_prefill"): 0.04,
+}
+OTHERS, SHARE = ("uniform random", "TPE"), 1 / 3  # of what these lose
+SPEED = 0.99  # of the optimum's, reached in FEW measurements
 GROUPS = {"held out": ("held_out", "unseen"), "trained": ("trained",)}
 
 
 @dataclass(frozen=True)
-class Belief:
+class Distribution:
     """A distribution over a sub-space's strategies: log-probabilities [n], not normalised.
 
     own: those of the reward that it was trained to follow, where that can be had.
@@ -58,34 +65,34 @@ class Belief:
 def assemble(
     replays: Sequence[Replay],
     runs: Sequence[Runs],
-    beliefs: Mapping[str, Sequence[Belief]],
+    distributions: Mapping[str, Sequence[Distribution]],
     seeds: int,
 ) -> dict[str, Any]:
-    """All that follows from the runs, and from the beliefs on each workload (by its name).
+    """All that follows from the runs, and from the distributions on each workload (by its name).
 
-    Without beliefs nothing is said of whole spaces: of live runs only a few strategies are known.
+    Without any nothing is said of whole spaces: of live runs only a few strategies are known.
     """
     at = {r.name: r for r in replays}
-    whole = [r for r in replays if r.name in beliefs]
+    whole = [r for r in replays if r.name in distributions]
     by_method: dict[str, list[Runs]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     return {
-        "workloads": [describe(r, beliefs.get(r.name, ())) for r in replays],
+        "workloads": [describe(r, distributions.get(r.name, ())) for r in replays],
         "claims": claims(at, by_method, seeds),
         "groups": groups(at, by_method, seeds),
         "each": {r.name: each(r, runs, seeds) for r in replays},
-        "beliefs": {r.name: fidelity(r, beliefs[r.name]) for r in whole},
-        "scatter": scatter(whole, beliefs),
+        "beliefs": {r.name: fidelity(r, distributions[r.name]) for r in whole},
+        "scatter": scatter(whole, distributions),
         "transfer": transfer(whole),
         "attribution": attribution(whole),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }
 
 
-def describe(replay: Replay, beliefs: Sequence[Belief] = ()) -> dict[str, Any]:
+def describe(replay: Replay, distributions: Sequence[Distribution] = ()) -> dict[str, Any]:
     within = replay.times <= replay.optimum / 0.99
-    policy = next((b for b in beliefs if b.name == "policy"), None)
+    policy = next((b for b in distributions if b.name == "policy"), None)
     return {
         "name": replay.name,
         "definition": replay.space.problem.definition,
@@ -164,41 +171,41 @@ def each(replay: Replay, runs: Iterable[Runs], seeds: int) -> dict[str, Any]:
     return out
 
 
-def fidelity(replay: Replay, beliefs: Iterable[Belief]) -> dict[str, Any]:
+def fidelity(replay: Replay, distributions: Iterable[Distribution]) -> dict[str, Any]:
     """Exact distances on one sub-space, where everything is renormalised to it.
 
-    Of each belief, and of a uniform one, to the target of the measured times; of a belief to the
+    Of each, and of a uniform one, to the target of the measured times; of each to the
     target of the reward that trained it (`own_`); and of that to the measured (`reward_tv`).
     """
     truth = measured_target(replay)
     out = {}
-    for belief in (*beliefs, Belief("uniform", np.zeros(len(replay.times)))):
-        ours = normalised(belief.logs)
+    for learned in (*distributions, Distribution("uniform", np.zeros(len(replay.times)))):
+        ours = normalised(learned.logs)
         row = {"tv": total_variation(ours, truth), "js": jensen_shannon(ours, truth)}
-        if belief.own is not None:
-            own = normalised(belief.own)
+        if learned.own is not None:
+            own = normalised(learned.own)
             row["own_tv"] = total_variation(ours, own)
             row["own_js"] = jensen_shannon(ours, own)
             row["reward_tv"] = total_variation(own, truth)
-        out[belief.name] = {name: plain(value) for name, value in row.items()}
+        out[learned.name] = {name: plain(value) for name, value in row.items()}
     return out
 
 
 def scatter(
-    replays: Sequence[Replay], beliefs: Mapping[str, Sequence[Belief]]
+    replays: Sequence[Replay], distributions: Mapping[str, Sequence[Distribution]]
 ) -> list[dict[str, Any]]:
-    """Learned against exact log-probabilities of the first belief that has a reward of its own;
+    """Learned against exact log-probabilities of the first that has a reward of its own;
     held-out workloads first, strategies evenly spaced by rank."""
     out: list[dict[str, Any]] = []
     for replay in sorted(replays, key=lambda r: r.kind == "trained"):
-        belief = next((b for b in beliefs[replay.name] if b.own is not None), None)
-        if belief is None or belief.own is None or len(out) == SHOWN:
+        learned = next((b for b in distributions[replay.name] if b.own is not None), None)
+        if learned is None or learned.own is None or len(out) == SHOWN:
             continue
-        order = np.argsort(-belief.own, kind="stable")
+        order = np.argsort(-learned.own, kind="stable")
         picked = order[np.unique(np.linspace(0, len(order) - 1, POINTS).astype(int))]
-        ours, own = normalised(belief.logs), normalised(belief.own)
+        ours, own = normalised(learned.logs), normalised(learned.own)
         out.append({
-            "workload": replay.name, "kind": replay.kind, "belief": belief.name,
+            "workload": replay.name, "kind": replay.kind, "belief": learned.name,
             "learned": [plain(v) for v in ours[picked]], "exact": [plain(v) for v in own[picked]],
         })  # fmt: skip
     return out
@@ -235,3 +242,60 @@ def _bico(replay: Replay, run: Runs) -> dict[str, Any]:
         "lost_at_plateau": plain(float(np.median(lost))) if lost else None,
         "guaranteed": promised,
     }  # fmt: skip
+
+
+def at_few(sheet: Sheet) -> Array:
+    """[workloads, seeds] the best of FEW over the optimum."""
+    return sheet.best[:, :, min(FEW, sheet.best.shape[2]) - 1]
+
+
+def claims(
+    replays: Mapping[str, Replay], runs: Mapping[str, Sequence[Runs]], seeds: int
+) -> list[dict[str, Any]]:
+    """Each claim with its figure, the 95% interval over workloads, and whether the figure keeps it;
+    none where nothing is held out, or a method is missing."""
+    held = [name for name, r in replays.items() if r.kind != "trained"]
+    sheets = {}
+    for method in ("policy", *OTHERS):
+        own = {run.workload: run for run in runs.get(method, ())}
+        if not held or not own.keys() >= set(held):
+            return []
+        sheets[method] = Sheet.of([own[name] for name in held], replays, seeds)
+    best = {method: at_few(sheet) for method, sheet in sheets.items()}
+    families = np.array([replays[name].space.family.name for name in held])
+    rows = [_lost(f"best of {FEW} loses at most {BAR:.0%}", best["policy"], BAR)]
+    for chosen, bar in BARS.items():
+        if set(chosen) <= set(families):
+            mine = best["policy"][np.isin(families, chosen)]
+            rows.append(_lost(f"at most {bar:.0%} on {', '.join(chosen)}", mine, bar))
+    return [*rows, *(_third(best, other) for other in OTHERS), _reached(sheets["policy"])]
+
+
+def _row(text: str, kind: str, figure: float, span: tuple[Any, Any], holds: bool) -> dict[str, Any]:
+    low, high = map(plain, span)
+    return {"text": text, "kind": kind, "figure": plain(figure), "low": low, "high": high,
+            "holds": bool(holds)}  # fmt: skip
+
+
+def _mean(best: Array) -> float:
+    """The median over seeds of what is lost in the geometric mean over workloads."""
+    return float(interval(np.expm1(np.log(best).mean(0)))[0])
+
+
+def _lost(text: str, best: Array, bar: float) -> dict[str, Any]:
+    lost = _mean(best)
+    return _row(text, "loss", lost, ends(drawn_again(best)), lost <= bar)
+
+
+def _third(best: Mapping[str, Array], other: str) -> dict[str, Any]:
+    share = _mean(best["policy"]) / _mean(best[other])
+    drawn = drawn_again(best["policy"]) / drawn_again(best[other])
+    text = f"at most a third of what {other} loses"
+    return _row(text, "share", share, ends(drawn), share <= SHARE)
+
+
+def _reached(sheet: Sheet) -> dict[str, Any]:
+    needed = sheet.reach(SPEED)
+    middle, *span = pooled(needed.T)
+    text = f"{SPEED:.0%} of the optimum in at most {FEW} measurements"
+    return _row(text, "measurements", middle, (span[0], span[1]), middle <= FEW)

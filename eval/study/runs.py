@@ -29,6 +29,8 @@ from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128)
+FEW = 8  # measurements at which policies are judged
+AT = (0, 8, 16, 32)  # and those that learn from them
 CHECKED = 24  # measurements over which a method is checked for peeking
 CHUNK = 10  # seeds a task
 SEARCHES: tuple[Method, ...] = (

@@ -7,7 +7,7 @@ stay apart for readers who cannot tell red from green (a test simulates it).
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 8.0  # inches
 DOTS = 130  # per inch
 LETTERS = 96  # of a title's line, over the whole width
+LONGEST = 24  # letters of a definition in a label
 GREY = "0.78"  # of what stands in the background
 #: colour and marker of each family of kernels, in the order in which plots show them
 FAMILIES: dict[str, tuple[str, str]] = {
@@ -153,6 +154,29 @@ def legend(made: Figure, *panels: Axes, below: bool = False, title: str | None =
             loc="outside lower center" if below else "outside right center",
             ncols=(len(found) if len(found) < 6 else 4) if below else 1,
         )  # fmt: skip
+
+
+def brief(workloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Labels of workloads by their names: what tells them from others of their family alone."""
+    families: dict[str, list[str]] = {}
+    for w in workloads:
+        families.setdefault(w["family"], []).append(w["name"])
+    out: dict[str, str] = {}
+    for family, names in families.items():
+        parted = [name.split(" ") for name in names]
+        words = [set(p[0].split("_")) for p in parted]
+        known = set.intersection(*words)
+        heads = []
+        for definition, *_ in parted:
+            own = [w for w in definition.split("_") if w not in known]
+            heads.append(definition if len(definition) <= LONGEST else " ".join([family, *own]))
+        single = [[(h, p[i]) for h, p in zip(heads, parted, strict=True)]
+                  for i in range(1, min(map(len, parted)))]  # fmt: skip
+        telling = [s for s in single if len(set(s)) == len(s)]
+        every = [(h, ", ".join(p[1:])) for h, p in zip(heads, parted, strict=True)]
+        chosen = min(telling, key=lambda s: max(len(v) for _, v in s), default=every)
+        out |= {name: " ".join(label) for name, label in zip(names, chosen, strict=True)}
+    return out
 
 
 def counted(n: int, what: str) -> str:

@@ -21,14 +21,12 @@ from typing import Any
 from tqdm import tqdm
 
 import ptxflow
-from ptxflow.command import Parser
-from ptxflow.env.measurements import MeasurementError
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.env.observations import read_observed
-from ptxflow.env.surrogate import Surrogate, SurrogateError
+from ptxflow.env.surrogate import Surrogate
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.env.tasks.arguments import UsageError, find_device, natural_int, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import find_device, natural_int, positive_int
 from ptxflow.eval.study.ranking import (
     add_arguments,
     choose_folds,
@@ -46,7 +44,7 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
     """Print how surrogates rank workloads that they were not fitted on; the means."""
     sound = successes(observed, args.least)
     if len(sound) < 2:
-        raise UsageError(
+        raise BadInput(
             f"judging needs two workloads with {args.least} strategies that succeeded: lower "
             f"--least, or give --no-judge"
         )
@@ -81,12 +79,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@reports("fit-surrogate")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="ptxflow fit-surrogate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="ptxflow fit-surrogate", description=__doc__)
     add_arguments(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the surrogate, as safetensors")
@@ -95,11 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--steps", type=positive_int, default=FitConfig.steps, help=f"default: {FitConfig.steps}")
     add("--seed", type=natural_int, default=0, help="of weights and batches (default: 0)")
     add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")
-    try:
-        return run(parser.parse_args(argv))
-    except (UsageError, MeasurementError, DefinitionError, SurrogateError, OSError) as error:
-        print(f"fit_surrogate: {error}", file=sys.stderr)
-        return 2
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

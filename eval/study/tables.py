@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ptxflow.eval.study.claims import FEW as AT_FEW
+from ptxflow.command import BadInput
+from ptxflow.eval.study import runs
 from ptxflow.eval.study.metrics import MODES_IN
-from ptxflow.eval.study.runs import BUDGETS
-from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.study.runs import AT, BUDGETS
 
 Results = Mapping[str, Any]
 Row = Sequence[str]
 KINDS = {"trained": "trained", "held_out": "held out", "unseen": "unseen"}
 MAIN = ("policy", "policy top-k", "own reward top-k", "nearest workload", "surrogate top-k",
         "model top-k", "Gaussian process", "TPE", "uniform random")  # fmt: skip
-FEW = str(AT_FEW)
+FEW = str(runs.FEW)  # as results say it
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
-class PageError(ValueError):
+class PageError(BadInput):
     """A page asks for a table that there is not; one line."""
 
 
@@ -205,8 +205,8 @@ def claims(results: Results) -> str:
         holds = "yes" if claim["holds"] else "no"
         rows.append((claim["text"], show(claim["figure"]), span, holds))
     head = f"the policy on {len(held)} held-out workloads", "measured", "95% over workloads"
-    told = f"Held out here: {', '.join(held)}."
-    return "\n\n".join(filter(None, [markdown((*head, "holds"), rows), mass(results), told]))
+    held_out = f"Held out here: {', '.join(held)}."
+    return "\n\n".join(filter(None, [markdown((*head, "holds"), rows), mass(results), held_out]))
 
 
 def mass(results: Results) -> str:
@@ -301,8 +301,8 @@ def floors(results: Results) -> str:
     for family, own in held.items():
         over = [median(r["over"][n] for r in own) for n in ("compute", "memory", "launch")]
         shares = sorted(r["attainable"] for r in own)
-        told = (f"{s:.0%}" for s in (shares[0], median(shares), shares[-1]))
-        rows.append((family, str(len(own)), *(f"{v:,.2f}x" for v in over), *told))
+        cells = (f"{s:.0%}" for s in (shares[0], median(shares), shares[-1]))
+        rows.append((family, str(len(own)), *(f"{v:,.2f}x" for v in over), *cells))
     return markdown(head, rows) if rows else ""
 
 
@@ -372,11 +372,11 @@ def taken_apart(item: Mapping[str, Any]) -> str:
     """A chosen strategy, decision by decision; those at their default in a line below."""
     if item["refused"]:
         return f"{item['workload']}: strategy {item['key']} is refused today: {item['refused']}"
-    told = [s for s in item["steps"] if s["other"] is not None]
+    changed = [s for s in item["steps"] if s["other"] is not None]
     rest = [f"{s['decision']} {s['chosen']}" for s in item["steps"] if s["other"] is None]
     source = "the policy's best of 8" if item["by"] == "policy" else "the fastest"
     return (
-        f"{ablation(told)}\n\n{item['workload']} on {item['device'].upper()}: strategy "
+        f"{ablation(changed)}\n\n{item['workload']} on {item['device'].upper()}: strategy "
         f"{item['key']}, {source}, {percent(item['gap'])} from the optimum. At their default, or "
         f"without another choice that is valid alone: {', '.join(rest) or 'none'}."
     )

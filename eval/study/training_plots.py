@@ -1,13 +1,13 @@
 """Plots and the table of training runs: pure functions of the rows they logged.
 
-One PNG a quantity, a panel a family. `ptxflow plots RUN... --out FOLDER` draws runs
-whose policies were joined.
+One PNG a quantity, a panel a family; of runs whose policies were joined, of all of them.
+
+    ptxflow plots runs/b200/metrics.jsonl --out plots/b200
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxflow.command import Parser
-from ptxflow.eval.study import style as looks
+from ptxflow.command import Parser, reports
+from ptxflow.eval.study import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,9 +67,9 @@ def training_plots(runs: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
     """
     if not _families(runs):
         return []
-    with looks.style():
+    with style.style():
         made = {name: quantity(runs, name) for name in QUANTITIES} | {"distance": distance(runs)}
-        return [looks.save(figure, folder / f"{name}.png") for name, figure in made.items()]
+        return [style.save(figure, folder / f"{name}.png") for name, figure in made.items()]
 
 
 def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
@@ -81,15 +81,15 @@ def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
     ends = []
     for axes, (family, rows, curve) in zip(panels, found, strict=True):
         x, y = curve.T
-        look = looks.family_look(family)["color"]
+        look = style.family_look(family)["color"]
         axes.plot(x, y, color="0.75", linewidth=0.8, label=STEP)
         axes.plot(x, _smooth(y, max(1, len(y) // 40)), color=look, linewidth=1.6)
         ends.append(float(np.median(y[-max(1, round(LATE * len(y))) :])))
         _mark(axes, rows)
-        told = looks.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
-        _panel(axes, f"{family}: {told}", about.log, about.percent)
-    looks.legend(figure, *panels, below=True, title="coloured: running median")
-    looks.titled(figure, _said(found, about.ends.format(_span(ends, about.percent))))
+        text = style.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
+        _panel(axes, f"{family}: {text}", about.log, about.percent)
+    style.legend(figure, *panels, below=True, title="coloured: running median")
+    style.titled(figure, _title(found, about.ends.format(_span(ends, about.percent))))
     return figure
 
 
@@ -105,16 +105,16 @@ def distance(runs: Sequence[Sequence[Row]]) -> Figure:
         for kind, (label, look) in WATCHED.items():
             y = np.array([r["families"][kind].get(family, np.nan) for r in held], float)
             if not np.isnan(y).all():
-                colour = looks.family_look(family)["color"]
+                colour = style.family_look(family)["color"]
                 axes.plot([r["step"] for r in held], y, color=colour, **look)
                 axes.plot([], [], color="0.3", label=label, **look)
                 ends.append(float(y[-1]))
                 last.setdefault(label, []).append(ends[-1])
         _mark(axes, rows)
         _panel(axes, f"{family}: {', '.join(f'{v:.1g}' for v in ends)}", log=True, percent=False)
-    looks.legend(figure, *panels, below=True)
-    told = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
-    looks.titled(figure, _said(found, f"distance to the reward's target at the end: {told}"))
+    style.legend(figure, *panels, below=True)
+    text = ", ".join(f"{label} {_span(ends, False)}" for label, ends in last.items())
+    style.titled(figure, _title(found, f"distance to the reward's target at the end: {text}"))
     return figure
 
 
@@ -123,7 +123,7 @@ def _families(runs: Sequence[Sequence[Row]]) -> list[tuple[str, Sequence[Row]]]:
     held = [(family, rows) for rows in runs
             for family in dict.fromkeys(f for r in rows if r["event"] == "step"
                                         for f in r["families"])]  # fmt: skip
-    order = looks.in_order([family for family, _ in held], looks.FAMILIES)
+    order = style.in_order([family for family, _ in held], style.FAMILIES)
     return sorted(held, key=lambda item: order.index(item[0]))
 
 
@@ -139,7 +139,7 @@ def _grid(count: int, label: str) -> tuple[Figure, list[Axes]]:
     """Panels enough, the axis labelled once a row."""
     columns = max(1, min(COLUMNS, count))
     rows = max(1, -(-count // columns))
-    figure, grid = looks.figure(1.3 + (2.8 if rows == 1 else 1.8 * rows), columns, rows)
+    figure, grid = style.figure(1.3 + (2.8 if rows == 1 else 1.8 * rows), columns, rows)
     for axes in list(grid.flat)[count:]:
         axes.set_visible(False)
     for i, axes in enumerate(list(grid.flat)[:count]):
@@ -156,20 +156,20 @@ def _panel(axes: Axes, title: str, log: bool, percent: bool) -> None:
     axes.tick_params(labelsize="small")
     if log:
         axes.set_yscale("log")
-        looks.plain_log(axes.yaxis)
+        style.plain_log(axes.yaxis)
     if percent:
-        looks.in_percent(axes.yaxis)
+        style.in_percent(axes.yaxis)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
 
 
 def _span(values: Sequence[float], percent: bool) -> str:
     """The least and the largest."""
-    shown = [looks.share(v) if percent else f"{v:.2g}" for v in (min(values), max(values))]
+    shown = [style.share(v) if percent else f"{v:.2g}" for v in (min(values), max(values))]
     return shown[0] if shown[0] == shown[1] else " to ".join(shown)
 
 
-def _said(found: Sequence[Any], text: str) -> str:
+def _title(found: Sequence[Any], text: str) -> str:
     """A title, of how many families."""
     return f"{len(found)} families: {text}" if len(found) > 1 else text[:1].upper() + text[1:]
 
@@ -265,20 +265,17 @@ def _mark(axes: Axes, rows: Sequence[Row]) -> None:
                      label="curriculum stage added")  # fmt: skip
 
 
+@reports("plots: no metrics of a run", ValueError, KeyError)
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(description="Draw training runs, a panel a family.")
+    parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="metrics.jsonl of a run")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args(argv)
-    try:
-        runs = [
-            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            for path in args.runs
-        ]
-        written = training_plots(runs, args.out)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"plots: no metrics of a run: {error}", file=sys.stderr)
-        return 2
+    runs = [
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in args.runs
+    ]
+    written = training_plots(runs, args.out)
     print("\n".join(map(str, written)))
     return 0
 

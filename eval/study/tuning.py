@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ptxflow.env.observations import Observations
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.training_set import registered
@@ -27,24 +28,74 @@ from ptxflow.eval.study.metrics import (
     plain,
     total_variation,
 )
-from ptxflow.eval.study.runs import Posted, Runs, evaluate
-from ptxflow.eval.study.search.play import Method
+from ptxflow.eval.study.runs import AT, Posted, Runs, evaluate
+from ptxflow.eval.study.search.play import Method, Search
 from ptxflow.eval.study.search.replay import Replay
+from ptxflow.gfn.fine_tuning import EVERY, fine_tune, propose
+from ptxflow.gfn.inference import Policy, log_probs
 
 Array = NDArray[np.float64]
-AT = (0, 8, 16, 32)  # measurements
-STAGES = (0, 8, 32)  # of these at which the policy itself is looked at
+STAGES = (0, 8, 32)  # of AT, at which the policy itself is looked at
 SEEDS = 1  # of a method that is tuned, which takes seconds
 CHECKED = 12  # measurements over which it is checked for peeking: one tuning is among them
 COLD = ("Gaussian process", "TPE", "uniform random")
 
 
-class Tunable(Method, Protocol):
+class TunableMethod(Method, Protocol):
     """A method that has a distribution over the strategies, and tunes it on what it measures."""
 
     def logs(self, space: Space, asked: Sequence[int], times: Array) -> Array:
         """[len(space)] log-probabilities after these measurements, which may be none."""
         ...
+
+
+@dataclass(frozen=True)
+class TunedSearch:
+    """The policy, tuned anew after every EVERY measurements on all that it has measured.
+
+    unit  seconds that a time of 1 stands for: a yardstick's, which is no strategy's
+    """
+
+    name: str
+    policy: Policy = field(repr=False)
+    unit: float
+    seeded: bool = True
+
+    def search(self, space: Space, rng: np.random.Generator) -> Search:
+        seed = int(rng.integers(2**31))
+        policy = self.policy
+        asked: list[int] = []
+        times: list[float] = []
+        while len(asked) < len(space):
+            known = space.codes[np.array(sorted(asked), np.int64)]
+            codes = propose(policy, space, EVERY, known, seed)
+            if not len(codes):
+                return
+            for at in np.searchsorted(space.codes, codes).tolist():
+                times.append((yield at))
+                asked.append(at)
+            policy = tuned(self.policy, space, asked, np.array(times) * self.unit, seed)
+
+    def logs(
+        self, space: Space, asked: Sequence[int], times: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """[len(space)] log-probabilities after measuring these places; before any where none."""
+        return log_probs(tuned(self.policy, space, asked, times * self.unit, 0), space)
+
+
+def tuned(
+    policy: Policy, space: Space, asked: Sequence[int], seconds: NDArray[np.float64], seed: int
+) -> Policy:
+    """The policy after measurements [n] of places in the space's codes; after none as it is, but
+    with a part for the space's family."""
+    measured = None
+    if len(asked):
+        order = np.argsort(asked)
+        places = np.asarray(asked, np.int64)[order]
+        measured = Observations(
+            space.family, space.problem, space.device, space.codes[places], seconds[order]
+        )
+    return fine_tune(policy, space, measured, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -54,7 +105,7 @@ class Learner:
     name: str
     group: str
     workloads: tuple[str, ...]
-    method: Callable[[Replay], Tunable]
+    method: Callable[[Replay], TunableMethod]
 
 
 def unseen(
@@ -106,7 +157,10 @@ def tunings(
 
 
 def stand(
-    methods: Sequence[Tunable], played: Sequence[Runs], replays: Mapping[str, Replay], jobs: int
+    methods: Sequence[TunableMethod],
+    played: Sequence[Runs],
+    replays: Mapping[str, Replay],
+    jobs: int,
 ) -> list[Stage]:
     """The policies on their workloads, tuned on what their first runs measured."""
     tasks = [
@@ -121,7 +175,7 @@ def stand(
         return list(tqdm(found, total=len(tasks), desc="tune", unit="policy"))
 
 
-def _stand(method: Tunable, posted: Posted, asked: Sequence[int]) -> Stage:
+def _stand(method: TunableMethod, posted: Posted, asked: Sequence[int]) -> Stage:
     replay = posted.open()
     times = replay.times[np.asarray(asked, np.int64)]
     return Stage(replay.name, len(asked), method.logs(replay.space, asked, times))

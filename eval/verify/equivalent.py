@@ -14,7 +14,7 @@ from itertools import takewhile
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.atoms.table import Access, all_atoms
 from ptxflow.compiler.check import Program
-from ptxflow.compiler.check.values import held_names
+from ptxflow.compiler.check.values import registers_of
 from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, body_of, const, special, walk
 from ptxflow.eval.verify.mutants import Mutant, orders
 
@@ -150,13 +150,13 @@ def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
     stands in them."""
     for node, other in ((one, two), (two, one)):
         if node.op is Op.IF:
-            known = registers(other) & held_names(node.src[0])
+            known = registers(other) & registers_of(node.src[0])
             return not known and all(commute(kernel, inner, other) for inner in body_of(node))
     if one.op is not Op.ATOM or two.op is not Op.ATOM or orders(one) or orders(two):
         return False
     if atom(one.arg.atom).effect not in _PLAIN or atom(two.arg.atom).effect not in _PLAIN:
         return False
-    if registers(one) & held_names(two) or registers(two) & held_names(one):
+    if registers(one) & registers_of(two) or registers(two) & registers_of(one):
         return False
     if _summands(one, two):
         return True
@@ -182,7 +182,7 @@ def unordered(kernel: UOp, one: UOp, two: UOp) -> bool:
     computes, rest = (two, one) if orders(one) else (one, two)
     if not _in_registers(kernel, computes):
         return False
-    used = set().union(*(held_names(s) for s in _operands(rest)))
+    used = set().union(*(registers_of(s) for s in _operands(rest)))
     return not (_places(computes) & _places(rest) or registers(computes) & used)
 
 

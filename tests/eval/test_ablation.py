@@ -13,12 +13,12 @@ import pytest
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import REFINE
-from ptxflow.env.space import Space, enumerate_space
-from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.study import ablation
 from ptxflow.eval.study.ablation import Face, ablate, differences, judge, measured_here, put_back
+from tests.builders import space_at
 from tests.scripted_gpu import scripted_gpu
 
 NAME, AXES = "gemm_n5120_k2048", {"M": 17}
@@ -27,7 +27,7 @@ HELD_OUT = Path(ablation.MEASUREMENTS) / "h200-gemm-held-out.jsonl.xz"
 
 @pytest.fixture(scope="module")
 def space() -> Space:
-    return enumerate_space(*find_problem(load(NAME), AXES), H200)
+    return space_at(NAME, AXES)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.checking import Bench, Case, Verdict, check, compare
-from ptxflow.eval.bench.references import load_reference
-from ptxflow.eval.bench.session import case_of
+from ptxflow.eval.bench.own_work import Borrowed, own_work
+from ptxflow.eval.bench.references import load_reference, source
 from ptxflow.eval.bench.tolerance import Tolerance
+from tests.eval.benches import CPU, bench_of
 
-CPU = torch.device("cpu")
+GEMM = load("gemm_n128_k2048")
 M, N, K = 33, 48, 64
 Kernel = Callable[[Mapping[str, Tensor]], None]
 
@@ -74,21 +75,14 @@ def modify_input(t: Mapping[str, Tensor]) -> None:
     t["A"][0, 0] += 1
 
 
-def write_after(t: Mapping[str, Tensor]) -> None:
-    honest(t)
-    end = t["C"].storage_offset() * 2 + M * N * 2
-    storage_of(t["C"])[end] = 0
+def write_at(byte: int) -> Kernel:
+    """Also writes a byte, counted from where C begins."""
 
+    def kernel(t: Mapping[str, Tensor]) -> None:
+        honest(t)
+        storage_of(t["C"])[t["C"].storage_offset() * 2 + byte] = 0
 
-def write_a_tile_too_far(t: Mapping[str, Tensor]) -> None:
-    honest(t)
-    end = t["C"].storage_offset() * 2 + M * N * 2
-    storage_of(t["C"])[end + 200 * N * 2] = 0  # row 200 past the end
-
-
-def write_before(t: Mapping[str, Tensor]) -> None:
-    honest(t)
-    storage_of(t["C"])[t["C"].storage_offset() * 2 - 1] = 0
+    return kernel
 
 
 def one_step_of_k_missing(t: Mapping[str, Tensor]) -> None:
@@ -126,9 +120,9 @@ class Unstable:
         (skip_rows, r"C: 48 of 1584 elements out of tolerance, the first at \[32, 0\]: nan"),
         (skip_one_element, r"C: 1 of 1584 .* \[5, 7\]"),
         (modify_input, "input A was modified"),
-        (write_after, "wrote outside C: 1 bytes after it"),
-        (write_a_tile_too_far, "wrote outside C: 1 bytes after it"),
-        (write_before, "wrote outside C: 1 bytes before it"),
+        (write_at(M * N * 2), "wrote outside C: 1 bytes after it"),
+        (write_at((M + 200) * N * 2), "wrote outside C: 1 bytes after it"),  # row 200 past the end
+        (write_at(-1), "wrote outside C: 1 bytes before it"),
         (one_step_of_k_missing, "out of tolerance"),
         (Cached(), "seed 2: C: .* out of tolerance"),
         (Unstable(), "C differs between two runs on the same inputs"),
@@ -150,14 +144,14 @@ def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
 
 
 def test_the_definition_s_own_case_accepts_a_plain_product() -> None:
-    case = case_of(load("gemm_n128_k2048"), {"M": 5}, CPU)
-    assert checked(honest, Bench(case, CPU, (1,))).correct
-    assert not checked(one_step_of_k_missing, Bench(case, CPU, (1,))).correct
+    bench = bench_of(GEMM, {"M": 5}, 1)
+    assert checked(honest, bench).correct
+    assert not checked(one_step_of_k_missing, bench).correct
 
 
 def test_a_sample_must_be_drawable() -> None:
     definition = load("top_k_sampling_from_probs_v128256").resized(vocab_size=1000)
-    bench = Bench(case_of(definition, {"batch_size": 3}, CPU), CPU, (1,))
+    bench = bench_of(definition, {"batch_size": 3}, 1)
 
     def draws(which: Callable[[Tensor], Tensor]) -> Verdict:
         def kernel(t: Mapping[str, Tensor]) -> None:
@@ -174,7 +168,7 @@ def test_a_sample_must_be_drawable() -> None:
 
 def test_numbers_are_inputs_beside_the_tensors() -> None:
     definition = load("gdn_decode_qk16_v32_d128_k_last").resized(num_q_heads=1, num_k_heads=1)
-    bench = Bench(case_of(definition, {"batch_size": 2}, CPU), CPU, (1, 2))
+    bench = bench_of(definition, {"batch_size": 2})
     assert list(bench.scalars) == ["scale"] and "scale" not in bench.tensors
     run = load_reference(definition)
 
@@ -191,3 +185,37 @@ def test_numbers_are_inputs_beside_the_tensors() -> None:
     assert right is not None
     assert checked(kernel(right), bench).correct
     assert "output: " in checked(kernel(2 * right), bench).reason
+
+
+def one_shape(t: Mapping[str, Tensor]) -> None:
+    """Has the number of rows that it was tuned at written into it."""
+    t["C"][:16] = (t["A"][:16].float() @ t["B"].float().T).half()
+
+
+def test_a_kernel_right_at_one_shape_passes_there_alone() -> None:
+    """Which is why workloads are checked at their own axes."""
+    at_16, at_17 = (bench_of(GEMM, {"M": m}) for m in (16, 17))
+    assert checked(one_shape, at_16).correct and checked(honest, at_17).correct
+    refused = checked(one_shape, at_17)
+    assert not refused.correct
+    assert re.search(r"C: 128 of 2176 elements .* \[16, 0\]: nan", refused.reason)
+
+
+def test_calling_the_reference_is_borrowing() -> None:
+    space: dict[str, Callable[..., Tensor]] = {}
+    exec(source(GEMM) or "", space)
+    a, b = torch.randn(4, 2048).half(), torch.randn(128, 2048).half()
+    said = r"calls torch's \w+: what it returns is not its own work"
+    with pytest.raises(Borrowed, match=said), own_work():
+        space["run"](a, b)
+    with pytest.raises(Borrowed, match="calls torch's mm"), own_work():
+        torch.mm(a, b.T)
+
+
+def test_memory_and_views_are_a_launcher_s_own_business() -> None:
+    with own_work():
+        out = torch.empty(4, 8, dtype=torch.float16)
+        out.zero_()
+        kept = out[1:3, 4:].T.contiguous().view(-1)
+        out.copy_(torch.zeros(4, 8))
+    assert kept.shape == (8,) and out.data_ptr()

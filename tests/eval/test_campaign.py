@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Usage
-from ptxflow.compiler.backend.sass import SassReport
-from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -33,10 +27,11 @@ from ptxflow.eval.bench import campaign, schedule
 from ptxflow.eval.bench.candidates import sample_workload, strategies, subspace
 from ptxflow.eval.bench.records import Record, read_records
 from ptxflow.eval.bench.worker import Worker
+from tests.builders import compiled, refused, space_at
+from tests.scripted_gpu import script_gpus
 
 NAME = "gemm_n128_k2048"
 V32_INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64"  # in tests/definitions
-LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 HANG_M, WRONG_M, FAULT_M, REFUSED_M, BUG_M = 2, 3, 4, 5, 9
 
 # Latency follows from the image, which holds the strategy's key and M
@@ -78,30 +73,12 @@ serve(measure, {"name": "NVIDIA H200", "uuid": "GPU-" + os.environ["CUDA_VISIBLE
 """
 
 
-class FakeCompiler:
-    """Compiles on threads, by doing nothing."""
-
-    def __init__(self, workers: int):
-        self.workers = workers
-        self.pool = ThreadPoolExecutor(workers)
-
-    def submit(
-        self, tasks: list[tuple[Problem, Strategy, Device]]
-    ) -> Future[list[schedule.Outcome]]:
-        return self.pool.submit(lambda: [fake_compile(*task) for task in tasks])
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-
 def fake_compile(problem: Problem, s: Strategy, device: Device) -> schedule.Outcome:
     if problem["M"] == REFUSED_M:
         return HazardError("a race")
     if problem["M"] == BUG_M and s.key[0] in "01234567":
         raise ZeroDivisionError("a bug of a builder")
-    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
-    image = f"{s.key} M={problem['M']}".encode()
-    return CompiledKernel(problem, s, device, LAUNCH, "// ptx", image, usage, sass, ())
+    return compiled(problem, s, device, image=f"{s.key} M={problem['M']}".encode())
 
 
 @pytest.fixture
@@ -116,16 +93,17 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Worker]:
                       for i in range(2)]  # fmt: skip
         return workers
 
-    monkeypatch.setattr(campaign, "fleet", fleet)
-    monkeypatch.setattr(campaign, "ProcessCompiler", FakeCompiler)
-    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
-    monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
+    script_gpus(monkeypatch, fleet, fake_compile)
     return workers
 
 
+def argv_of(out: Path, axes: str) -> list[str]:
+    argv = ["--definition", NAME, "--axes", axes, "--samples", "4", "--refine", "2"]
+    return [*argv, "--out", str(out)]
+
+
 def call(out: Path, axes: str, *extra: str) -> int:
-    argv = ["--definition", NAME, "--axes", axes, "--samples", "4", "--out", str(out)]
-    return campaign.main([*argv, "--refine", "2", *extra])
+    return campaign.main([*argv_of(out, axes), *extra])
 
 
 def passes(records: list[Record]) -> Counter[str]:
@@ -312,7 +290,7 @@ def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
 
 
 def listed_row(name: str, axes: dict[str, int]) -> dict[str, Any]:
-    space = find_space(*find_problem(load(name), axes), H200)
+    space = space_at(name, axes)
     strategy = space.strategy(int(space.codes[0])).to_json()
     return {"definition": name, "axes": axes, **strategy}
 
@@ -323,7 +301,7 @@ def test_a_strategy_of_earlier_decisions_is_todays(tmp_path: Path, capsys: Any) 
     axes = {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 102, "num_pages": 143,
             "total_q": 300}  # fmt: skip
     axes = {a: n for a, n in axes.items() if a in load(name).var_axes}
-    space = find_space(*find_problem(load(name), axes), H200)
+    space = space_at(name, axes)
     f = space.fields()
     today = space.strategy(int(space.codes[(f.parts == 1).argmax()]))
     old = today.to_json()
@@ -388,7 +366,7 @@ def test_a_definition_that_comes_with_its_strategies(tmp_path: Path, capsys: Any
 def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: Any) -> None:
     fixed = ("--fix", "tile_k=64", "--all", "--plan")
     assert call(tmp_path / "r.jsonl", "M=64", *fixed) == 0
-    space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
+    space = space_at(NAME, {"M": 64})
     size = int((space.fields().tile_k == 64).sum())
     shown = capsys.readouterr().out
     assert f"{NAME} M=64: {size} of {size} in the sub-space, {size} to measure" in shown
@@ -410,7 +388,7 @@ def test_what_is_not_named_follows_from_the_axes(tmp_path: Path, capsys: Any) ->
 
 
 def test_a_subspace_is_what_its_decisions_say() -> None:
-    space = find_space(*find_problem(load(NAME), {"M": 64}), H200)
+    space = space_at(NAME, {"M": 64})
     at = space.decisions[0].name, space.decisions[-1].name
     fix = {name: [str(c) for c in space.decisions[i].choices[:2]]
            for name, i in zip(at, (0, -1), strict=True)}  # fmt: skip
@@ -458,9 +436,7 @@ def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:
 )
 @pytest.mark.usefixtures("rig")
 def test_bad_input_is_one_line(tmp_path: Path, capsys: Any, extra: list[str], message: str) -> None:
-    assert call(tmp_path / "r.jsonl", "M=6", *extra) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message in refused(campaign.main, capsys, *argv_of(tmp_path / "r.jsonl", "M=6"), *extra)
     assert not (tmp_path / "r.jsonl").exists()
 
 

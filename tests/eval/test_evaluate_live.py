@@ -16,9 +16,7 @@ from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker, WorkerError
 from ptxflow.eval.study.arguments import arguments
 from ptxflow.eval.study.live import find_fields
-from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
-from ptxflow.gfn.walks import family_shape
+from tests.builders import refused, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
@@ -29,10 +27,6 @@ PLACE = ("--live", "--definition", NAME, "--axes", "batch_size=20", "--budget", 
 def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of checkpoints with one that nobody trained."""
     space = find_fields([NAME], ["batch_size=20"], "h200")[0].space
-    shape = family_shape(space)
-    count = len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
-    tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     about = {
         "settings": {"device": "h200", "reward": {"source": "model"}},
         "train": {"tau": 0.02, "batch": 8},
@@ -40,7 +34,7 @@ def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     }
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    write(folder / "h200.safetensors", Checkpoint(config, about, tensors))
+    untrained(folder / "h200.safetensors", space, about)
     monkeypatch.setattr(evaluate, "CHECKPOINTS", folder)
     return folder
 
@@ -116,9 +110,4 @@ def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
 def test_bad_input_is_one_line(
     given: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = evaluate.main([*given, "--out", str(tmp_path / "out")])
-    except SystemExit as stop:  # argparse
-        code = int(str(stop.code))
-    said = capsys.readouterr().err
-    assert code == 2 and says in said and len(said.strip().splitlines()) == 1
+    assert says in refused(evaluate.main, capsys, *given, "--out", tmp_path / "out")

@@ -10,10 +10,9 @@ import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.space import Space, enumerate_space
-from ptxflow.env.tasks.arguments import find_problem
-from ptxflow.env.tasks.definition import load
+from ptxflow.env.space import Space
 from ptxflow.eval import __main__ as evaluate
+from tests.builders import space_at
 
 ROOT = Path(__file__).resolve().parents[2]
 HELD_OUT = ROOT / "eval" / "measurements" / "h200-gemm-held-out.jsonl.xz"
@@ -22,7 +21,7 @@ DEFINITION, AXES = "rmsnorm_h4096", {"batch_size": 7}
 
 def part(least: int) -> Space:
     """A sub-space of few choices with at least that many strategies."""
-    whole = enumerate_space(*find_problem(load(DEFINITION), AXES), H200)
+    whole = space_at(DEFINITION, AXES)
     rows, keep = whole.indices(), np.ones(len(whole), bool)
     for i in range(rows.shape[1]):
         narrower = keep & (rows[:, i] == rows[keep, i][0])

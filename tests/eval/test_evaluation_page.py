@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ptxflow.eval import __main__ as evaluate
-from ptxflow.eval.study.labels import brief
 from ptxflow.eval.study.plots import PLOTS
+from ptxflow.eval.study.style import brief
 from ptxflow.eval.study.tables import quoted, tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,7 @@ def test_the_page_names_the_files_that_are_committed() -> None:
     assert told == found, f"other files: {RENEW}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gap-held-out", "reach-held-out"])
 def test_the_figures_of_fast_methods_are_today_s(today: dict[str, str], name: str) -> None:
     page, found = rows(TABLES[name]), rows(today[name])
@@ -58,12 +59,14 @@ def test_the_figures_of_fast_methods_are_today_s(today: dict[str, str], name: st
     assert {method: page[method] for method in found} == found, RENEW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spaces", "distances"])
 def test_held_out_rows_are_today_s(today: dict[str, str], name: str) -> None:
     page, found = rows(TABLES[name]), rows(today[name])
     assert all(page[workload] == found[workload] for workload in HELD_OUT), RENEW
 
 
+@pytest.mark.slow
 def test_kernels_and_training_are_today_s(today: dict[str, str]) -> None:
     for name in ("kernels", "training", "floors"):
         assert TABLES[name] == today[name], RENEW

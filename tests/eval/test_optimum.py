@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.env.measurements import Measured
+from ptxflow.env.measurements import Measurement
 from ptxflow.eval.study.optimum import best_of, losses, main, relative_times
 
 
-def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measured:
-    return Measured(
+def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measurement:
+    return Measurement(
         "gemm", {"M": 8}, "h200", "gemm", {"tile": tile}, status, timing_pass,
-        latency_us=time, peer_us=10.0,
+        latency_us=time, baseline_us=10.0,
     )  # fmt: skip
 
 

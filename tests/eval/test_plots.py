@@ -19,14 +19,14 @@ from matplotlib.transforms import Bbox
 from ptxflow.compiler import kernels as families
 from ptxflow.compiler.device import DEVICES
 from ptxflow.eval.sample.plot import samples_figure
-from ptxflow.eval.study import style as looks
+from ptxflow.eval.study import style
 from ptxflow.eval.study import training_plots as plots
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.plots import PLOTS
 from ptxflow.eval.study.prefill_error import FORMS, growth
-from ptxflow.eval.study.tuning import AT
+from ptxflow.eval.study.runs import AT
 
-METHODS = (*looks.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
+METHODS = (*style.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
 LONG = "gqa_paged_prefill_causal_h32_kv8_d128_ps64_of_a_long_name"
 UNITS = ("(%)", "(us)", "TFLOP/s", "FLOP/byte", "(nats", "measurements", "strategies", "step",
          "(0 to 1)", "tests", "tokens", "times as fast", "over the", "taken to", "of")  # fmt: skip
@@ -65,7 +65,7 @@ def kernels(count: int) -> dict[str, Any]:
 
 
 def roofs() -> Iterator[dict[str, Any]]:
-    for i, family in enumerate(looks.FAMILIES):
+    for i, family in enumerate(style.FAMILIES):
         for n in range(3):
             yield {"family": family, "device": "h200", "definition": family, "attainable": 0.5,
                    "intensity": 10.0 ** (n - 1), "tflops": 10.0**n / (i + 1)}  # fmt: skip
@@ -102,7 +102,7 @@ def results() -> dict[str, Any]:
         "tuning": [{"policy": name, "group": "held out", "workloads": ["a", "b"],
                     "curves": {m.replace("policy", name): [[v] * 3 for _ in AT]
                                for m, v in curve.items()}} for name in ("policy", "policy b200")],
-        "kernels": {n: kernels(900) for n in ("all", *looks.OP_TYPES, "gemm", "moe", "sampling",
+        "kernels": {n: kernels(900) for n in ("all", *style.OP_TYPES, "gemm", "moe", "sampling",
                                               "rmsnorm", "gqa_paged, queries > keys")},
         "roofline": list(roofs()),
         "bico": {WORKLOADS[-1]["name"]: {"log": log, "guaranteed": edges}},
@@ -113,7 +113,7 @@ def training() -> list[list[dict[str, Any]]]:
     """Metrics of two runs that trained all families: each has its own course, as a mixture of which
     a row's own figures would jump."""
     runs = []
-    for names in (list(looks.FAMILIES)[:5], list(looks.FAMILIES)[5:]):
+    for names in (list(style.FAMILIES)[:5], list(style.FAMILIES)[5:]):
         rows: list[dict[str, Any]] = [{"event": "promotion", "step": 100}]
         for step in range(10, 2010, 10):
             at = step // 10 % len(names)
@@ -162,7 +162,7 @@ def drawn() -> dict[str, Figure]:
     import matplotlib.pyplot as plt
 
     out = {}
-    with looks.style():
+    with style.style():
         for name, make in MADE.items():
             out[name] = make()
             out[name].draw_without_rendering()
@@ -268,12 +268,11 @@ def lab(rgb: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("eye", EYES)
 def test_families_have_colours_that_stay_apart(eye: str) -> None:
-    families._load()
-    assert set(looks.FAMILIES) == set(families._FAMILIES)
-    assert len({marker for _, marker in looks.FAMILIES.values()}) == len(looks.FAMILIES)
-    rgb = np.array([to_rgb(colour) for colour, _ in looks.FAMILIES.values()])
+    assert set(style.FAMILIES) == set(families.FAMILIES)
+    assert len({marker for _, marker in style.FAMILIES.values()}) == len(style.FAMILIES)
+    rgb = np.array([to_rgb(colour) for colour, _ in style.FAMILIES.values()])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = dict(zip(looks.FAMILIES, lab(linear @ EYES[eye].T), strict=True))
+    seen = dict(zip(style.FAMILIES, lab(linear @ EYES[eye].T), strict=True))
     far = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in combinations(seen, 2)}
     assert min(far.values()) > 20, min(far, key=lambda pair: far[pair])
 
@@ -295,8 +294,8 @@ def test_ours_and_the_best_others_stand_out_from_the_rest(drawn: dict[str, Figur
 
 def test_every_family_has_a_panel_in_its_own_look(drawn: dict[str, Figure]) -> None:
     panels = visible(drawn["roofline"])
-    assert [a.get_title().partition(":")[0] for a in panels] == list(looks.FAMILIES)
-    for axes, (colour, _) in zip(panels, looks.FAMILIES.values(), strict=True):
+    assert [a.get_title().partition(":")[0] for a in panels] == list(style.FAMILIES)
+    for axes, (colour, _) in zip(panels, style.FAMILIES.values(), strict=True):
         shown = np.asarray(axes.collections[-1].get_facecolor())[0, :3]
         assert shown == pytest.approx(to_rgb(colour))
     told = " ".join(t.get_text() for t in drawn["roofline"].legends[0].get_texts())
@@ -317,7 +316,7 @@ def test_families_that_train_together_have_panels_apart(
 ) -> None:
     """A course of one family has no teeth, whatever the families between its steps."""
     panels = visible(drawn[name])
-    assert [a.get_title("left").partition(":")[0] for a in panels] == list(looks.FAMILIES)
+    assert [a.get_title("left").partition(":")[0] for a in panels] == list(style.FAMILIES)
     if name in ("reward", "entropy", "masked"):
         for axes in panels:
             values = np.asarray(axes.lines[0].get_ydata())

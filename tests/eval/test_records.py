@@ -172,7 +172,7 @@ def test_measurements_are_the_same_packed_or_not(tmp_path: Path) -> None:
         assert (same.status, same.samples, same.run, same.gpu) == (
             m.status, m.samples, m.run, m.gpu,
         )  # fmt: skip
-        for name in ("latency_us", "q1_us", "q3_us", "peer_us"):
+        for name in ("latency_us", "q1_us", "q3_us", "baseline_us"):
             assert getattr(same, name) == pytest.approx(getattr(m, name), abs=6e-4), name
 
 

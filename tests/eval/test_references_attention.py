@@ -47,6 +47,10 @@ def check(actual: Any, expected_output: Any, expected_lse: Any) -> None:
     assert np.mean(np.nan_to_num(f64(output)) == exact) > 0.97  # one rounding, not two
 
 
+def bounds_of(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+
+
 class Paged:
     """A page table with scattered pages, a cache whose unused places are NaN, and its tokens."""
 
@@ -80,8 +84,9 @@ class Paged:
                 cache[page, slot] = bf16(rng, *inner)
         return cache
 
-    def inputs(self, definition: Definition) -> Any:
+    def inputs(self, definition: Definition, queries: list[int]) -> Any:
         made = {
+            "qo_indptr": bounds_of(queries),
             "kv_indptr": torch.tensor(self.indptr, dtype=torch.int32),
             "kv_indices": torch.tensor(self.indices, dtype=torch.int32),
             "kv_last_page_len": torch.tensor(self.last, dtype=torch.int32),
@@ -110,15 +115,15 @@ def lengths_for(definition: Definition, page_size: int) -> Any:
     return lengths, [1] * len(lengths)
 
 
-def expect(queries: Any, seen: Any, heads: int, dim: int, attend_row: Any) -> Any:
-    """Expected output and lse; seen(b, i) is how many keys query i of b sees, at most: of none
+def expect(queries: Any, lengths: Any, heads: int, dim: int, attend_row: Any) -> Any:
+    """Expected output and lse of so many queries of each sequence, over so many keys: of none
     they are 0 and -inf."""
     total = sum(queries)
     output, lse = np.zeros((total, heads, dim)), np.full((total, heads), -math.inf)
     row = 0
     for b, count in enumerate(queries):
         for i in range(count):
-            n = seen(b, i)
+            n = min(lengths[b], i + 1 + lengths[b] - queries[b])
             for h in range(heads):
                 if n > 0:
                     output[row, h], lse[row, h] = attend_row(b, row, h, n)
@@ -140,10 +145,9 @@ def test_gqa_paged(name: str, seed: int) -> None:
     table = Paged(rng, page_size, lengths, empty_pages=[5] if page_size > 1 else [])
     k, v = table.cache(rng, kv_heads, dim), table.cache(rng, kv_heads, dim)
     q = bf16(rng, sum(queries), heads, dim)
-    inputs = {"q": q, "k_cache": k, "v_cache": v} | table.inputs(definition) | {"sm_scale": 0.4}
-    if "qo_indptr" in definition.inputs:
-        bounds = np.concatenate([[0], np.cumsum(queries)])
-        inputs["qo_indptr"] = torch.tensor(bounds, dtype=torch.int32)
+    inputs = (
+        {"q": q, "k_cache": k, "v_cache": v} | table.inputs(definition, queries) | {"sm_scale": 0.4}
+    )
 
     def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         g = h // (heads // kv_heads)
@@ -151,10 +155,7 @@ def test_gqa_paged(name: str, seed: int) -> None:
         keys, values = ([f64(c)[p, s, g] for p, s in where] for c in (k, v))
         return one_row(f64(q)[row, h], keys, values, 0.4)
 
-    def seen(b: int, i: int) -> Any:
-        return min(lengths[b], i + 1 + lengths[b] - queries[b])
-
-    check(unchanged(definition, inputs), *expect(queries, seen, heads, dim, attend_row))
+    check(unchanged(definition, inputs), *expect(queries, lengths, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", GQA_RAGGED)
@@ -166,24 +167,15 @@ def test_gqa_ragged(name: str) -> None:
     q = bf16(rng, sum(queries), heads, dim)
     k, v = bf16(rng, sum(keys), kv_heads, dim), bf16(rng, sum(keys), kv_heads, dim)
     starts = np.concatenate([[0], np.cumsum(keys)])
-    inputs = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "qo_indptr": torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
-        "kv_indptr": torch.tensor(starts, dtype=torch.int32),
-        "sm_scale": 0.3,
-    }
+    bounds = {"qo_indptr": bounds_of(queries), "kv_indptr": bounds_of(keys)}
+    inputs = {"q": q, "k": k, "v": v, **bounds, "sm_scale": 0.3}
 
     def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         g, rows = h // 2, range(starts[b], starts[b] + n)
         keys_of, values_of = ([f64(x)[t, g] for t in rows] for x in (k, v))
         return one_row(f64(q)[row, h], keys_of, values_of, 0.3)
 
-    def seen(b: int, i: int) -> Any:
-        return min(keys[b], i + 1 + keys[b] - queries[b])
-
-    check(unchanged(definition, inputs), *expect(queries, seen, heads, dim, attend_row))
+    check(unchanged(definition, inputs), *expect(queries, keys, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", MLA_PAGED)
@@ -199,10 +191,7 @@ def test_mla_paged(name: str) -> None:
     ckv, kpe = table.cache(rng, dim), table.cache(rng, rope)
     q_nope, q_pe = bf16(rng, sum(queries), heads, dim), bf16(rng, sum(queries), heads, rope)
     inputs = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
-    inputs |= table.inputs(definition) | {"sm_scale": 0.3}
-    if "qo_indptr" in definition.inputs:
-        bounds = np.concatenate([[0], np.cumsum(queries)])
-        inputs["qo_indptr"] = torch.tensor(bounds, dtype=torch.int32)
+    inputs |= table.inputs(definition, queries) | {"sm_scale": 0.3}
 
     def attend_row(b: int, row: Any, h: int, n: int) -> Any:
         where = table.slots(b)[:n]
@@ -211,10 +200,7 @@ def test_mla_paged(name: str) -> None:
         query = np.concatenate([f64(q_nope)[row, h], f64(q_pe)[row, h]])
         return one_row(query, keys, values, 0.3)
 
-    def seen(b: int, i: int) -> Any:
-        return min(lengths[b], i + 1 + lengths[b] - queries[b])
-
-    check(unchanged(definition, inputs), *expect(queries, seen, heads, dim, attend_row))
+    check(unchanged(definition, inputs), *expect(queries, lengths, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -237,17 +223,9 @@ def test_sparse_attention(name: str) -> None:
         ckv[slot // page_size, slot % page_size] = bf16(rng, dim)
         kpe[slot // page_size, slot % page_size] = bf16(rng, rope)
     q_nope, q_pe = bf16(rng, len(rows), heads, dim), bf16(rng, len(rows), heads, rope)
-    result = unchanged(
-        definition,
-        {
-            "q_nope": q_nope,
-            "q_pe": q_pe,
-            "ckv_cache": ckv,
-            "kpe_cache": kpe,
-            "sparse_indices": torch.tensor(np.array(rows), dtype=torch.int32),
-            "sm_scale": 0.5,
-        },
-    )
+    inputs = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
+    inputs |= {"sparse_indices": torch.tensor(np.array(rows), dtype=torch.int32), "sm_scale": 0.5}
+    result = unchanged(definition, inputs)
     output, lse = np.zeros((len(rows), heads, dim)), np.full((len(rows), heads), -math.inf)
     flat_c, flat_p = f64(ckv).reshape(slots, dim), f64(kpe).reshape(slots, rope)
     for t, row in enumerate(rows):

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Usage
 from ptxflow.compiler.backend.runtime import GpuInfo
-from ptxflow.compiler.backend.sass import SassReport
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import DEVICES, H200
-from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.measurements import by_workload, load_measurements
 from ptxflow.env.reward import ModelReward
@@ -34,12 +31,12 @@ from ptxflow.eval.sample.report import (
     summary_markdown,
 )
 from ptxflow.eval.sample.selection import Chosen
+from tests.builders import compiled
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 DEFINITION, AXES = load("rmsnorm_h4096"), {"batch_size": 3000}
 FAMILY, PROBLEM = find_problem(DEFINITION, AXES)
 SPACE = enumerate_space(FAMILY, PROBLEM, H200)
-LAUNCH = Launch("kernel", ("1", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
 
 def test_the_attainable_is_the_reward_s() -> None:
@@ -68,11 +65,8 @@ def test_nothing_that_was_measured_is_below_the_floors(files: str) -> None:
 TOLD = ("of the attainable speed", "compute", "memory", "launch")
 
 
-def compiled(count: int) -> list[CompiledKernel]:
-    usage, sass = Usage(40, 0, 0, 0, 0, 1, 0), SassReport({}, (), ())
-    strategies = [SPACE.strategy(int(c)) for c in SPACE.codes[:count]]
-    return [CompiledKernel(PROBLEM, s, H200, LAUNCH, "// ptx", b"cubin", usage, sass, ())
-            for s in strategies]  # fmt: skip
+def built_kernels(count: int) -> list[CompiledKernel]:
+    return [compiled(PROBLEM, SPACE.strategy(int(c)), H200) for c in SPACE.codes[:count]]
 
 
 @pytest.fixture
@@ -87,7 +81,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
         check = {"correct": status == "ok", "seeds": [1], "max_error_ratio": 0.5}
         return {"status": status, "latency_us": latency, "check": check, "peers": {"copy": 9.0}}
 
-    built = compiled(5)
+    built = built_kernels(5)
     monkeypatch.setattr(pipeline, "run_one", played)
     monkeypatch.setattr(pipeline, "compile_all", lambda *_: built)
     monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")

@@ -17,64 +17,40 @@ import pytest
 
 import sample
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Usage
-from ptxflow.compiler.backend.sass import SassReport
 from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import DEVICES, H200, Device
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.env.features import describe_device
-from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space, read_strategies
+from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategies
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample import pipeline
-from ptxflow.gfn.checkpoint import Checkpoint, read, write
-from ptxflow.gfn.network import NetworkConfig, PolicyNetwork, TowerConfig
-from ptxflow.gfn.walks import family_shape
+from ptxflow.gfn.checkpoint import read
+from tests.builders import compiled, refused, space_at, untrained
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
 NAME = "gemm_n128_k2048"
 Outcomes = list[CompiledKernel | Exception]
-LAUNCH = Launch("gemm", ("-(-M // 128)", "1", "1"), 128, (1, 1, 1), 0, (PointerParam("C"),))
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    definition = load(NAME)
-    space = find_space(*find_problem(definition, {"M": 17}), H200)
-    shape = family_shape(space)
-    count = len(shape.features)
-    config = NetworkConfig((TowerConfig(shape, (0.0,) * count, (1.0,) * count, 16, 1),))
-    tensors = {f"policy.{k}": v for k, v in PolicyNetwork(config).state_dict().items()}
     path = tmp_path_factory.mktemp("policy") / "gemm-h200.safetensors"
-    write(path, Checkpoint(config, {}, tensors))
-    return path
+    return untrained(path, space_at(NAME, {"M": 17}))
 
 
 def fake_compile(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
-    usage, sass = Usage(168, 0, 0, 0, 0, 1, 0), SassReport({"HGMMA": 4}, (), ())
-    checks = ("no hazard for trips 0, 1",)
-    return [
-        CompiledKernel(p, s, device, LAUNCH, f"// {s.key}\n", b"cubin", usage, sass, checks)
-        for p, s in jobs
-    ]
+    about: dict[str, Any] = {"techniques": {"HGMMA": 4}, "checks": ("no hazard for trips 0, 1",)}
+    return [compiled(p, s, device, f"// {s.key}\n", **about) for p, s in jobs]
+
+
+def argv_of(checkpoint: Path, out: Path) -> list[str]:
+    argv = ["--definition", NAME, "--axes", "M=17", "--device", "h200", "-k", "3", "--no-emulate"]
+    return [*argv, "--out", str(out), "--checkpoint", str(checkpoint), "--measure", "no"]
 
 
 def call(checkpoint: Path, out: Path, *extra: str) -> int:
-    argv = [
-        "--definition",
-        NAME,
-        "--axes",
-        "M=17",
-        "--device",
-        "h200",
-        "-k",
-        "3",
-        "--no-emulate",
-        "--out",
-        str(out),
-    ]
-    return sample.main([*argv, "--checkpoint", str(checkpoint), "--measure", "no", *extra])
+    return sample.main([*argv_of(checkpoint, out), *extra])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -166,7 +142,7 @@ def test_what_is_more_than_there_is_is_told(
     monkeypatch.setattr(pipeline, "compile_and_rank", stop)
     monkeypatch.setattr(sample, "MOST", 10**6)
     assert call(checkpoint, tmp_path / "a", "-k", "1000000") == 2
-    size = len(find_space(*find_problem(load(NAME), {"M": 17}), H200))
+    size = len(space_at(NAME, {"M": 17}))
     told, chosen = capsys.readouterr().err.splitlines()
     assert told == f"-k 1000000: taking all {size:,} valid strategies"
     assert chosen == f"sample: {size} chosen"
@@ -245,8 +221,8 @@ def test_features_of_devices_have_gain_0_in_every_network() -> None:
     """As sample.py says where a policy serves another device."""
     of_device = [f"device.{name}" for name in describe_device(H200)]
     for path in {sample.default_checkpoint(d) for d in DEVICES}:
-        for tower in read(path).network.towers:
-            gains = dict(zip(tower.shape.features, tower.gain, strict=True))
+        for policy in read(path).network.policies:
+            gains = dict(zip(policy.shape.features, policy.gain, strict=True))
             assert [gains[name] for name in of_device] == [0.0] * len(of_device), path
 
 
@@ -291,9 +267,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     if extra[0] == "--measure" and sampling_has_gpu():
         pytest.skip("this machine has a GPU")
-    assert call(checkpoint, tmp_path / "a", *extra) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1, error
+    argv = (*argv_of(checkpoint, tmp_path / "a"), *extra)
+    assert message in refused(sample.main, capsys, *argv)
     assert list(tmp_path.iterdir()) == []
 
 

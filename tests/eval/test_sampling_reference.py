@@ -123,7 +123,7 @@ def test_upstream_accepts_what_is_drawn() -> None:
 
 def test_our_kernels_must_draw_the_very_token() -> None:
     """A token that could be drawn, but not in this state of the generator, is refused."""
-    definition = load("top_k_sampling_from_probs_v128256")
+    definition = load("top_k_sampling_from_probs_v128256").resized(vocab_size=1000)
     case = session.case_of(definition, {"batch_size": 3}, torch.device("cpu"))
     bench = Bench(case, torch.device("cpu"), (1, 2))
     t = bench.tensors

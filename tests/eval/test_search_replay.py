@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxflow.env.measurements import Measured, by_workload, load_measurements
+from ptxflow.env.measurements import Measurement, by_workload, load_measurements
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.eval.study.optimum import relative_times
@@ -19,7 +19,7 @@ HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[Measured]:
+def measured() -> list[Measurement]:
     """One workload that was brute-forced, with what later campaigns measured of it."""
     groups = by_workload(load_measurements([HELD_OUT, SAMPLES]))
     ((_, found),) = [(w, g) for w, g in groups.items() if dict(w[1]) == {"M": 17} and len(g) > 1500]
@@ -27,14 +27,14 @@ def measured() -> list[Measured]:
 
 
 @pytest.fixture(scope="module")
-def replay(measured: list[Measured]) -> Replay:
+def replay(measured: list[Measurement]) -> Replay:
     found = brute_forced(measured, 1500)
     assert found is not None
     return found
 
 
 def test_the_campaign_that_left_no_hole_speaks_and_no_other(
-    measured: list[Measured], replay: Replay
+    measured: list[Measurement], replay: Replay
 ) -> None:
     runs = {run: [m for m in measured if m.run == run] for run in {m.run for m in measured}}
     assert len(runs) > 1
@@ -49,10 +49,10 @@ def test_the_campaign_that_left_no_hole_speaks_and_no_other(
     assert times[tuple(sorted(best.choices))] == replay.optimum
 
 
-def at(definition: str, **sizes: int) -> Measured:
+def at(definition: str, **sizes: int) -> Measurement:
     """A measurement at axes that follow from sizes, as `train.py` has them."""
     axes = axes_of(load(definition), sizes)
-    return Measured(definition, axes, "h200", "family", {}, "ok")
+    return Measurement(definition, axes, "h200", "family", {}, "ok")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_axes_that_follow_from_sizes_are_known(
             assert kind_of(replace(one, axes={**one.axes, other: one.axes[other] + 1})) == "unseen"
 
 
-def test_a_hole_disqualifies(measured: list[Measured], replay: Replay) -> None:
+def test_a_hole_disqualifies(measured: list[Measurement], replay: Replay) -> None:
     """A strategy that was not measured; one that failed was."""
     whole = [m for m in measured if m.run == max({m.run for m in measured}, key=lambda r: sum(
         m.run == r for m in measured))]  # fmt: skip
@@ -110,15 +110,14 @@ def test_samples_alone_are_no_space() -> None:
         assert brute_forced(group, 8) is None
 
 
-def test_every_committed_space_is_found_and_named_once() -> None:
-    found = read_replays([HELD_OUT])
-    assert len(found) == len({r.name for r in found}) == 2
-    assert all(len(r.times) == len(r.space) >= 1500 for r in found)
-    assert all(not r.space.codes.flags.writeable for r in found)
+def test_every_committed_space_is_found_and_named_once(replays: list[Replay]) -> None:
+    assert len(replays) == len({r.name for r in replays}) == 2
+    assert all(len(r.times) == len(r.space) >= 1500 for r in replays)
+    assert all(not r.space.codes.flags.writeable for r in replays)
 
 
 def test_choices_that_are_no_more_are_left_out_and_counted(
-    measured: list[Measured], replay: Replay, monkeypatch: pytest.MonkeyPatch
+    measured: list[Measurement], replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left of a sub-space is still whole."""
     choice = max(m.choices["num_stages"] for m in measured)

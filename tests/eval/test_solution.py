@@ -31,7 +31,7 @@ from ptxflow.compiler.launch import (
     TensorMapParam,
     Workspace,
 )
-from ptxflow.env.tasks.definition import load, parse
+from ptxflow.env.tasks.definition import Definition, load, parse
 from ptxflow.eval.bench.session import unpack
 from ptxflow.eval.sample.solution import (
     SolutionError,
@@ -40,6 +40,7 @@ from ptxflow.eval.sample.solution import (
     read_solution,
     solution,
 )
+from tests.libcuda import Cuda
 from tests.moe_cases import HOPPER, MOE, sized
 
 DEFINITION = load("gemm_n128_k2048")
@@ -58,11 +59,8 @@ LAUNCH = Launch(
 )
 
 
-class Recorder:
-    """A libcuda that remembers what tensor maps and launches it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+class Recorder(Cuda):
+    """Remembers what tensor maps and launches it was asked for."""
 
     def cuTensorMapEncodeTiled(self, start: Any, *args: Any) -> int:
         assert start.value % 128 == 0
@@ -78,11 +76,6 @@ class Recorder:
         self.asked.append([words[:28], ctypes.string_at(attribute, 20), *scalars])
         return 0
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("cu"):
-            return lambda *args: 0
-        raise AttributeError(name)
-
     @staticmethod
     def _plain(value: Any) -> Any:
         if isinstance(value, ctypes.Array):
@@ -96,6 +89,15 @@ def imported(folder: Path, data: dict[str, Any]) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def tensors_of(definition: Definition, axes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Inputs and outputs that nobody wrote."""
+    return {
+        name: torch.empty([axes[a] for a in t.shape], dtype=getattr(torch, t.dtype))
+        for name, t in {**definition.inputs, **definition.outputs}.items()
+        if t.shape is not None
+    }
 
 
 @pytest.fixture
@@ -143,19 +145,13 @@ DRAWING = Launch(
 WIDTHS = (8, 8, 4, 4, 4, 4, 4, 4)
 
 
-class Words:
-    """A libcuda that remembers the parameters of each launch."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+class Words(Cuda):
+    """Remembers the parameters of each launch."""
 
     def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
         at = [ctypes.string_at(params[i], n) for i, n in enumerate(WIDTHS)]
         self.asked.append([int.from_bytes(word, "little") for word in at])
         return 0
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: 0
 
 
 class Generator:
@@ -182,11 +178,7 @@ def test_numbers_optional_tensors_and_randomness(
     definition = load("gdn_decode_qk16_v32_d128_k_last")
     module = imported(tmp_path, solution(definition, H200, DRAWING, "//", "k1", "a test"))
     axes = definition.bind({"batch_size": 3})
-    tensors = {
-        name: torch.empty([axes[a] for a in t.shape or ()])
-        for name, t in {**definition.inputs, **definition.outputs}.items()
-        if t.shape is not None
-    }
+    tensors = tensors_of(definition, axes)
     places: dict[str, int | None] = {name: t.data_ptr() for name, t in tensors.items()}
     places |= {} if given else {"state": None}
     named = {**tensors, "scale": scale, "state": tensors["state"] if given else None}
@@ -217,10 +209,7 @@ def test_an_optional_tensor_that_is_missing(tmp_path: Path) -> None:
     launch = Launch("prefill", ("num_seqs * 4", "1", "1"), 32, (1, 1, 1), 0, params)
     module = imported(tmp_path, solution(definition, H200, launch, "//", "k1", "a test"))
     axes = definition.bind({"total_seq_len": 9, "num_seqs": 3, "len_cu_seqlens": 4})
-    tensors = {
-        name: torch.empty([axes[a] for a in t.shape or ()])
-        for name, t in {**definition.inputs, **definition.outputs}.items()
-    }
+    tensors = tensors_of(definition, axes) | {"scale": torch.empty(())}
     ((grid, values),) = module.geometry(**tensors | {"state": None})[1]
     assert grid == (12, 1, 1) and [held.value for _, held in values] == [0, 0, 3]
     for name in ("q", "cu_seqlens"):
@@ -250,11 +239,8 @@ DECODE = Launch(
 )
 
 
-class Steps:
-    """A libcuda that remembers grid, block, attributes and two pointers of each launch."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+class Steps(Cuda):
+    """Remembers grid, block, attributes and two pointers of each launch."""
 
     def cuMemAlloc_v2(self, out: Any, size: Any) -> int:
         out._obj.value = 0x7000
@@ -267,9 +253,6 @@ class Steps:
         pointers = [ctypes.c_uint64.from_address(params[i]).value for i in range(2)]
         self.asked.append([raw[:28], attribute, pointers])
         return 0
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: 0
 
 
 def launched(
@@ -312,11 +295,7 @@ def test_a_program_is_one_call_over_its_workspace(
     axes = definition.bind(
         {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 200, "num_pages": 9}
     )
-    tensors = {
-        name: torch.empty([axes[a] for a in t.shape])
-        for name, t in {**definition.inputs, **definition.outputs}.items()
-        if t.shape is not None
-    }
+    tensors = tensors_of(definition, axes)
     arguments = [tensors.get(n, 0.5) for n in (*definition.inputs, *definition.outputs)]
     asked, taken = launched(module, arguments, monkeypatch)
 
@@ -335,11 +314,8 @@ def test_a_program_is_one_call_over_its_workspace(
     assert [pointers[1 - i] for i, (*_, pointers) in enumerate(asked)] == [taken[0][0]] * 2
 
 
-class Maps:
-    """A libcuda that remembers type, address, dims and box of each tensor map."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
+class Maps(Cuda):
+    """Remembers type, address, dims and box of each tensor map."""
 
     def cuTensorMapEncodeTiled(
         self, start: Any, kind: int, rank: Any, address: Any, *rest: Any
@@ -355,12 +331,7 @@ def test_a_workspace_is_mapped_where_it_is_taken(tmp_path: Path) -> None:
     launch = MOE.launch(MOE.problem(given.to_json(), {"seq_len": 5}), s, H200)
     module = imported(tmp_path, solution(given, H200, launch, "//", "k1", "a test"))
     module.cuda = maps = Maps()
-    axes = given.bind({"seq_len": 5})
-    tensors = {
-        name: torch.empty([axes[a] for a in t.shape], dtype=getattr(torch, t.dtype))
-        for name, t in {**given.inputs, **given.outputs}.items()
-        if t.shape is not None
-    }
+    tensors = tensors_of(given, given.bind({"seq_len": 5}))
     arguments = [tensors.get(n, 2) for n in (*given.inputs, *given.outputs)]
     spaces, places = module.geometry(*arguments)
     assert [len(grid) for grid, _ in places] == [3] * 5

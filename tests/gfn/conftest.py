@@ -18,27 +18,16 @@ from ptxflow.compiler.kernels.gemm.decisions import resources
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.study import training_plots
+from tests.builders import toy_family
 
 torch.set_num_threads(1)  # tests share the machine's cores with each other
-
-
-def _absent(*_: Any) -> Any:
-    raise AssertionError("training must not ask for this")
 
 
 def _fits(f: Fields, problem: Problem, device: Device) -> Any:
     return f.tile * f.depth <= 8 * problem["M"]
 
 
-def make_family(name: str, decisions: tuple[Decision, ...], rules: tuple[Rule, ...]) -> Family:
-    return Family(
-        name=name, op_types=(), decisions=decisions, rules=rules, problem=_absent,
-        resources=resources, demand=_absent, build=_absent, trips=_absent, launch=_absent,
-        trial=_absent,
-    )  # fmt: skip
-
-
-TOY = make_family(
+TOY = toy_family(
     "toy",
     (
         Decision("tile", (1, 2, 4, 8), ""),
@@ -54,12 +43,14 @@ TOY = make_family(
         Rule("only kind b is fused", ("kind", "fused"),
              lambda f, p, d: (f.kind == "b") | (f.fused == 0)),
     ),
+    resources=resources,
 )  # fmt: skip
-OTHER = make_family(
+OTHER = toy_family(
     "other",
     (Decision("width", (16, 32, 64), ""), Decision("split", (1, 2), "")),
     (Rule("narrow ones are not split", ("width", "split"),
           lambda f, p, d: (f.width > 16) | (f.split == 1)),),
+    resources=resources,
 )  # fmt: skip
 
 

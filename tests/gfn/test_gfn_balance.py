@@ -23,7 +23,7 @@ def trainer(toy: SpaceOf, other: SpaceOf, toy_reward: Any) -> Trainer:
     made = Trainer(spaces, TrainConfig(tau=0.2, hidden=32), 10, toy_reward)
     generator = torch.manual_seed(0)
     for shape in made.network.config.families:
-        torch.nn.init.normal_(made.network.tower(shape.name).head, std=0.5, generator=generator)
+        torch.nn.init.normal_(made.network.of(shape.name).head, std=0.5, generator=generator)
     for group in made.groups:
         group.env.debug = group.balance.debug = group.balance.pf.debug = True
     return made

@@ -20,7 +20,7 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, read, write
 from ptxflow.gfn.inference import load_policy, log_probs, sample_distinct
-from ptxflow.gfn.network import FamilyShape, NetworkConfig, TowerConfig
+from ptxflow.gfn.network import FamilyConfig, FamilyShape, NetworkConfig
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 COMMITTED = Path(__file__).resolve().parents[2] / "checkpoints"
@@ -59,7 +59,7 @@ def test_every_truncation_is_refused(state: Path, tmp_path: Path) -> None:
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     shape = FamilyShape("f", (2,), "d", ("x",))
-    small = Checkpoint(NetworkConfig((TowerConfig(shape, (0.0,), (1.0,), 4),)), {"a": 1},
+    small = Checkpoint(NetworkConfig((FamilyConfig(shape, (0.0,), (1.0,), 4),)), {"a": 1},
                        {"policy.w": torch.arange(9.0)})  # fmt: skip
     path, flipped = tmp_path / "whole.safetensors", tmp_path / "flipped.safetensors"
     write(path, small)

@@ -21,7 +21,7 @@ def trainer(toy: SpaceOf, toy_reward: Any) -> Trainer:
     made = Trainer([toy(m) for m in (1, 4, 64)], TrainConfig(tau=0.2), 10, toy_reward)
     generator = torch.manual_seed(0)
     for shape in made.network.config.families:
-        torch.nn.init.normal_(made.network.tower(shape.name).head, std=0.5, generator=generator)
+        torch.nn.init.normal_(made.network.of(shape.name).head, std=0.5, generator=generator)
     return made
 
 

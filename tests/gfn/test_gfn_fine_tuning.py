@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.reward import log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import read, write
-from ptxflow.gfn.fine_tuning import SPAN, TuneConfig, believed, distance, fine_tune, propose
+from ptxflow.gfn.fine_tuning import (
+    SPAN,
+    TuneConfig,
+    distance,
+    fine_tune,
+    posterior_log_rewards,
+    propose,
+)
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
-from ptxflow.gfn.posterior import corrected
+from ptxflow.gfn.posterior import posterior
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 SpaceOf = Callable[[int], Space]
@@ -37,11 +44,11 @@ def policy(toy: SpaceOf, toy_reward: Any, tmp_path_factory: pytest.TempPathFacto
     return load_policy(path)
 
 
-def measured(space: Space, reward: Any, codes: Any, failed: Any = ()) -> Observed:
+def measured(space: Space, reward: Any, codes: Any, failed: Any = ()) -> Observations:
     codes = np.sort(codes)
     seconds = space.problem.flops / reward.tflops(space, codes) / 1e12
     seconds[np.isin(codes, failed)] = np.inf
-    return Observed(space.family, space.problem, space.device, codes, seconds)
+    return Observations(space.family, space.problem, space.device, codes, seconds)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def test_measurements_correct_what_was_believed_of_their_like() -> None:
     choices = np.array(np.meshgrid(*[range(4)] * 4)).reshape(4, -1).T
     truth = 2.0 * choices[:, 0] - choices[:, 1] + (choices[:, 2] == 3)
     places = rng.permutation(len(choices))[:40]
-    mean, std = corrected(np.full(len(truth), 17.0), choices, places, truth[places])
+    mean, std = posterior(np.full(len(truth), 17.0), choices, places, truth[places])
     rest = np.setdiff1d(np.arange(len(truth)), places)
     assert np.abs(mean[places] - truth[places]).max() < 0.5
     assert np.corrcoef(mean[rest], truth[rest])[0, 1] > 0.95
@@ -80,7 +87,7 @@ def test_a_constant_offset_says_nothing_about_the_order(policy: Policy, toy: Spa
     space = toy(64)
     belief = log_probs(policy, space)
     places = np.arange(0, len(space), 5)
-    mean, _ = corrected(belief, space.indices(), places, belief[places] + 30)
+    mean, _ = posterior(belief, space.indices(), places, belief[places] + 30)
     assert mean - belief == pytest.approx(30, abs=0.5)
 
 
@@ -131,7 +138,7 @@ def test_what_failed_is_below_all_others_however_much_was_believed_of_it(
     space = toy(64)
     code = space.codes[5:6]
     failed = measured(space, toy_reward, code, failed=code)
-    logs = believed(policy, space, failed, Sure(int(code[0])), TAU)
+    logs = posterior_log_rewards(policy, space, failed, Sure(int(code[0])), TAU)
     assert logs[5] == pytest.approx(np.delete(logs, 5).max() - SPAN)
 
 
@@ -143,7 +150,7 @@ def test_without_measurements_the_base_is_the_target_or_nothing_changes(
     tuned = fine_tune(policy, space, None, base=truth)
     assert distance(tuned, space, truth, TAU) < 0.2 < distance(policy, space, truth, TAU)
     exact = log_reward(truth.tflops(space, space.codes), space.problem, space.device, TAU)
-    assert believed(policy, space, None, truth, TAU) == pytest.approx(exact)
+    assert posterior_log_rewards(policy, space, None, truth, TAU) == pytest.approx(exact)
 
 
 def test_a_family_that_the_policy_has_no_part_for_gets_one(
@@ -177,7 +184,7 @@ def test_tuning_leaves_the_matrices_as_they_are(
 ) -> None:
     space = toy(64)
     tuned = fine_tune(policy, space, measured(space, toy_reward, space.codes[:8])).network
-    after, before = tuned.tower("toy"), policy.network.tower("toy")
+    after, before = tuned.of("toy"), policy.network.of("toy")
     for ours, theirs in zip(after.matrices(), before.matrices(), strict=True):
         assert np.array_equal(ours.detach().numpy(), theirs.detach().numpy())
     assert not np.array_equal(after.head.detach().numpy(), before.head.detach().numpy())

@@ -18,7 +18,6 @@ from ptxflow.env.space import Space
 from ptxflow.gfn import checkpoint, training
 from ptxflow.gfn import run as runs
 from ptxflow.gfn.curriculum import Curriculum, difficulty
-from ptxflow.gfn.extension import joined
 from ptxflow.gfn.inference import load_policy, log_probs
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
 from ptxflow.gfn.run import Run
@@ -92,16 +91,16 @@ def test_a_family_whose_features_changed_begins_anew_and_others_do_not(toy: Spac
     space = toy(4)
     config = network_config([space], SMALL)
     old = PolicyNetwork(config)
-    torch.nn.init.normal_(old.tower("toy").head)
-    same = joined(old, config)
-    assert torch.equal(same.tower("toy").head, old.tower("toy").head)
-    assert same.tower("toy").head is not old.tower("toy").head
-    shape = replace(config.towers[0].shape, features=("another",))
-    changed = NetworkConfig((replace(config.towers[0], shape=shape, center=(0.0,), gain=(1.0,)),))
-    new = joined(old, changed)
-    assert new.config == changed and not new.tower("toy").head.any()
+    torch.nn.init.normal_(old.of("toy").head)
+    same = old.extended(config)
+    assert torch.equal(same.of("toy").head, old.of("toy").head)
+    assert same.of("toy").head is not old.of("toy").head
+    shape = replace(config.policies[0].shape, features=("another",))
+    changed = NetworkConfig((replace(config.policies[0], shape=shape, center=(0.0,), gain=(1.0,)),))
+    new = old.extended(changed)
+    assert new.config == changed and not new.of("toy").head.any()
     with pytest.raises(checkpoint.CheckpointError, match=r"other features of 'toy'.*another"):
-        checkpoint.require_space("here", changed, config.towers[0].shape)
+        checkpoint.require_space("here", changed, config.policies[0].shape)
 
 
 def test_a_resumed_run_continues_exactly(

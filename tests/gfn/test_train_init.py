@@ -14,12 +14,11 @@ import torch
 
 import train
 from ptxflow.eval.bench import live_reward
-from ptxflow.eval.bench.candidates import Workload
-from ptxflow.eval.bench.records import Record, RecordFile
 from ptxflow.eval.study import joint_policy
 from ptxflow.eval.study.joint_policy import Trained, reward_of
 from ptxflow.gfn import checkpoint, fine_tuning
 from ptxflow.gfn.inference import load_policy
+from tests.builders import by_key, played, refused
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 NAME = "gemm_n128_k2048"
@@ -114,14 +113,7 @@ def test_a_policy_is_tuned_to_a_workload_by_what_is_measured(
 ) -> None:
     """The GPU is played by a function: a kernel takes as long as its key says."""
 
-    def played(workloads: list[Workload], path: Path) -> None:
-        with RecordFile(path) as file:
-            for c in (c for w in workloads for c in w.candidates):
-                us = 5.0 + int(c.strategy.key[:2], 16) / 100
-                file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
-                                   "h200", "ok", latency_us={"median": us}))  # fmt: skip
-
-    monkeypatch.setattr(live_reward, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "on_gpus", played(by_key))
     monkeypatch.setattr(live_reward, "count_gpus", lambda device: 1)
     monkeypatch.setattr(fine_tuning, "TuneConfig", partial(fine_tuning.TuneConfig, steps=10))
     export = tmp_path / "tuned.safetensors"
@@ -155,12 +147,7 @@ def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    try:
-        code: object = train.main(argv)
-    except SystemExit as stop:
-        code = stop.code
-    err = capsys.readouterr().err
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert said in refused(train.main, capsys, *argv)
     assert list(tmp_path.iterdir()) == []
 
 

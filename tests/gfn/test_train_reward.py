@@ -12,22 +12,20 @@ import train
 from ptxflow.compiler.backend import runtime
 from ptxflow.compiler.device import H200
 from ptxflow.env import reward_source
-from ptxflow.env.observations import Observed
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import Observations, ReplayReward
 from ptxflow.env.reward import FamilyRewards, ModelReward, target
 from ptxflow.env.reward_source import RewardError, build, describe
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.surrogate_file import read, write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.env.tasks.arguments import find_problem
-from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import live_reward
 from ptxflow.eval.bench.candidates import Workload
-from ptxflow.eval.bench.records import Record, RecordFile
+from ptxflow.eval.bench.records import RecordFile
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.gfn import checkpoint
 from ptxflow.gfn.training import TrainConfig, Trainer
+from tests.builders import by_key, played, record, space_at
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 NAME = "gemm_n128_k2048"
@@ -39,15 +37,14 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def space() -> Space:
-    family, problem = find_problem(load(NAME), {"M": 64})
-    return enumerate_space(family, problem, H200)
+    return space_at(NAME, {"M": 64})
 
 
 @pytest.fixture(scope="module")
 def surrogate(space: Space, tmp_path_factory: pytest.TempPathFactory) -> Path:
     codes = space.codes[::10]
     seconds = np.random.default_rng(0).uniform(5e-6, 9e-6, len(codes))
-    observed = Observed(space.family, space.problem, H200, codes, seconds)
+    observed = Observations(space.family, space.problem, H200, codes, seconds)
     path = tmp_path_factory.mktemp("surrogate") / "s.safetensors"
     write(path, fit([observed], FitConfig(members=2, hidden=(8,), steps=10)))
     return path
@@ -58,9 +55,7 @@ def records(space: Space, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records") / "r.jsonl"
     with RecordFile(path) as file:
         for code in space.codes[:3]:
-            s = space.strategy(int(code))
-            file.append(Record(NAME, {"M": 64}, s.to_json(), s.key, "h200", "ok",
-                               latency_us={"median": 6.5}))  # fmt: skip
+            file.append(record(NAME, {"M": 64}, space.strategy(int(code)), 6.5))
     return path
 
 
@@ -145,17 +140,13 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
     """The GPU is played by a function: a kernel takes 5 us, or as many as its key says."""
     rounds: list[list[Workload]] = []
 
-    def played(workloads: list[Workload], path: Path) -> None:
+    def measured_so(workloads: list[Workload], path: Path) -> None:
         rounds.append(workloads)
-        with RecordFile(path) as file:
-            for c in (c for w in workloads for c in w.candidates):
-                us = 5.0 + int(c.strategy.key[:2], 16) / 100
-                file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
-                                   "h200", "ok", latency_us={"median": us}))  # fmt: skip
+        played(by_key)(workloads, path)
 
     out = tmp_path / "run"
     argv = [*RUN[:-1], "16", "--measure", "3", "--reward", "model", "--out", str(out)]
-    monkeypatch.setattr(live_reward, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "on_gpus", measured_so)
     monkeypatch.setattr(live_reward, "count_gpus", lambda device: 2)
     assert train.main(argv) == 0
     assert len(rounds) >= 4
@@ -175,7 +166,7 @@ def test_what_the_policy_samples_is_measured_and_rewarded_as_measured(
 
 
 def test_measured_strategies_change_the_target_of_their_workload_alone(space: Space) -> None:
-    other = enumerate_space(space.family, find_problem(load(NAME), {"M": 128})[1], H200)
+    other = space_at(NAME, {"M": 128})
     trainer = Trainer([space, other], TrainConfig(tau=0.03, batch=16, stages=1), 10)
     codes = trainer.propose(0, 5)
     assert len(set(codes)) == 5 and np.isin(codes, space.codes).all()
@@ -185,7 +176,7 @@ def test_measured_strategies_change_the_target_of_their_workload_alone(space: Sp
     seconds = space.problem.flops / np.array([1.0, 2, 3, 4, 5]) / 1e12
     trainer.advance()
     before = [trainer.groups[0].log_probs(w) for w in (0, 1)]
-    reward = ReplayReward([Observed(space.family, space.problem, H200, codes, seconds)],
+    reward = ReplayReward([Observations(space.family, space.problem, H200, codes, seconds)],
                           ModelReward())  # fmt: skip
     trainer.reward_anew(reward, [0])
     group = trainer.groups[0]

@@ -17,6 +17,7 @@ import pytest
 
 import train
 from ptxflow.gfn import checkpoint
+from tests import builders
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
@@ -26,16 +27,8 @@ RUN = [
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line on stderr of a call that exits with 2."""
-    code: object
-    try:
-        code = train.main(argv)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert not out
-    assert err.startswith("train.py: ") and err.count("\n") == 1, err
+    err = builders.refused(train.main, capsys, *argv)
+    assert err.startswith("train.py: ")
     return err
 
 
@@ -121,13 +114,13 @@ def test_processes_that_prepare_end_with_a_run_that_is_killed() -> None:
     code = (
         "import os, time\n"
         "from ptxflow.compiler.device import H200\n"
-        "from ptxflow.env.reward import ModelReward, Remembered\n"
+        "from ptxflow.env.reward import ModelReward, CachedReward\n"
         "from ptxflow.env.tasks import spaces\n"
         "def busy(number):\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"  # at once, whoever else writes
         "    time.sleep(100)\n"
         "spaces._enumerated = busy\n"
-        "spaces.spaces_of([None] * 4, H200, Remembered(ModelReward()), 2)\n"
+        "spaces.spaces_of([None] * 4, H200, CachedReward(ModelReward()), 2)\n"
     )
     for how in (signal.SIGTERM, signal.SIGKILL):
         run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)

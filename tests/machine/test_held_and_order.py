@@ -19,13 +19,13 @@ from ptxflow.compiler.ir import (
     Value,
     frag,
     global_tensor,
-    held,
     loop,
     param,
     program,
     rectangle,
     slot,
     smem,
+    value_of,
     var,
     when,
 )
@@ -35,7 +35,7 @@ from tests.gqa_decode_cases import H200
 
 COUNT, HELD, OTHER = frag("count", 1, "b32"), frag("held", 1, "b32"), frag("other", 1, "b32")
 TILE = smem("tile", 1024, 1, align=16)
-N = held(COUNT)
+N = value_of(COUNT)
 TRIPS = [Trip(f"{n} times", (("count", n), ("held", 0))) for n in (0, 1, 3)]
 
 
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], list[Body]], str]] = {
         "lanes would part, as count differs",
     ),
     "the second of two": (
-        lambda: [load(HELD, LANE), load(COUNT, held(HELD)), repeat(N)],
+        lambda: [load(HELD, LANE), load(COUNT, value_of(HELD)), repeat(N)],
         "lanes would part, as count differs",
     ),
 }
@@ -120,7 +120,7 @@ def test_held_values_that_are_refused(name: str) -> None:
 
 
 def test_lanes_may_have_their_own_addresses_of_data() -> None:
-    assert check(kernel(load(HELD, LANE), load(OTHER, held(HELD)), put()), TRIPS, H200)
+    assert check(kernel(load(HELD, LANE), load(OTHER, value_of(HELD)), put()), TRIPS, H200)
 
 
 def test_a_trip_says_what_registers_hold() -> None:

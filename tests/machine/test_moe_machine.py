@@ -59,11 +59,11 @@ def _check_one(kernels, number, trips, dev) -> None:  # type: ignore[no-untyped-
     """Prove one kernel of a program."""
     from ptxflow.compiler.check import Program, check_spec, execute
     from ptxflow.compiler.check.order import awaited
-    from ptxflow.compiler.check.values import check_held
+    from ptxflow.compiler.check.values import check_values
 
     kernel = kernels[number]
     check_spec(kernel, dev)
-    check_held(kernel)
+    check_values(kernel)
     ready = Program(kernel, awaited(kernels, kernel))
     for trip in trips:
         for schedule in ("eager", "late"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.atoms import all_atoms, at, atom
-from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, define
+from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, add
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.check import Machine, check_spec
 from ptxflow.compiler.errors import SpecError
@@ -110,7 +110,7 @@ def test_rows_are_complete(row: Atom):
 
 def test_the_table_refuses_duplicates_and_unknown_names():
     with pytest.raises(ValueError, match="defined twice"):
-        define(atom("cta_sync"))
+        add(atom("cta_sync"))
     with pytest.raises(KeyError, match="unknown atom 'nope'; known: add_counts, add_"):
         atom("nope")
     with pytest.raises(TypeError, match=r"mbar_wait takes \(bar, parity\)"):

@@ -1,4 +1,4 @@
-"""README.md and docs/: links, commands, flags, paths and figures agree with what is there."""
+"""The pages: links, commands, flags, paths and figures agree with what is there."""
 
 from __future__ import annotations
 
@@ -26,19 +26,24 @@ from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.sequences import axes_of
-from ptxflow.env.tasks.training_set import row_of
+from ptxflow.env.tasks.training_set import family_of, row_of
 from ptxflow.eval.bench.records import read_records
-from ptxflow.eval.bench.report import best_ratios, summary
-from ptxflow.eval.study import optimum
+from ptxflow.eval.bench.report import SLOWER, best_ratios, settled
+from ptxflow.eval.study import data_path, families_table
+from tests import house
 from tests.gemm_cases import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
+README, COMPILER = ROOT / "README.md", ROOT / "compiler" / "README.md"
+ROOMS = [ROOT / folder / "README.md" for folder in ("compiler", "env", "gfn", "eval")]
 PAGES = [
-    ROOT / "README.md",
+    README,
+    *ROOMS,
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("eval/results/*.md")),
 ]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+each_room = pytest.mark.parametrize("page", ROOMS, ids=lambda p: p.parent.name)
 
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
@@ -55,6 +60,9 @@ MODULES = {*SCRIPTS, "main.py"} | {
 PLACE = re.compile(
     r"(?<![\w./-])((?:compiler|env|gfn|eval|docs|tests|checkpoints|\.ci)/[\w./-]*\w|\w+\.py)\b"
 )
+#: a module or folder in code quotes, of the page's folder or the root; capitals are any name
+QUOTED = re.compile(r"`([\w-]+(?:/[\w-]+)*(?:/|\.py))`")
+ANY = re.compile(r"\b[A-Z]+\b")
 
 
 def anchors(text: str) -> set[str]:
@@ -138,15 +146,33 @@ def test_paths_exist(page: Path) -> None:
     text = re.sub(r"--(?:export|out) \S+", "", page.read_text(encoding="utf-8"))
     for place in PLACE.findall(text):
         if "/" in place:
-            assert (ROOT / place).exists(), f"{page.name} names {place}"
+            assert [*ROOT.glob(ANY.sub("*", place))], f"{page.name} names {place}"
         else:
             assert place in MODULES, f"{page.name} names {place}"
+
+
+@each_room
+def test_a_room_begins_with_where_a_change_goes(page: Path) -> None:
+    heads = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.M)
+    assert heads[:2] == ["Where a change goes", "What lives here"]
+
+
+@each_room
+def test_the_page_of_a_room_names_what_is_in_it(page: Path) -> None:
+    """Every module and folder that it quotes is there, and every module at its top is quoted."""
+    folder = page.parent
+    head = page.read_text(encoding="utf-8").partition("\n## What lives here\n")
+    quoted = set(QUOTED.findall(head[0] + head[2].partition("\n## ")[0]))
+    for name in quoted:
+        pattern = ANY.sub("*", name).rstrip("/")
+        assert [*folder.rglob(pattern), *ROOT.glob(pattern)], f"{page}: {name}"
+    assert {p.name for p in folder.glob("*.py") if not p.name.startswith("__")} <= quoted
 
 
 @each_page
 def test_make_targets_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"(?:^|`)make (\w+)", page.read_text(encoding="utf-8"), re.M):
+    for target in re.findall(r"(?:^|`)make ([\w-]+)", page.read_text(encoding="utf-8"), re.M):
         assert re.search(rf"^{target}:", makefile, re.M), f"{page.name}: make {target}"
 
 
@@ -166,9 +192,9 @@ def test_the_atom_page_is_what_the_rows_say() -> None:
     )
 
 
-def section(title: str) -> str:
-    """The part of README.md under a heading."""
-    text = PAGES[0].read_text(encoding="utf-8")
+def section(title: str, page: Path = README) -> str:
+    """The part of a page under a heading."""
+    text = page.read_text(encoding="utf-8")
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
@@ -191,7 +217,7 @@ def test_the_families_of_the_readme_are_those_that_are_registered() -> None:
     rows = re.findall(r"^\| (\w+) \| (\d+) \|", section("Families"), re.M)
     assert dict(rows) == families and len(rows) == len(families)
     whole = len(names())
-    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    text = " ".join(README.read_text(encoding="utf-8").split())
     assert f"{len(rows)} [kernel families](#families) cover {whole - none} of the {whole} " in text
     assert not none or f"The other {none}, " in text
 
@@ -226,67 +252,69 @@ def test_kernels_multiply_by_what_the_readme_says(name: str, arch: str, path: st
     assert found == set(paths) - {"threads"}
 
 
-def test_the_decisions_of_the_readme_are_those_of_the_family() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("The decisions of a GEMM"), re.M)
+def test_the_decisions_of_the_page_are_those_of_the_family() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([^|]+) \|", section("The decisions of a GEMM", COMPILER), re.M
+    )
     gemm = family("gemm")
     assert rows == [(d.name, ", ".join(map(str, d.choices))) for d in gemm.decisions]
 
 
 def test_the_readme_names_every_device() -> None:
-    text = PAGES[0].read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     assert all(name.upper() in text for name in DEVICES)
 
 
-@each_page
-def test_quoted_reports_are_those_of_the_records(page: Path) -> None:
-    """Lines under a report command are lines of its output on the committed records."""
-    for block in FENCE.findall(page.read_text(encoding="utf-8")):
-        first, _, quoted = block.partition("\n")
-        asked = re.fullmatch(r"\$ python -m ptxflow\.eval\.report( --matrix)? (\S+)", first)
-        if asked:
-            records = read_records(ROOT / asked[2])
-            lines = set(summary(records, bool(asked[1])).splitlines())
-            wrong = [line for line in quoted.splitlines() if line not in lines | {"..."}]
-            assert not wrong, f"{page.name}: {wrong}"
+def test_the_results_of_the_readme_are_those_of_the_records(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+    assert families_table.main(["--into", str(page)]) == 0
+    assert page.read_text("utf-8") == README.read_text("utf-8"), "run families_table again"
+    rows = re.findall(
+        r"^\| (\w+)(?:, queries > keys)? \| [^|]+(?:\| [\d.-]+ ){8}\|", section("Results"), re.M
+    )
+    assert set(rows) == set(built()) - {""}
 
 
-def test_the_readme_quotes_the_measurements() -> None:
-    assert "$ ptxflow report --matrix eval/measurements/" in PAGES[0].read_text("utf-8")
+def test_what_loses_is_what_the_records_say() -> None:
+    """Every "is behind on" of the limits, by family or by kind of definition."""
+    found = best_ratios(families_table.records("H200"))
+    told = " ".join(section("Limits").split())
+    behind = re.findall(r"`(\w+)` is behind on (\d+) of (\d+) workloads \(least ([\d.]+)", told)
+    for name, losses, workloads, least in behind:
+        ratios = [
+            r
+            for (definition, _), r in found.items()
+            if definition.startswith(name) or family_of(load(definition)).name == name
+        ]
+        assert (len(ratios), sum(r < SLOWER for r in ratios)) == (int(workloads), int(losses)), name
+        assert f"{min(ratios):.2f}" == least, name
+    assert len(behind) == 5
+    heavy = read_records(families_table.FOLDER / "h100-deepseek.jsonl.xz")
+    decode = [r for (d, _), r in best_ratios(settled(heavy)).items() if "mla_paged_decode" in d]
+    assert f"reaches {geometric_mean(decode):.2f} of FlashInfer's fa3" in told
 
 
-def test_what_the_readme_concludes_from_the_measurements() -> None:
-    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
-    records = read_records(ROOT / "eval" / "measurements" / "h200-gemm-policy.jsonl.xz")
-    assert all(r.status == "ok" for r in records)
-    best = {k: r for k, r in best_ratios(records).items() if dict(k[1])["M"] not in (17, 1000)}
-    worst = min(best, key=lambda place: best[place])
-    slower = sum(ratio < 1 for ratio in best.values())
-    assert (
-        f"Over the {len(best)} workloads without M=17 and M=1000 the geometric mean is "
-        f"{geometric_mean(best.values()):.3f}, the least {best[worst]:.2f} (`{worst[0]}` at "
-        f"M={dict(worst[1])['M']}); **`torch.mm` is faster on {slower} of them**, by "
-        f"{100 * (1 - best[worst]):.0f}% at most"
-    ) in text
+def test_the_figure_of_the_readme_names_modules_that_are_there(tmp_path: Path) -> None:
+    for stage in data_path.STAGES.values():
+        assert (ROOT / stage.where).exists() and stage.folder in data_path.COLOURS
+    assert {name for pair in data_path.ARROWS for name in pair} == set(data_path.STAGES)
+    made = tmp_path / "plots" / "path.png"
+    assert data_path.main(["--out", str(made)]) == 0
+    assert made.read_bytes().startswith(b"\x89PNG")
+    assert "(plots/data_path.png)" in README.read_text("utf-8")
 
 
-@each_page
-def test_quoted_losses_against_brute_force_are_those_of_the_records(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for block in FENCE.findall(page.read_text(encoding="utf-8")):
-        first, _, quoted = block.partition("\n")
-        asked = re.fullmatch(r"\$ python -m ptxflow\.eval\.optimum (.*)", first)
-        if asked:
-            arguments = [str(ROOT / a) if "/" in a else a for a in asked[1].split()]
-            assert optimum.main(arguments) == 0
-            assert quoted.rstrip() == capsys.readouterr().out.rstrip()
+def test_pages_are_of_a_size() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert house.prose() <= 125_000
 
 
-def test_the_refusal_of_the_readme_is_what_the_validator_says() -> None:
+def test_the_refusal_of_the_page_is_what_the_validator_says() -> None:
     """But for line numbers, which move."""
     tree, trips = build(H200, strategy())
     path = next(p for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == "fence_proxy_async")
     with pytest.raises(HazardError) as refusal:
         check(edit(tree, path, ()), trips, H200)
-    text = " ".join(PAGES[0].read_text(encoding="utf-8").split())
+    text = " ".join(COMPILER.read_text(encoding="utf-8").split())
     assert re.sub(r"py:\d+", "py", str(refusal.value)) in re.sub(r"py:\d+", "py", text)

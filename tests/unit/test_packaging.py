@@ -114,6 +114,7 @@ def test_it_has_every_module_and_data_file(wheel: Path) -> None:
     assert sorted(wanted - contents(wheel).keys()) == []
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tree: Path, tmp_path: Path) -> None:
     program = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
     name = run([sys.executable, "-c", program], tree).splitlines()[-1]
@@ -135,6 +136,7 @@ def test_it_works_installed_elsewhere(site: Path, tmp_path: Path) -> None:
     assert signatures == 99 and "b200" in devices
 
 
+@pytest.mark.slow
 def test_the_command_samples_and_trains_where_there_is_no_checkout(
     site: Path, tmp_path: Path
 ) -> None:
@@ -157,7 +159,14 @@ def test_the_command_samples_and_trains_where_there_is_no_checkout(
 
 
 @pytest.mark.parametrize(
-    "module", ["bench.attention_workloads", "bench.reference_text", "study.definitions_page"]
+    "module",
+    [
+        "bench.reference_text",
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in ("bench.attention_workloads", "study.definitions_page")
+        ),
+    ],
 )
 def test_what_renews_the_repository_says_that_it_needs_one(
     module: str, site: Path, tmp_path: Path

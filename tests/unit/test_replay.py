@@ -6,26 +6,22 @@ import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
-from ptxflow.env.observations import Observed, Timed, digest, observe
-from ptxflow.env.replay import ReplayReward
+from ptxflow.env.observations import Observations, ReplayReward, StrategyTime, digest, observe
 from ptxflow.env.reward import ModelReward
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
-GEMM = family("gemm")
 INF = float("inf")
 
 
 def space_of(m: int, device: Device = H200) -> Space:
-    axes = (("M", m), ("N", 512), ("K", 512))
-    work = 2.0 * m * 512 * 512, 2.0 * (2 * m * 512 + 512 * 512)
-    return enumerate_space(GEMM, Problem("gemm", "g_n512_k512", axes, "float16", *work), device)
+    return gemm_space(m, 512, 512, device)
 
 
-def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observed:
+def measured(space: Space, rows: list[tuple[int, float, bool]]) -> Observations:
     """(leaf, seconds, refined) as measurements."""
     timed = [
-        Timed(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
+        StrategyTime(dict(space.strategy(int(space.codes[leaf])).choices), seconds, refined)
         for leaf, seconds, refined in rows
     ]
     observed, foreign = observe(GEMM, space.problem, space.device, timed)
@@ -59,7 +55,7 @@ def test_what_today_cannot_express_is_counted_and_left_out() -> None:
         {k: v for k, v in choices.items() if k != last},
     ]
     observed, foreign = observe(
-        GEMM, space.problem, H200, [Timed(c, 1e-6) for c in [*other, choices]]
+        GEMM, space.problem, H200, [StrategyTime(c, 1e-6) for c in [*other, choices]]
     )
     assert foreign == 3 and len(observed) == 1
 

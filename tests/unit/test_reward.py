@@ -7,19 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
 from ptxflow.env.cost import attainable_tflops, model_tflops
-from ptxflow.env.reward import TAU, ModelReward, Remembered, expected_best, log_reward, target
-from ptxflow.env.space import Space, enumerate_space
-
-GEMM = family("gemm")
-
-
-def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
-    axes = (("M", m), ("N", n), ("K", k))
-    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    return enumerate_space(GEMM, Problem("gemm", "g", axes, "float16", *work), device)
+from ptxflow.env.reward import TAU, CachedReward, ModelReward, log_reward, target
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
 
 class Planted:
@@ -71,6 +62,15 @@ def test_a_sharp_target_does_not_overflow() -> None:
     assert np.isfinite(log_z) and np.exp(logs).sum() == pytest.approx(1)
 
 
+def expected_best(
+    tflops: NDArray[np.float64], probabilities: NDArray[np.float64], draws: int
+) -> float:
+    """Exact expectation of the best TFLOP/s of independent draws, with replacement."""
+    order = np.argsort(tflops)
+    below = np.concatenate([[0.0], np.cumsum(probabilities[order])])
+    return float(tflops[order] @ np.diff((below / below[-1]) ** draws))
+
+
 def test_expected_best_of_draws() -> None:
     values, p = np.array([3.0, 1.0, 2.0]), np.array([0.2, 0.5, 0.3])
     assert expected_best(values, p, 1) == pytest.approx(values @ p)
@@ -100,7 +100,7 @@ def test_remembered_rewards_are_asked_once_and_stay_the_same() -> None:
 
     space = gemm_space(64, 512, 512, B200)
     source = Counting(np.random.default_rng(0).random(len(space)) * 100)
-    kept = Remembered(source)
+    kept = CachedReward(source)
     assert kept.tflops(space, space.codes) == pytest.approx(source.values, rel=1e-6)
     kept.tflops(space, space.codes)[:] = 0  # what is returned is the caller's
     assert kept.tflops(space, space.codes) == pytest.approx(source.values, rel=1e-6)

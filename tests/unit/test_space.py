@@ -14,15 +14,11 @@ from ptxflow.compiler.device import B200, DEVICES, H200, Device
 from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
 from ptxflow.env.space import Space, SpaceSet, decision_digest, enumerate_space
-
-
-def _absent(*_: Any) -> Any:
-    raise AssertionError("the space must not ask for this")
+from tests.builders import gemm_problem, toy_family
 
 
 def make_family(decisions: tuple[Decision, ...], rules: tuple[Rule, ...]) -> Family:
-    no = _absent
-    return Family("toy", (), decisions, rules, no, resources, no, no, no, no, no)
+    return toy_family("toy", decisions, rules, resources=resources)
 
 
 GEMM = make_family(DECISIONS, RULES)
@@ -32,11 +28,6 @@ TOY = (
     Decision("c", (4, 5), ""),
     Decision("d", (0, 1, 2, 3), ""),
 )
-
-
-def gemm_problem(m: int, n: int, k: int) -> Problem:
-    axes = (("M", m), ("N", n), ("K", k))
-    return Problem("gemm", "g", axes, "float16", 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n))
 
 
 def brute_force(space: Space) -> set[tuple[Any, ...]]:

@@ -14,25 +14,17 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from ptxflow.compiler.device import B200, H200
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels import family
 from ptxflow.env import cost
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.observations import Observed
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.observations import Observations
+from ptxflow.env.space import Space
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward, matrix, standardise
 from ptxflow.env.surrogate import strategy_features as features
 from ptxflow.env.surrogate_file import read, write
 from ptxflow.env.surrogate_fit import FitConfig, fit
+from tests.builders import GEMM, gemm_space
 
-GEMM = family("gemm")
 CONFIG = FitConfig(members=3, hidden=(32,), steps=300, batch=256)
-
-
-def space_of(m: int, n: int, k: int) -> Space:
-    axes = (("M", m), ("N", n), ("K", k))
-    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    return enumerate_space(GEMM, Problem("gemm", f"g_n{n}_k{k}", axes, "float16", *work), H200)
 
 
 def truth(space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -45,20 +37,20 @@ def truth(space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray(space.problem.flops / tflops / 1e12 * np.exp(effect))
 
 
-def observed(space: Space, count: int, seed: int = 0) -> Observed:
+def observed(space: Space, count: int, seed: int = 0) -> Observations:
     rng = np.random.default_rng(seed)
     codes = np.sort(rng.choice(space.codes, min(count, len(space)), replace=False))
-    return Observed(GEMM, space.problem, H200, codes, truth(space, codes))
+    return Observations(GEMM, space.problem, H200, codes, truth(space, codes))
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Surrogate:
     shapes = [(16, 512, 1024), (128, 1024, 512), (512, 512, 2048), (1024, 1024, 1024)]
-    return fit([observed(space_of(*shape), 300, i) for i, shape in enumerate(shapes)], CONFIG)
+    return fit([observed(gemm_space(*shape), 300, i) for i, shape in enumerate(shapes)], CONFIG)
 
 
 def test_an_unseen_workload_is_ranked_far_better_than_by_the_model(fitted: Surrogate) -> None:
-    space = space_of(256, 512, 1024)
+    space = gemm_space(256, 512, 1024)
     held = observed(space, 500, 9)
     predicted = SurrogateReward(fitted).tflops(space, held.codes)
     modelled = model_tflops(GEMM, held.fields(), space.problem, H200)
@@ -69,7 +61,7 @@ def test_an_unseen_workload_is_ranked_far_better_than_by_the_model(fitted: Surro
 
 
 def test_a_reward_depends_on_the_strategy_alone(fitted: Surrogate) -> None:
-    space = space_of(256, 512, 1024)
+    space = gemm_space(256, 512, 1024)
     reward = SurrogateReward(fitted)
     whole = reward.tflops(space, space.codes[:500])
     assert reward.tflops(space, space.codes[:500][::-7]) == pytest.approx(whole[::-7], rel=1e-5)
@@ -77,7 +69,7 @@ def test_a_reward_depends_on_the_strategy_alone(fitted: Surrogate) -> None:
 
 def test_far_from_the_data_it_is_the_model_with_a_wide_margin() -> None:
     """A choice that was never measured: no correction of one strategy against another is known."""
-    space = space_of(256, 512, 1024)
+    space = gemm_space(256, 512, 1024)
     held = observed(space, 4000)
     decision = next(d for d in GEMM.decisions if d.name == "tile_k")
     unseen = getattr(held.fields(), decision.name) == decision.choices[-1]
@@ -86,7 +78,7 @@ def test_far_from_the_data_it_is_the_model_with_a_wide_margin() -> None:
     assert 50 < unseen.sum() < len(held) - 500
     ensemble = fit([known.pick(half)], CONFIG).ensemble
 
-    def corrected(o: Observed) -> tuple[float, float]:
+    def corrected(o: Observations) -> tuple[float, float]:
         x = matrix(features(GEMM, o.fields(), o.problem, H200)[0])
         mean, std = ensemble.correction(x)
         return float(np.std(mean)), float(np.median(std))
@@ -100,7 +92,7 @@ def test_far_from_the_data_it_is_the_model_with_a_wide_margin() -> None:
 
 def test_the_unknown_gains_no_advantage_from_a_model_that_is_too_fast() -> None:
     """Where all that was measured is slower than modelled, so is what was not."""
-    space = space_of(256, 512, 1024)
+    space = gemm_space(256, 512, 1024)
     held = observed(space, 1000)
     twice = replace(held, seconds=2 * held.seconds)
     x = matrix(features(GEMM, held.fields(), space.problem, H200)[0])
@@ -109,7 +101,7 @@ def test_the_unknown_gains_no_advantage_from_a_model_that_is_too_fast() -> None:
 
 
 def test_pessimism_costs_what_is_uncertain(fitted: Surrogate) -> None:
-    space = space_of(256, 512, 1024)
+    space = gemm_space(256, 512, 1024)
     fields = space.fields(space.codes[::50])
     log_seconds, std = fitted.predict(fields, space.problem)
     bold, shy = (replace(fitted, kappa=k).tflops(fields, space.problem) for k in (0.0, 2.0))
@@ -118,7 +110,7 @@ def test_pessimism_costs_what_is_uncertain(fitted: Surrogate) -> None:
 
 
 def test_features_never_leave_the_range_of_the_data(fitted: Surrogate) -> None:
-    space = space_of(16384, 512, 16384)
+    space = gemm_space(16384, 512, 16384)
     x = matrix(features(GEMM, space.fields(space.codes[:200]), space.problem, H200)[0])
     ensemble = fitted.ensemble
     assert np.isfinite(x).all()
@@ -128,7 +120,7 @@ def test_features_never_leave_the_range_of_the_data(fitted: Surrogate) -> None:
 
 
 def test_the_same_seed_fits_the_same_surrogate() -> None:
-    held = [observed(space_of(64, 512, 512), 100)]
+    held = [observed(gemm_space(64, 512, 512), 100)]
     config = replace(CONFIG, steps=20)
     one, two = (fit(held, config).ensemble.layers for _ in range(2))
     assert all((a == b).all() for x, y in zip(one, two, strict=True)
@@ -136,7 +128,7 @@ def test_the_same_seed_fits_the_same_surrogate() -> None:
 
 
 def test_a_file_holds_the_whole_surrogate(fitted: Surrogate, tmp_path: Path) -> None:
-    space, file = space_of(256, 512, 1024), tmp_path / "s.safetensors"
+    space, file = gemm_space(256, 512, 1024), tmp_path / "s.safetensors"
     write(file, fitted)
     back = read(file)
     codes = space.codes[:200]
@@ -179,7 +171,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 
 
 def test_it_is_of_one_family_on_one_device(fitted: Surrogate) -> None:
-    space = space_of(64, 512, 512)
+    space = gemm_space(64, 512, 512)
     with pytest.raises(SurrogateError, match="gemm on h200, not of gemm on b200"):
         SurrogateReward(fitted).tflops(replace(space, device=B200), space.codes)
     held = observed(space, 10)

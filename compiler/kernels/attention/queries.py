@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxflow.compiler.ir import UOp, Value, held, value
+from ptxflow.compiler.ir import UOp, Value, value, value_of
 from ptxflow.compiler.kernels.attention.sequences import Search, load_index
 
 
@@ -52,12 +52,12 @@ class QueryTiles:
     @property
     def begin(self) -> UOp:
         """The row of its first query."""
-        return held(self._bounds[0])
+        return value_of(self._bounds[0])
 
     @property
     def count(self) -> UOp:
         """How many queries it has."""
-        return held(self._bounds[1]) - self.begin
+        return value_of(self._bounds[1]) - self.begin
 
     def first(self, place: Value, sequence: UOp) -> UOp:
         """The first query of the tile at a place, of its sequence's."""

@@ -14,12 +14,12 @@ from ptxflow.compiler.ir import (
     Value,
     frag,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     slot,
     value,
+    value_of,
     var,
 )
 from ptxflow.compiler.launch import Expr
@@ -69,7 +69,7 @@ class Search:
         for i, start in enumerate(self.starts):
             there = base + (LANE + 32 * i)
             inside = there < count
-            counted = inside & (self.place(held(start), there) < value(place) + 1)
+            counted = inside & (self.place(value_of(start), there) < value(place) + 1)
             loads.append(load_index(start, self.tensor, there, inside))
             counts.append(at.count_lanes(slot(before), counted))
         body = [
@@ -77,7 +77,7 @@ class Search:
             loop(base, count, loads, counts, step=32 * self.wave, rolled=self.wave > 1),
             at.copy(slot(which), slot(before)),
         ]
-        return body, held(which) - 1
+        return body, value_of(which) - 1
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class Sequences:
     def search(self) -> Search:
         return Search("kv_indptr", self.chunk, self.page_size, self.prefix, self.wave)
 
-    # -- on the host --------------------------------------------------------------------------
+    # -- on the host ---------------------------------------------------------------------------
 
     def places(self) -> Expr:
         """The most chunks there can be."""
         return f"(num_kv_indices * {self.page_size} // {self.chunk} + batch_size)"
 
-    # -- on the device ------------------------------------------------------------------------
+    # -- on the device -------------------------------------------------------------------------
 
     def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
@@ -130,15 +130,15 @@ class Sequences:
     @property
     def begin(self) -> UOp:
         """The first entry of its page table."""
-        return held(self.register("begin"))
+        return value_of(self.register("begin"))
 
     @property
     def tokens(self) -> UOp:
         """Its length; 0 where it has no page."""
-        pages = held(self.register("end")) - self.begin
+        pages = value_of(self.register("end")) - self.begin
         if self.page_size == 1:
             return pages
-        full = (pages - 1) * self.page_size + held(self.register("last"))
+        full = (pages - 1) * self.page_size + value_of(self.register("last"))
         return pages.min(1) * full
 
     def first_place(self, sequence: Value) -> UOp:

@@ -51,17 +51,17 @@ def across(
 class Running:
     """The maximum and the sum so far of each column, two of a lane.
 
-    `step` gives weights 2^(score - maximum), and rescales what was summed with an older maximum.
+    `step` gives probs 2^(score - maximum), and rescales what was summed with an older maximum.
     """
 
     def __init__(self, r: Registers, name: str):
         self.r, self.name = r, name
-        self.top, self.sum = r(f"{name}_top", 2), r(f"{name}_sum", 2)
+        self.row_max, self.sum = r(f"{name}_top", 2), r(f"{name}_sum", 2)
 
     def begin(self) -> list[UOp]:
-        return [at.mov(self.top, MINUS_INFINITY), at.mov(self.sum, 0)]
+        return [at.mov(self.row_max, MINUS_INFINITY), at.mov(self.sum, 0)]
 
-    def step(self, weights: UOp, scores: UOp, sums: list[UOp]) -> list[UOp]:
+    def step(self, probs: UOp, scores: UOp, sums: list[UOp]) -> list[UOp]:
         """Weights of scores, whose columns are in turn; `sums` are accumulators of the same."""
         r, n = self.r, self.name
         own, new, change = r(f"{n}_own", 2), r(f"{n}_new", 2), r(f"{n}_change", 2)
@@ -70,19 +70,19 @@ class Running:
         return [
             at.fold_max(own, scores),
             *reduce,
-            at.max_f32(new, highest, self.top),
-            at.sub_f32(change, self.top, new),
+            at.max_f32(new, highest, self.row_max),
+            at.sub_f32(change, self.row_max, new),
             at.exp2_f32(factor, change),
-            at.copy(self.top, new),
+            at.copy(self.row_max, new),
             at.scale_f32(lower, new, r("minus_one", 1)),
-            at.shift_exp2(weights, scores, r("one", 1), lower),
-            at.fold_sum(added, weights),
+            at.shift_exp2(probs, scores, r("one", 1), lower),
+            at.fold_sum(added, probs),
             at.rescale(self.sum, factor),
             at.add_f32(self.sum, added),
             *(at.rescale(s, factor) for s in sums),
         ]
 
-    def total(self) -> tuple[list[UOp], UOp]:
+    def row_sum(self) -> tuple[list[UOp], UOp]:
         """The sums over all rows of the warp."""
         return across(self.r, f"{self.name}_total", self.sum, at.sum_f32)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
@@ -102,21 +101,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
-DSA_INDEXER = register(
-    Family(
-        name="dsa_indexer",
-        op_types=("dsa_paged",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=accepts,
-    )
+DSA_INDEXER = Family(
+    name="dsa_indexer",
+    op_types=("dsa_paged",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=accepts,
 )

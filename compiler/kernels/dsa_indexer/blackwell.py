@@ -65,7 +65,7 @@ class Kernel(Score):
             role(Role("control", self.warps, 2), when(WARP.eq(self.warps), produce), issue),
         )
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def multiply(self, step: UOp) -> list[Body]:
         """A tile's tokens by all heads, when its products' place has been read."""
@@ -99,7 +99,7 @@ class Kernel(Score):
             at.tcgen05_commit(slot(self.done.full, buffer)),
         ]
 
-    # -- adding up ----------------------------------------------------------------------------
+    # -- adding up -----------------------------------------------------------------------------
 
     def consume(self) -> list[Body]:
         step = var("step")

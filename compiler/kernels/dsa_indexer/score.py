@@ -20,7 +20,6 @@ from ptxflow.compiler.ir import (
     UOp,
     elect,
     global_tensor,
-    held,
     loop,
     mbar,
     param,
@@ -28,6 +27,7 @@ from ptxflow.compiler.ir import (
     slot,
     smem,
     value,
+    value_of,
     var,
 )
 from ptxflow.compiler.kernels.attention.softmax import Registers
@@ -94,7 +94,7 @@ class Score:
             ),
         )
 
-    # -- which tokens -------------------------------------------------------------------------
+    # -- which tokens --------------------------------------------------------------------------
 
     def find(self) -> list[UOp]:
         """Every warp finds out how long the sequence is."""
@@ -118,7 +118,7 @@ class Score:
     @property
     def length(self) -> UOp:
         """Of the sequence, in tokens."""
-        return held(self.r("length", 1).src[0])
+        return value_of(self.r("length", 1))
 
     @property
     def tiles(self) -> UOp:
@@ -130,7 +130,7 @@ class Score:
     def any(self) -> UOp:
         return self.tiles.min(1)
 
-    # -- loading ------------------------------------------------------------------------------
+    # -- loading -------------------------------------------------------------------------------
 
     @property
     def box_rows(self) -> int:
@@ -181,7 +181,7 @@ class Score:
         out = [self.ring.wait_empty(step), at.mbar_arrive_expect(bar, bytes=total)]
         inside = (self.first + step * self.tile) % self.page  # of the page, where it is cut
         for i in range(self.boxes):
-            page = held(self.r(f"page_{i}_", 1).src[0])
+            page = value_of(self.r(f"page_{i}_", 1))
             scale = page * (size // CHUNK) + self.page * self.dim // CHUNK
             out += [
                 at.tma_load(
@@ -206,7 +206,7 @@ class Score:
             ]
         return out
 
-    # -- storing ------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------
 
     def put(
         self, score: UOp, token: UOp, first: UOp, count: int, mine: UOp | None = None
@@ -228,7 +228,7 @@ class Score:
         """The first token of a step's tile."""
         return self.first + step * self.tile
 
-    # -- launching ----------------------------------------------------------------------------
+    # -- launching -----------------------------------------------------------------------------
 
     def launch(self, threads: int, smem_bytes: int) -> Launch:
         """Grid, parameters and tensor maps as expressions over the axes."""

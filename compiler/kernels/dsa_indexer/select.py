@@ -13,12 +13,9 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
-from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.atoms.indexing import UNUSED_BITS
 from ptxflow.compiler.ir import (
     CTA_RANK,
-    CTAID,
     LANE,
     WARP,
     Body,
@@ -28,26 +25,18 @@ from ptxflow.compiler.ir import (
     const,
     flatten,
     global_tensor,
-    held,
     loop,
     param,
     part,
     rectangle,
     slot,
-    smem,
+    value_of,
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import Registers
-from ptxflow.compiler.kernels.dsa_indexer.decisions import (
-    LINE,
-    bin_bytes,
-    digits,
-    entries,
-    is_sorted,
-    places,
-)
+from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
+from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
@@ -59,36 +48,14 @@ PARAMS = (*((name, "ptr") for name in POINTERS), ("width", "u32"))
 VECTOR = 4  # keys of a load
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
-THREAD = WARP * LANES + LANE
 
 Visit = Callable[[UOp, UOp], Body]  # (a vector of keys, the position of its first)
 
 
-class Select:
-    """A strategy applied to a problem; `prefix` keeps registers apart from the first kernel's."""
+class Select(Row):
+    """The kernel of a strategy."""
 
-    def __init__(self, problem: Problem, s: Strategy, device: Device):
-        self.problem, self.s, self.device = problem, s, device
-        f = s.fields()
-        self.topk, self.page = problem["topk"], problem["page_size"]
-        self.ctas, self.threads, self.loads = int(s.ctas), int(s.threads), int(s.loads)
-        self.warps, self.bits = self.threads // LANES, int(s.bits)
-        self.digits, self.slots = int(digits(self.bits)), int(entries(f, problem))
-        self.r = Registers("s_")
-        self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
-        self.row = CTAID // self.ctas
-        self.bins = smem("bins", -(-int(bin_bytes(f)) // 128) * 128, align=128)
-        self.places, self.sorted = int(places(f, problem)), is_sorted(problem)
-        self.list = self._lines("entries", self.places * ENTRY_BYTES)
-        self.chosen = self._lines("chosen", self.topk * 4)
-        self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
-
-    @staticmethod
-    def _lines(name: str, size: int) -> UOp:
-        """Storage that is zeroed at the start, line by line."""
-        return smem(name, -(-size // LINE) * LINE, align=128)
-
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -110,11 +77,6 @@ class Select:
     def smem_bytes(self) -> int:
         return layout(self._info(self.storage)).smem_bytes
 
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        chosen = () if self.sorted else (self.chosen,)
-        return (self.bins, self.list, *chosen, self.state, self.count)
-
     def launch(self) -> Launch:
         """Grid and parameters."""
         return Launch(
@@ -130,7 +92,7 @@ class Select:
     @property
     def length(self) -> UOp:
         """Of the sequence, in tokens."""
-        return held(self.r("length", 1).src[0])
+        return value_of(self.r("length", 1))
 
     def start(self) -> Body:
         """Everything that waits for no score."""
@@ -172,7 +134,7 @@ class Select:
             return at.cta_sync()
         return [at.cluster_arrive(), at.cluster_wait()]
 
-    # -- keys ---------------------------------------------------------------------------------
+    # -- keys ----------------------------------------------------------------------------------
 
     def sweep(self, name: str, visit: Visit) -> Body:
         """Visit all keys of the row, some vectors of each thread at a time; zeros past its end."""
@@ -199,7 +161,7 @@ class Select:
         turns = (self.length + (each - 1)) // each
         return loop(turn, turns, load, visits, rolled=True)
 
-    # -- digits -------------------------------------------------------------------------------
+    # -- digits --------------------------------------------------------------------------------
 
     @property
     def counted(self) -> UOp:
@@ -227,7 +189,7 @@ class Select:
                 digit,
                 self.digits,
                 at.ld_shared(left, size, 0, alike=True),
-                when(const(self.slots) < held(left.src[0]), more),
+                when(const(self.slots) < value_of(left), more),
                 start=1,
                 rolled=True,
             ),
@@ -264,7 +226,7 @@ class Select:
             self.meet(),
         ]
 
-    # -- entries ------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------
 
     def gather(self) -> Body:
         """What is not below the bound, to the leader's list."""
@@ -299,10 +261,6 @@ class Select:
             [self.store(i) for i in out],
         ]
 
-    @property
-    def listed(self) -> UOp:
-        return held(self.r("listed", 1).src[0])
-
     def place(self, first: int) -> Body:
         """The slots of some entries, one of each thread, to their ranks."""
         number = THREAD + first
@@ -310,8 +268,8 @@ class Select:
         entry, rank = self.r(f"entry_{i}_", 2), self.r("rank", 1)
         ranked, low = self.r(f"ranked_{i}_", 1), self.r(f"low_{i}_", 1)
         page, put = self.r(f"page_{i}_", 1), self.r("slot", 1)
-        order = held(ranked.src[0])
-        position = (held(low.src[0]) ^ 0xFFFFFFFF) >> UNUSED_BITS
+        order = value_of(ranked)
+        position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         inside = (number < self.listed) & (order < self.topk)
         where = rectangle(global_tensor("block_table"), 0, 0, 1, 1)
         index = self.row * param("width") + position // self.page
@@ -322,7 +280,7 @@ class Select:
             at.copy(ranked, rank),
             at.copy(low, part(entry, 0, 1)),
             at.ld_global(page, param("block_table"), index, inside, where, element=4),
-            at.mov(put, held(page.src[0]) * self.page + position % self.page + 1),
+            at.mov(put, value_of(page) * self.page + position % self.page + 1),
             at.put_place(slot(self.chosen, 0, 0, self.topk * 4), order << 2, inside, put),
         ]
         return when(WARP * LANES + first < self.listed, body)
@@ -339,7 +297,7 @@ class Select:
             )
             for j in range(AHEAD)
         ]
-        turns = held(self.r("turns", 1).src[0])
+        turns = value_of(self.r("turns", 1))
         return loop(turn, turns, load, at.outrank(rank, entry, others), rolled=True)
 
     def store(self, first: int) -> Body:
@@ -351,7 +309,7 @@ class Select:
         body: list[Body] = [
             at.ld_shared(own, slot(self.chosen, 0, warp * 4, 4 * LANES), LANE * 4),
             at.copy(less, own),
-            at.mov(put, held(less.src[0]) - 1),
+            at.mov(put, value_of(less) - 1),
             at.st_global(
                 param("topk_indices"),
                 self.row * self.topk + number,

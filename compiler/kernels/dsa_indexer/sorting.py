@@ -8,8 +8,6 @@ entries that are listed need; behind these are zeros, the least.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY, UNUSED_BITS
 from ptxflow.compiler.ir import (
@@ -20,36 +18,33 @@ from ptxflow.compiler.ir import (
     alu,
     const,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     slot,
     value,
+    value_of,
     var,
     when,
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
-
-if TYPE_CHECKING:
-    from ptxflow.compiler.kernels.dsa_indexer.select import Select
+from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 
 WORDS = 2  # registers of an entry
-THREAD = WARP * LANES + LANE
 WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
 
 
 class Sorting:
     """What the leader of a cluster does with its list of entries, and what it writes."""
 
-    def __init__(self, select: Select):
-        self.select, self.r = select, select.r
-        self.turns = -(-select.places // select.threads)  # entries of a thread
-        self.most = select.places.bit_length() - 1  # levels
+    def __init__(self, row: Row):
+        self.row, self.r = row, row.r
+        self.turns = -(-row.places // row.threads)  # entries of a thread
+        self.most = row.places.bit_length() - 1  # levels
 
     def body(self) -> Body:
         """From the list to the output."""
-        level, listed = var("level"), self.select.listed
+        level, listed = var("level"), self.row.listed
         last = listed - listed.min(1)
         needed = value(0)
         for bit in range(self.most):
@@ -61,24 +56,24 @@ class Sorting:
                 at.ld_shared_vector(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
                 for i in range(self.turns)
             ],
-            loop(level, held(self.r("levels", 1).src[0]), self.meet_warps(level), near,
+            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near,
                  rolled=True),
-            [self.store(i) for i in range(-(-self.select.topk // self.select.threads))],
+            [self.store(i) for i in range(-(-self.row.topk // self.row.threads))],
         ]  # fmt: skip
 
-    # -- entries ------------------------------------------------------------------------------
+    # -- entries -------------------------------------------------------------------------------
 
     def own(self, i: int) -> UOp:
         return self.r(f"entry_{i}_", WORDS)
 
     def mine(self, i: int) -> UOp:
         """Where the warp's entries of a turn are in the list."""
-        first = (WARP * LANES + i * self.select.threads) * ENTRY
-        return slot(self.select.list, 0, first, LANES * ENTRY)
+        first = (WARP * LANES + i * self.row.threads) * ENTRY
+        return slot(self.row.list, 0, first, LANES * ENTRY)
 
     def keep(self, level: UOp, i: int, bit: UOp | int) -> list[UOp]:
         """The greater of two entries that are 2^bit apart comes first in every other run."""
-        number = THREAD + i * self.select.threads
+        number = THREAD + i * self.row.threads
         greater = ((number >> bit) & 1).eq((number >> (level + 1)) & 1)
         own, kept = self.own(i), self.r(f"kept_{i}_", WORDS)
         return [
@@ -101,7 +96,7 @@ class Sorting:
         step, turns = var("step"), range(self.turns)
         bit = level - step
         apart = const(1) << bit
-        everywhere = slot(self.select.list, 0, 0, self.select.places * ENTRY)
+        everywhere = slot(self.row.list, 0, 0, self.row.places * ENTRY)
         return loop(
             step,
             (level + 1) - (level + 1).min(WITHIN),
@@ -111,7 +106,7 @@ class Sorting:
                 at.ld_shared_vector(
                     self.r(f"met_{i}_", WORDS),
                     everywhere,
-                    ((THREAD + i * self.select.threads) ^ apart) * ENTRY,
+                    ((THREAD + i * self.row.threads) ^ apart) * ENTRY,
                 )
                 for i in turns
             ],
@@ -120,14 +115,14 @@ class Sorting:
             rolled=True,
         )
 
-    # -- output -------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
     def store(self, i: int) -> Body:
         """The slots of a turn's entries, or -1 where there is no entry."""
-        c, row = self.select, self.select.row
+        c, row = self.row, self.row.row
         number, first = THREAD + i * c.threads, WARP * LANES + i * c.threads
         low, page, put = self.r(f"low_{i}_", 1), self.r(f"page_{i}_", 1), self.r("put", 1)
-        position = (held(low.src[0]) ^ 0xFFFFFFFF) >> UNUSED_BITS
+        position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         there = (c.listed - number.min(c.listed)).min(1)
         tables, out = global_tensor("block_table"), global_tensor("topk_indices")
         body: list[Body] = [
@@ -140,7 +135,7 @@ class Sorting:
                 rectangle(tables, 0, 0, 1, 1),
                 element=4,
             ),
-            at.mov(put, (held(page.src[0]) * c.page + position % c.page + 1) * there - 1),
+            at.mov(put, (value_of(page) * c.page + position % c.page + 1) * there - 1),
             at.st_global(
                 param("topk_indices"),
                 row * c.topk + number,

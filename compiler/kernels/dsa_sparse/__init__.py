@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
 from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChunks
@@ -77,21 +76,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
-DSA_SPARSE = register(
-    Family(
-        name=SPARSE,
-        op_types=("dsa_paged",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=lambda inputs: "sparse_indices" in inputs,
-    )
+DSA_SPARSE = Family(
+    name=SPARSE,
+    op_types=("dsa_paged",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=lambda inputs: "sparse_indices" in inputs,
 )

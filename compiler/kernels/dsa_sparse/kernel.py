@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, Body, UOp, global_tensor, held, param, rectangle
+from ptxflow.compiler.ir import LANE, Body, UOp, global_tensor, param, rectangle, value_of
 from ptxflow.compiler.kernels.attention.sequences import WORD
 from ptxflow.compiler.kernels.dsa_sparse.lists import LIST, Lists
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
@@ -51,7 +51,7 @@ class AttendToLists(Attend):
 
     def _counts(self, seen: UOp, half: int) -> UOp:
         lists = Lists.of(self)
-        named = lists.there(held(self._entry(half).src[0]))
+        named = lists.there(value_of(self._entry(half)))
         return named if lists.even else seen & named
 
     def _leave(self, span: Span) -> list[Body]:

@@ -38,7 +38,7 @@ class Lists:
         """Whether all tiles are full."""
         return self.topk % self.tile == 0 and self.span % self.tile == 0
 
-    # -- as the first kernel asks for rows ----------------------------------------------------
+    # -- as the first kernel asks for rows -----------------------------------------------------
 
     @property
     def storage(self) -> tuple[UOp, ...]:
@@ -66,7 +66,7 @@ class Lists:
     def there(self, row: UOp) -> UOp:
         return row.ne(NONE)
 
-    # -- as the second kernel adds chunks up --------------------------------------------------
+    # -- as the second kernel adds chunks up ---------------------------------------------------
 
     def lengths(self, sequence: Value) -> list[UOp]:
         return []

@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, TENSORS, Kernel
@@ -88,22 +87,20 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())), 1 if k.loops else None)
 
 
-GDN_DECODE = register(
-    Family(
-        name="gdn_decode",
-        op_types=("gdn",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        revise=revise,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=lambda inputs: "cu_seqlens" not in inputs,
-    )
+GDN_DECODE = Family(
+    name="gdn_decode",
+    op_types=("gdn",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    revise=revise,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=lambda inputs: "cu_seqlens" not in inputs,
 )

@@ -44,7 +44,7 @@ TENSORS = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "output", "new_
 class Kernel(Ring):
     """A gdn_decode strategy applied to a problem."""
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -95,7 +95,7 @@ class Kernel(Ring):
         after = self._next(use, self._load_v(use + 1))
         return [load, compute, self._take(use), self._decay(), after]
 
-    # -- loads --------------------------------------------------------------------------------
+    # -- loads ---------------------------------------------------------------------------------
 
     def _scale(self) -> list[UOp]:
         given, scale = self._one("given_scale"), self._one("scale")
@@ -178,7 +178,7 @@ class Kernel(Ring):
             for j in range(self.vectors)
         ]
 
-    # -- arithmetic ---------------------------------------------------------------------------
+    # -- arithmetic ----------------------------------------------------------------------------
 
     def _key_query(self) -> list[UOp]:
         """k q, which the change of every row adds to its output."""
@@ -251,7 +251,7 @@ class Kernel(Ring):
             held = added
         return out
 
-    # -- stores -------------------------------------------------------------------------------
+    # -- stores --------------------------------------------------------------------------------
 
     def _leave(self, use: UOp) -> list[Body]:
         """The new rows to their tensor."""

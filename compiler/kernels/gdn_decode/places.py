@@ -23,9 +23,7 @@ from ptxflow.compiler.ir import (
     smem,
     special,
 )
-from ptxflow.compiler.kernels.gdn_decode.decisions import (
-    WARP as WARP_SIZE,
-)
+from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.decisions import (
     buffer_bytes,
     bulk,
@@ -105,7 +103,7 @@ class Places:
     def _passes(self) -> UOp:
         return const(self.passes, "passes" if self.passes > 1 else "")
 
-    # -- places -------------------------------------------------------------------------------
+    # -- places --------------------------------------------------------------------------------
 
     def _block(self, use: UOp) -> tuple[UOp, UOp]:
         """Which step of all, counted along heads and their rows, and the head of all batches."""

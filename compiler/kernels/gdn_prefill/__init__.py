@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, TENSORS, Kernel
@@ -70,21 +69,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
-GDN_PREFILL = register(
-    Family(
-        name="gdn_prefill",
-        op_types=("gdn",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=lambda inputs: "cu_seqlens" in inputs,
-    )
+GDN_PREFILL = Family(
+    name="gdn_prefill",
+    op_types=("gdn",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=lambda inputs: "cu_seqlens" in inputs,
 )

@@ -68,7 +68,7 @@ class Stream:
         return self.bytes // PIECE
 
 
-class Helpers(Shape):
+class ChunkWarps(Shape):
     """Statements of the helpers; `self.index` counts them."""
 
     @property
@@ -144,7 +144,7 @@ class Helpers(Shape):
     def _rounds(self, total: int) -> range:
         return range(-(-total // self.helpers))
 
-    # -- copies -------------------------------------------------------------------------------
+    # -- copies --------------------------------------------------------------------------------
 
     def _streams(self) -> list[Stream]:
         _, head, row = self.place
@@ -207,7 +207,7 @@ class Helpers(Shape):
                 out.append(self._some(i, total, body))
         return out
 
-    # -- gates --------------------------------------------------------------------------------
+    # -- gates ---------------------------------------------------------------------------------
 
     @property
     def _lane_tokens(self) -> int:
@@ -282,7 +282,7 @@ class Helpers(Shape):
     def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
         return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
 
-    # -- tokens and tokens --------------------------------------------------------------------
+    # -- tokens and tokens ---------------------------------------------------------------------
 
     def _row_and_column(self, block: UOp) -> tuple[UOp, UOp]:
         """Of a block, by its number: two digits in base 4 from a table."""
@@ -395,7 +395,7 @@ class Helpers(Shape):
                     out.append(at.st_shared_lanes(self.near_blocks(index), place, 1, source))
         return out
 
-    # -- solving ------------------------------------------------------------------------------
+    # -- solving -------------------------------------------------------------------------------
 
     def _clear(self) -> list[UOp]:
         """Zeros above the diagonal, which nobody writes later."""

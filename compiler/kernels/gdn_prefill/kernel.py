@@ -22,7 +22,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
-from ptxflow.compiler.kernels.gdn_prefill.state_warps import Mains
+from ptxflow.compiler.kernels.gdn_prefill.state_warps import StateWarps
 from ptxflow.compiler.lower import finish
 
 ENTRY = "gdn_prefill"
@@ -41,7 +41,7 @@ TENSORS = (
 )
 
 
-class Kernel(Mains):
+class Kernel(StateWarps):
     """A gdn_prefill strategy applied to a problem."""
 
     @property

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, held, param, slot, smem
+from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, param, slot, smem, value_of
 from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
@@ -110,7 +110,7 @@ class Shape:
         shared = (self.q, self.k, self.v, self.gates, self.scores, *pulls, self.solved, self.near)
         return (*shared, *self.bounds, *self.r.storage)
 
-    # -- the CTA's part -----------------------------------------------------------------------
+    # -- the CTA's part ------------------------------------------------------------------------
 
     @property
     def place(self) -> tuple[UOp, UOp, UOp]:
@@ -125,11 +125,11 @@ class Shape:
     @property
     def begin(self) -> UOp:
         """The first token of the sequence."""
-        return held(self.bounds[0])
+        return value_of(self.bounds[0])
 
     @property
     def end(self) -> UOp:
-        return held(self.bounds[1])
+        return value_of(self.bounds[1])
 
     @property
     def chunks(self) -> UOp:
@@ -139,7 +139,7 @@ class Shape:
         """The first token of a chunk."""
         return n * self.chunk + self.begin
 
-    # -- shared memory ------------------------------------------------------------------------
+    # -- shared memory -------------------------------------------------------------------------
 
     def gate(self, n: UOp, which: Gate) -> UOp:
         size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Helpers
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import (
@@ -26,7 +26,7 @@ N_BLOCK = lane_place(N_ROW, N_COLUMN, BLOCK_PITCH)
 K_BLOCK = lane_place(K_ROW, K_COLUMN, BLOCK_PITCH)
 
 
-class Mains(Helpers):
+class StateWarps(ChunkWarps):
     """Statements of the main warps."""
 
     @property
@@ -48,7 +48,7 @@ class Mains(Helpers):
         """The first row of a tile, of a head's state."""
         return self.place[2] + (WARP * len(self.tiles) + t) * UNIT
 
-    # -- states -------------------------------------------------------------------------------
+    # -- states --------------------------------------------------------------------------------
 
     def _state_rows(self, t: int) -> list[tuple[UOp, UOp, tuple[UOp, int], int]]:
         """Registers, index of the lane's row, where 8 x 8 elements begin, and bytes from
@@ -101,7 +101,7 @@ class Mains(Helpers):
                 )
         return out
 
-    # -- a chunk ------------------------------------------------------------------------------
+    # -- a chunk -------------------------------------------------------------------------------
 
     def advance(self, n: UOp) -> list[Body]:
         """The state and the outputs through chunk n."""

@@ -7,16 +7,9 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import demand, features
-from ptxflow.compiler.kernels.gemm.decisions import (
-    DECISIONS,
-    RULES,
-    resources,
-    smem_bytes,
-    warps,
-)
+from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.problem import problem
 from ptxflow.compiler.kernels.gemm.rates import COSTS
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
@@ -73,20 +66,18 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(small, t.cluster_size if s.persistent else None)
 
 
-GEMM = register(
-    Family(
-        name="gemm",
-        op_types=("gemm",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-    )
+GEMM = Family(
+    name="gemm",
+    op_types=("gemm",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
 )

@@ -100,7 +100,7 @@ class _Kernel:
             **ends,
         )
 
-    # -- loading ------------------------------------------------------------------------------
+    # -- loading -------------------------------------------------------------------------------
 
     def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """A pair's bytes all count on the even CTA's barrier."""
@@ -137,7 +137,7 @@ class _Kernel:
             finished,
         ]
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
         k = var("k")
@@ -187,7 +187,7 @@ class _Kernel:
                 )
         return out
 
-    # -- storing ------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------
 
     def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""

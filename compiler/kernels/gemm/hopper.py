@@ -86,7 +86,7 @@ class _Kernel:
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
 
-    # -- loading ------------------------------------------------------------------------------
+    # -- loading -------------------------------------------------------------------------------
 
     def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         bar = slot(self.ring.full, self.ring.stage(use))
@@ -115,7 +115,7 @@ class _Kernel:
         due = WARP.eq(0) & (use < self.t.k_trips)
         return [elect(due, self.ring.wait_empty(use), self.load(use, use, m0, n0))]
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def consume(self) -> Body:
         first = WARP >> 2 if self.turns > 1 else const(0)
@@ -199,7 +199,7 @@ class _Kernel:
     def accumulators(self, block: int, first: int, count: int) -> UOp:
         return slot(self.acc, 0, block * self.per_mma + first, count)
 
-    # -- storing ------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------
 
     def epilogue(self, m0: UOp, n0: UOp, sequence: UOp) -> Body:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""

@@ -26,7 +26,7 @@ class Store:
 
     t: Tiling
 
-    # -- staged -------------------------------------------------------------------------------
+    # -- staged --------------------------------------------------------------------------------
 
     def stage(
         self,
@@ -104,7 +104,7 @@ class Store:
             return meet
         return [when((WARP >> 2).eq(g), each) for g, each in enumerate(meet)]
 
-    # -- direct -------------------------------------------------------------------------------
+    # -- direct --------------------------------------------------------------------------------
 
     def direct(self, row: UOp, column: UOp, registers: UOp, warp_writes: UOp) -> UOp:
         """One lane's packed registers to global memory at (row, column), if inside C."""

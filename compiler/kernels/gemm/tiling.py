@@ -62,7 +62,7 @@ class Tiling:
     s: Strategy
     device: Device
 
-    # -- the cluster and the grid -------------------------------------------------------------
+    # -- the cluster and the grid --------------------------------------------------------------
 
     @cached_property
     def cluster(self) -> tuple[int, int]:
@@ -208,7 +208,7 @@ class Tiling:
         n = (column * self.cluster[1] + rank_n) * self.s.tile_n
         return m, n
 
-    # -- shared memory ------------------------------------------------------------------------
+    # -- shared memory -------------------------------------------------------------------------
 
     @property
     def swizzle(self) -> int:
@@ -278,7 +278,7 @@ class Tiling:
         partial = (self.partial,) if self.split else ()
         return (*more, self.a_smem, self.b_smem, *staging, *partial)
 
-    # -- loads --------------------------------------------------------------------------------
+    # -- loads ---------------------------------------------------------------------------------
 
     def shared_rows(self, operand: str) -> int:
         """How many CTAs of the cluster load a share of the operand's rows, and multicast it."""
@@ -326,7 +326,7 @@ class Tiling:
                 out.append(at.tma_load(*operands, **attrs))
         return out
 
-    # -- launch -------------------------------------------------------------------------------
+    # -- launch --------------------------------------------------------------------------------
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:

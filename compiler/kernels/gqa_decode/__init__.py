@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
@@ -19,14 +18,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import problem
 from ptxflow.compiler.kernels.gqa_decode.shape import STATS
 from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
-from ptxflow.compiler.launch import (
-    InputParam,
-    Launch,
-    Param,
-    PointerParam,
-    ScalarParam,
-    Workspace,
-)
+from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam, Workspace
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
@@ -149,21 +141,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
-GQA_DECODE = register(
-    Family(
-        name="gqa_decode",
-        op_types=("gqa_paged",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=lambda inputs: "qo_indptr" not in inputs,
-    )
+GQA_DECODE = Family(
+    name="gqa_decode",
+    op_types=("gqa_paged",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=lambda inputs: "qo_indptr" not in inputs,
 )

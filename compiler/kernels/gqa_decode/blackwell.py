@@ -31,12 +31,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    GROUP_WARPS,
-    LINE,
-    MMA_K,
-    ROWS,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import finish, single
 
@@ -54,7 +49,7 @@ class Blackwell(Weights):
         self.added_columns = tmem("added", 2 * self.sums.arg)
         self.asked = mbar("asked", 1, GROUP_WARPS)  # queries are there
         self.scored = mbar("scored", BUFFERS, 1)  # a tile's scores are there
-        self.weighed = mbar("weighed", 1, GROUP_WARPS)  # its weights are, and sums are read
+        self.weighed = mbar("weighed", 1, GROUP_WARPS)  # its probs are, and sums are read
         self.summed = mbar("summed", 1, 1)  # its products with values are there
 
     def build(self) -> UOp:
@@ -66,7 +61,7 @@ class Blackwell(Weights):
             loop(t, self.count, self._step(t)),
             self._add(self.count - 1),
             at.tcgen05_fence_before(),
-            self.leave(),
+            self.epilogue(),
         ]
         issuer = GROUP_WARPS + self.stages
         issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
@@ -77,11 +72,11 @@ class Blackwell(Weights):
         ]
         bars = (self.asked, self.scored, self.weighed, self.summed)
         memory = (self.score_columns, self.added_columns)
-        storage = (*self.tile_storage, *bars, self.told, self.weights, *memory)
+        storage = (*self.tile_storage, *bars, self.broadcast, self.probs, *memory)
         # in the end warps meet when each has loaded the last sums, so that tensor memory may go
         return finish(self.info(issuer + 1, storage), *self.find_span(), *roles, drained=True)
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def _issue(self) -> list[Body]:
         """One thread's: the scores of the next tile, then the products with a tile's values."""
@@ -133,7 +128,7 @@ class Blackwell(Weights):
                         at.tcgen05_mma(
                             slot(self.added_columns, 0, into, self.wide),
                             slot(buffer, ring.stage(t), first, MMA_K * LINE),
-                            self.weights_of(h, k),
+                            self.probs_of(h, k),
                             int(k > 0),
                             cta_group=1,
                             idesc=instruction_descriptor(ROWS, self.wide, self.dtype, True, True),
@@ -144,20 +139,20 @@ class Blackwell(Weights):
         free = at.tcgen05_commit(slot(ring.empty, ring.stage(t)))
         return [*out, free, at.tcgen05_commit(slot(self.summed))]
 
-    # -- weighing -----------------------------------------------------------------------------
+    # -- weighing ------------------------------------------------------------------------------
 
     def _step(self, t: UOp) -> list[Body]:
-        """Scores to weights; before they take the place of the last ones, what those came to."""
+        """Scores to probs; before they take the place of the last ones, what those came to."""
         cleared = self.clear(t)
         last = self.tokens < self.first(t) + self.tile
         return [
             at.mbar_wait(slot(self.scored, t & 1), (t >> 1) & 1),
             self._take(self.scores, self.score_columns, t & 1),
-            self.refer(t),
-            self.weigh(),
+            self.update_max(t),
+            self.to_probs(),
             when(const(0) < t, self._add(t - 1)),
             self.rescale_sums(),
-            self.put_weights(),
+            self.put_probs(),
             when(last, self.rings[VALUES].wait_full(t), cleared) if cleared else None,
             at.fence_proxy_async(),
             at.tcgen05_fence_before(),
@@ -171,7 +166,7 @@ class Blackwell(Weights):
         return [at.tcgen05_fence_after(), load, at.tcgen05_wait_ld()]
 
     def _add(self, t: UOp) -> list[UOp]:
-        """What a tile's weights and values come to, to the sums."""
+        """What a tile's probs and values come to, to the sums."""
         added = self.r("products", self.sums.arg)
         return [
             at.mbar_wait(slot(self.summed), value(t) & 1),

@@ -1,4 +1,4 @@
-"""The second kernel: what the chunks of a sequence come to, divided by the sum of weights.
+"""The second kernel: what the chunks of a sequence come to, divided by the row sum.
 
 A warp adds up one block, or the warps of a CTA do so together, each with chunks of its own.
 Sequences of one chunk are done; those of none get zeros.
@@ -131,14 +131,19 @@ class Combine(Shape):
 
     def _merge(self, count: int) -> list[UOp]:
         """Sums so far, and `count` others, under the highest maximum."""
-        r, top, total, sums = self.r, self.r("top", 2), self.r("total", 2), self.r("sums", QUAD)
-        out, high = list[UOp](), top
+        r, row_max, row_sum, sums = (
+            self.r,
+            self.r("top", 2),
+            self.r("total", 2),
+            self.r("sums", QUAD),
+        )
+        out, high = list[UOp](), row_max
         for u in range(count):
             higher = r(f"higher{u}", 2)
             out.append(at.max_f32(higher, high, part(r(f"stats{u}", QUAD), 0, 2)))
             high = higher
-        statements, factor = self._factor("", top, high)
-        out += [*statements, at.rescale(total, factor), at.rescale(sums, factor)]
+        statements, factor = self._factor("", row_max, high)
+        out += [*statements, at.rescale(row_sum, factor), at.rescale(sums, factor)]
         for u in range(count):
             stats, theirs = r(f"stats{u}", QUAD), r(f"sums{u}", QUAD)
             statements, factor = self._factor(f"{u}", part(stats, 0, 2), high)
@@ -146,18 +151,18 @@ class Combine(Shape):
             out += [
                 *statements,
                 at.mul_f32(weighted, part(stats, 2, 2), factor),
-                at.add_f32(total, weighted),
+                at.add_f32(row_sum, weighted),
                 at.rescale(theirs, factor),
                 at.add_f32(sums, theirs),
             ]
-        return [*out, at.copy(top, high)]
+        return [*out, at.copy(row_max, high)]
 
-    def _factor(self, name: str, top: UOp, high: UOp) -> tuple[list[UOp], UOp]:
-        """2^(top - high); 1 where there is no token yet, so that zeros stay zeros."""
+    def _factor(self, name: str, row_max: UOp, high: UOp) -> tuple[list[UOp], UOp]:
+        """2^(row_max - high); 1 where there is no token yet, so that zeros stay zeros."""
         r = self.r
         below, factor, change = r(f"below{name}", 2), r(f"factor{name}", 2), r(f"change{name}", 2)
         return [
-            at.sub_f32(below, top, high),
+            at.sub_f32(below, row_max, high),
             at.finite_or_zero(change, below, high),
             at.exp2_f32(factor, change),
         ], factor
@@ -185,11 +190,11 @@ class Combine(Shape):
 
     def _finish(self, row: UOp, column: UOp, d: UOp) -> list[Body]:
         r = self.r
-        top, total, sums = r("top", 2), r("total", 2), r("sums", QUAD)
-        statements, share = self.share(total, top)
+        row_max, row_sum, sums = r("top", 2), r("total", 2), r("sums", QUAD)
+        statements, share = self.share(row_sum, row_max)
         return [
             statements,
             at.rescale(sums, share),
             self.put_output(row, column, d, sums),
-            when(d.eq(0), self.put_lse(row, column, total, top)),
+            when(d.eq(0), self.put_lse(row, column, row_sum, row_max)),
         ]

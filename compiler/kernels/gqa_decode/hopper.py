@@ -11,12 +11,7 @@ from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    GROUP_WARPS,
-    LINE,
-    MMA_K,
-    ROWS,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import finish, single
 
@@ -28,12 +23,12 @@ class Hopper(Weights):
         t, some = var("step"), var("some")
         steps = loop(t, self.count, self._step(t))
         meet = at.named_sync(id=MEET, threads=THREADS)
-        multiply: list[Body] = [self.begin(), self.ask_queries(), meet, steps, self.leave()]
+        multiply: list[Body] = [self.begin(), self.ask_queries(), meet, steps, self.epilogue()]
         roles = [
             role(Role("multiply", 0, GROUP_WARPS), loop(some, self.any, multiply)),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
         ]
-        storage = (*self.tile_storage, self.told, self.weights)
+        storage = (*self.tile_storage, self.broadcast, self.probs)
         info = self.info(GROUP_WARPS + self.stages, storage)
         return finish(info, *self.find_span(), *roles)
 
@@ -44,9 +39,9 @@ class Hopper(Weights):
         return [
             self._multiply_keys(t),
             self._release(KEYS, t) if self.apart else None,
-            self.refer(t),
-            self.weigh(),
-            self.put_weights(),
+            self.update_max(t),
+            self.to_probs(),
+            self.put_probs(),
             [values, when(self.tokens < self.first(t) + self.tile, cleared)] if cleared else None,
             at.fence_proxy_async(),
             at.named_sync(id=MEET, threads=THREADS),
@@ -86,7 +81,7 @@ class Hopper(Weights):
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
 
     def _multiply_values(self, t: UOp) -> list[UOp]:
-        """Adds the tile's values times weights."""
+        """Adds the tile's values times probs."""
         ring, buffer = self.rings[VALUES], self.buffers[VALUES]
         out = [at.wgmma_fence()]
         for h in range(self.heads):
@@ -97,7 +92,7 @@ class Hopper(Weights):
                         at.wgmma(
                             self.of_mma(self.sums, h, d),
                             slot(buffer, ring.stage(t), first, MMA_K * LINE),
-                            self.weights_of(h, k),
+                            self.probs_of(h, k),
                             1,
                             n=self.wide,
                             dtype=self.dtype,

@@ -1,4 +1,4 @@
-"""The first kernel: a chunk of a sequence, as sums of weighted values, maxima and sums of weights.
+"""The first kernel: a chunk of a sequence, as sums of weighted values, maxima and row sums.
 
 Tokens are the rows of an MMA, query heads its columns: S^T = K Q^T, O^T = V^T P^T. A warp gathers
 its rows into a ring of its own, and shares nothing with others until its last tile. The only chunk
@@ -51,7 +51,7 @@ class Chunks(Span):
         body = [*self.find_span(), when(start < self.tokens, self._chunk(start))]
         return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def _chunk(self, start: UOp) -> list[Body]:
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
@@ -91,7 +91,7 @@ class Chunks(Span):
                 running.step(self._exact(u), self._scores(u), [self._sums(u)])
                 for u, running in enumerate(self.running)
             ],
-            self._weights(),
+            self._probs(),
             self.ring.wait(True) if self.ring.apart else None,
             self._multiply_values(stage),
             at.warp_sync(),  # all lanes have read what the next rows overwrite
@@ -100,7 +100,7 @@ class Chunks(Span):
             else self.ring.skip(),
         ]
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def _queries(self) -> list[UOp]:
         """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
@@ -180,7 +180,7 @@ class Chunks(Span):
     def _weight(self, u: int) -> UOp:
         return self.r(f"weight{u}", self.tile // 8)
 
-    def _weights(self) -> list[UOp]:
+    def _probs(self) -> list[UOp]:
         """Weights in 16 bits as fragments of P^T: two heads of a token become two tokens of one."""
         out = list[UOp]()
         for u in range(len(self.units)):
@@ -209,16 +209,16 @@ class Chunks(Span):
                         out.append(at.mma_16816(result, a, b, dtype=self.dtype))
         return out
 
-    # -- leaving ------------------------------------------------------------------------------
+    # -- leaving -------------------------------------------------------------------------------
 
     def _leave(self) -> list[Body]:
         """The warps' sums, added up where there are several, to the output or the workspace."""
         out: list[Body] = []
         for u, running in enumerate(self.running):
-            statements, total = running.total()
+            statements, row_sum = running.row_sum()
             stats = self._stats(u)
-            out += [statements, at.copy(part(stats, 0, 2), running.top)]
-            out.append(at.copy(part(stats, 2, 2), total))
+            out += [statements, at.copy(part(stats, 0, 2), running.row_max)]
+            out.append(at.copy(part(stats, 2, 2), row_sum))
         if self.warps > 1:
             out += [self._hand(), at.cta_sync()]
         for u in range(len(self.units)):
@@ -232,15 +232,15 @@ class Chunks(Span):
         return self.r(f"whole{i}", QUAD) if self.warps > 1 else part(self._sums(u), QUAD * i, QUAD)
 
     def _stats(self, u: int) -> UOp:
-        """Two maxima, two sums of weights."""
+        """Two maxima, two row sums."""
         return self.r(f"stats{u}", QUAD)
 
     def all_stats(self, u: int) -> tuple[UOp, UOp]:
-        """Maxima and sums of weights of all warps."""
+        """Maxima and row sums of all warps."""
         both = self.r(f"merged{u}", QUAD) if self.warps > 1 else self._stats(u)
         return part(both, 0, 2), part(both, 2, 2)
 
-    # -- adding up the warps ------------------------------------------------------------------
+    # -- adding up the warps -------------------------------------------------------------------
 
     def _handed_sums(self, warp: Value, u: int, d: Value) -> tuple[UOp, UOp]:
         """Where a warp hands on a block of a unit: in its own ring, which has been read."""
@@ -264,28 +264,28 @@ class Chunks(Span):
 
     def _factors(self, u: int) -> list[UOp]:
         """The maxima of all warps, and what each warp's sums count for: 2^(its maximum - that)."""
-        r, (top, _) = self.r, self.all_stats(u)
-        out = [at.mov(top, MINUS_INFINITY)]
+        r, (row_max, _) = self.r, self.all_stats(u)
+        out = [at.mov(row_max, MINUS_INFINITY)]
         for w in range(self.warps):
             theirs, higher = r(f"theirs{w}", QUAD), r(f"higher{w}", 2)
             out.append(at.ld_shared_v4(theirs, *self._handed_stats(w, u), unread="dst"))
-            out += [at.max_f32(higher, top, part(theirs, 0, 2)), at.copy(top, higher)]
+            out += [at.max_f32(higher, row_max, part(theirs, 0, 2)), at.copy(row_max, higher)]
         for w in range(self.warps):
             theirs, below = r(f"theirs{w}", QUAD), r(f"below{w}", 2)
-            out.append(at.sub_f32(below, part(theirs, 0, 2), top))
+            out.append(at.sub_f32(below, part(theirs, 0, 2), row_max))
             out.append(at.exp2_f32(r(f"factor{w}", 2), below))
         return out
 
-    def add_weights(self, u: int) -> list[UOp]:
-        """The sums of weights of all warps, where there are several."""
+    def add_probs(self, u: int) -> list[UOp]:
+        """The row sums of all warps, where there are several."""
         if self.warps == 1:
             return []
-        r, (_, total) = self.r, self.all_stats(u)
-        out = [at.mov(total, 0)]
+        r, (_, row_sum) = self.r, self.all_stats(u)
+        out = [at.mov(row_sum, 0)]
         for w in range(self.warps):
             weighted, theirs = r(f"weighted{w}", 2), r(f"theirs{w}", QUAD)
             out.append(at.mul_f32(weighted, part(theirs, 2, 2), r(f"factor{w}", 2)))
-            out.append(at.add_f32(total, weighted))
+            out.append(at.add_f32(row_sum, weighted))
         return out
 
     def _add_block(self, u: int, i: int) -> list[UOp]:

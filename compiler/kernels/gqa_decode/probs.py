@@ -1,8 +1,8 @@
-"""What a warpgroup does between its MMAs: scores of a tile become weights, in shared memory.
+"""What a warpgroup does between its MMAs: scores of a tile become probs, in shared memory.
 
 Fragments are an MMA's: registers go by key head, then by 64 tokens (scores) or dims (sums), then by
 column of eight query heads, four each: two rows, of which each has two heads. Warps have rows of
-their own, so they tell each other their maxima, and in the end their sums of weights.
+their own, so they broadcast their maxima, and in the end their row sums.
 """
 
 from __future__ import annotations
@@ -30,17 +30,12 @@ from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, across, c
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    GROUP_WARPS,
-    LINE,
-    MMA_K,
-    ROWS,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 
 MEET = 1  # named barrier of the warpgroup
 THREADS = 32 * GROUP_WARPS
 CORE = 8 * 16  # bytes of eight tokens by eight heads, in 16 bits: a core matrix, MN-major
-TOTALS = 2  # where sums of weights are told; maxima of even and odd tiles before it
+ROW_SUMS = 2  # where row sums are broadcast; maxima of even and odd tiles before it
 WORD = 4
 
 
@@ -55,11 +50,11 @@ class Weights(Tiles):
         r, each = self.r, self.heads * self.part
         self.scores, self.sums = r("scores", each * self.deep), r("sums", each * self.dims)
         self.packed = r("packed", each * self.deep // 2)
-        self.top, self.total = r("top", self.pairs), r("total", self.pairs)
-        self.weights = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
-        self.told = smem("told", self._told_by * GROUP_WARPS, 3, align=16)
+        self.row_max, self.row_sum = r("top", self.pairs), r("total", self.pairs)
+        self.probs = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
+        self.broadcast = smem("told", self._broadcast_bytes * GROUP_WARPS, 3, align=16)
 
-    # -- registers ----------------------------------------------------------------------------
+    # -- registers -----------------------------------------------------------------------------
 
     def of_head(self, whole: UOp, h: int) -> UOp:
         """A key head's part of scores or sums."""
@@ -80,7 +75,7 @@ class Weights(Tiles):
         """Of a unit's two heads."""
         return part(values, 2 * u, 2)
 
-    # -- queries ------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def ask_queries(self) -> list[Body]:
         """Rows of the group's query heads, and zeros behind them, a part by each warp."""
@@ -116,12 +111,12 @@ class Weights(Tiles):
         return [
             *self.scale(),
             *constants(self.r),
-            at.mov(self.top, MINUS_INFINITY),
-            at.mov(self.total, 0),
+            at.mov(self.row_max, MINUS_INFINITY),
+            at.mov(self.row_sum, 0),
             at.mov(self.sums, 0),
         ]
 
-    # -- what warps tell each other -----------------------------------------------------------
+    # -- what warps tell each other ------------------------------------------------------------
 
     @property
     def _at_once(self) -> int:
@@ -129,15 +124,15 @@ class Weights(Tiles):
         return min(self.pairs, QUAD)
 
     @property
-    def _told_by(self) -> int:
-        """Bytes that a warp tells: four lanes have what all rows have in common."""
+    def _broadcast_bytes(self) -> int:
+        """Bytes that a warp broadcasts: four lanes have what all rows have in common."""
         return 4 * WORD * self.pairs
 
     def _places(self, where: Value, warp: Value, values: UOp) -> Iterator[tuple[UOp, UOp, UOp]]:
         """Slots, a lane's byte there, and its registers."""
         size = 4 * WORD * self._at_once
         for i in range(self.pairs // self._at_once):
-            place = slot(self.told, where, warp * self._told_by + i * size, size)
+            place = slot(self.broadcast, where, warp * self._broadcast_bytes + i * size, size)
             some = part(values, i * self._at_once, self._at_once)
             yield place, (LANE & 3) * (WORD * self._at_once), some
 
@@ -161,7 +156,7 @@ class Weights(Tiles):
         out += [combine(two[i], theirs[2 * i], theirs[2 * i + 1]) for i in range(2)]
         return [*out, combine(joint, *two)], joint
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- probs ---------------------------------------------------------------------------------
 
     def fold(self, name: str, atom: Callable[..., UOp], pairwise: Callable[..., UOp]) -> list[UOp]:
         """Scores to a value for each head of the lane, in the registers of that name."""
@@ -174,7 +169,7 @@ class Weights(Tiles):
                     out.append(pairwise(self.pair(self.r(name, self.pairs), u), low, high))
         return out
 
-    def refer(self, t: UOp) -> list[Body]:
+    def update_max(self, t: UOp) -> list[Body]:
         """Scores of a tile to base 2, their maximum with those before, and the register `factor`
         for what was summed with an older one."""
         r, n = self.r, self.pairs
@@ -187,10 +182,10 @@ class Weights(Tiles):
             self.fold("own_top", at.fold_max, at.max_f32),
             reduce,
             exchange,
-            at.max_f32(new, joint, self.top),
-            at.sub_f32(change, self.top, new),
+            at.max_f32(new, joint, self.row_max),
+            at.sub_f32(change, self.row_max, new),
             at.exp2_f32(factor, change),
-            at.copy(self.top, new),
+            at.copy(self.row_max, new),
             at.scale_f32(r("lower", n), new, r("minus_one", 1)),
         ]
 
@@ -207,8 +202,8 @@ class Weights(Tiles):
                         out.append(at.hide(part(scores, c + 2 * half, 2), inside))
         return out
 
-    def weigh(self) -> list[UOp]:
-        """Scores to weights, and their sums."""
+    def to_probs(self) -> list[UOp]:
+        """Scores to probs, and their sums."""
         r, out = self.r, list[UOp]()
         for u in range(len(self.units)):
             lower = self.pair(r("lower", self.pairs), u)
@@ -218,8 +213,8 @@ class Weights(Tiles):
             *out,
             at.pack(self.packed, self.scores, dtype=self.dtype),
             *self.fold("added", at.fold_sum, at.sum_f32),
-            at.rescale(self.total, r("factor", self.pairs)),
-            at.add_f32(self.total, r("added", self.pairs)),
+            at.rescale(self.row_sum, r("factor", self.pairs)),
+            at.add_f32(self.row_sum, r("added", self.pairs)),
         ]
 
     def rescale_sums(self) -> list[UOp]:
@@ -230,11 +225,11 @@ class Weights(Tiles):
             for some in self.of_unit(self.sums, u)
         ]
 
-    # -- weights in shared memory -------------------------------------------------------------
+    # -- probs in shared memory ----------------------------------------------------------------
 
     @property
     def step_bytes(self) -> int:
-        """Of the weights of 16 tokens: core matrices of eight of them, column after column."""
+        """Of the probs of 16 tokens: core matrices of eight of them, column after column."""
         return MMA_K * self.wide * ELEMENT
 
     @property
@@ -242,11 +237,11 @@ class Weights(Tiles):
         """Leading and stride offsets of a descriptor: the next eight tokens, and heads."""
         return CORE, 2 * CORE
 
-    def weights_of(self, h: int, k: int) -> UOp:
+    def probs_of(self, h: int, k: int) -> UOp:
         """Those of 16 tokens, the k-th of a tile."""
-        return slot(self.weights, h, k * self.step_bytes, self.step_bytes)
+        return slot(self.probs, h, k * self.step_bytes, self.step_bytes)
 
-    def put_weights(self) -> list[UOp]:
+    def put_probs(self) -> list[UOp]:
         """A warp's 16 tokens of each 64; a lane's two heads of one lie where its number says."""
         out = list[UOp]()
         for h in range(self.heads):
@@ -254,21 +249,21 @@ class Weights(Tiles):
                 packed = part(self.of_head(self.packed, h), i * self.part // 2, self.part // 2)
                 for n in range(packed.arg):  # by column, then half
                     begin = (WARP + i * GROUP_WARPS) * self.step_bytes + n * CORE
-                    place = slot(self.weights, h, begin, CORE)
+                    place = slot(self.probs, h, begin, CORE)
                     out.append(at.st_shared_lanes(place, LANE << 2, 1, part(packed, n, 1)))
         return out
 
-    # -- leaving ------------------------------------------------------------------------------
+    # -- leaving -------------------------------------------------------------------------------
 
-    def leave(self) -> list[Body]:
-        """All warps' sums of weights, and the warpgroup's sums, to where they belong."""
-        reduce, own = across(self.r, "total", self.total, at.sum_f32)
-        exchange, joint = self.exchange("total", TOTALS, own, at.sum_f32)
+    def epilogue(self) -> list[Body]:
+        """All warps' row sums, and the warpgroup's sums, to where they belong."""
+        reduce, own = across(self.r, "total", self.row_sum, at.sum_f32)
+        exchange, joint = self.exchange("total", ROW_SUMS, own, at.sum_f32)
         out: list[Body] = [*reduce, *exchange]
         for u in range(len(self.units)):
             stats = self.r(f"stats{u}", QUAD)
             out += [
-                at.copy(part(stats, 0, 2), self.pair(self.top, u), unread="dst"),  # by one warp
+                at.copy(part(stats, 0, 2), self.pair(self.row_max, u), unread="dst"),  # by one warp
                 at.copy(part(stats, 2, 2), self.pair(joint, u), unread="dst"),
                 self.put(u),
             ]
@@ -281,5 +276,5 @@ class Weights(Tiles):
         stats = self.r(f"stats{u}", QUAD)
         return part(stats, 0, 2), part(stats, 2, 2)
 
-    def add_weights(self, u: int) -> list[UOp]:
+    def add_probs(self, u: int) -> list[UOp]:
         return []

@@ -13,11 +13,11 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     global_tensor,
-    held,
     param,
     rectangle,
     slot,
     smem,
+    value_of,
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
@@ -102,7 +102,7 @@ class Ring:
                 row_end = self.pitch if piece + span == pieces else span * CHUNK
                 begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
                 extent = row_end + (WARP_SIZE // span - 1) * self.pitch
-                index = held(self._row(mark, n).src[0]) * (self.size * ELEMENT // CHUNK)
+                index = value_of(self._row(mark, n)) * (self.size * ELEMENT // CHUNK)
                 out.append(
                     at.copy_async(
                         slot(storage, stage, begin, extent),
@@ -121,7 +121,7 @@ class Ring:
         out, rows = list[UOp](), list[UOp]()
         for i, token in enumerate(self._lane_tokens(first)):
             rows.append(self.r(f"row_{mark}_{i}", 1))
-            page = held(self._page(mark, i).src[0])
+            page = value_of(self._page(mark, i))
             out.append(
                 at.mov(rows[-1], self.sequences.row(page, token) * self.key_heads + self.head)
             )

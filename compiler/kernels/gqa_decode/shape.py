@@ -34,7 +34,7 @@ class Shape:
         self.page_size = problem["page_size"]
         self.row_floats = self.blocks * WARP * QUAD  # of a row of `sums`
 
-    # -- the workspace ------------------------------------------------------------------------
+    # -- the workspace -------------------------------------------------------------------------
 
     def unit(self, place: UOp, head: Value, column: Value) -> UOp:
         """The row of the workspace of a unit of a chunk."""
@@ -42,7 +42,7 @@ class Shape:
         return row * self.columns + column
 
     def stats_at(self, row: UOp, lane: UOp) -> tuple[UOp, UOp]:
-        """Where two maxima and two sums of weights of a row are: an index of 16 bytes, a region."""
+        """Where two maxima and two row sums of a row are: an index of 16 bytes, a region."""
         return row * QUAD + lane, rectangle(global_tensor("stats"), row, 0, 1, STATS)
 
     def sums_at(self, row: UOp, d: UOp) -> tuple[UOp, UOp]:
@@ -51,12 +51,12 @@ class Shape:
         where = rectangle(global_tensor("sums"), row, d * width, 1, width)
         return (row * self.blocks + d) * WARP + LANE, where
 
-    # -- the output ---------------------------------------------------------------------------
+    # -- the output ----------------------------------------------------------------------------
 
-    def share(self, total: UOp, top: UOp) -> tuple[list[UOp], UOp]:
-        """One over the sums of weights; zero where there is no token."""
+    def share(self, row_sum: UOp, row_max: UOp) -> tuple[list[UOp], UOp]:
+        """One over the row sums; zero where there is no token."""
         inverse, factor = self.r("inverse", 2), self.r("share", 2)
-        out = [at.reciprocal_f32(inverse, total), at.finite_or_zero(factor, inverse, top)]
+        out = [at.reciprocal_f32(inverse, row_sum), at.finite_or_zero(factor, inverse, row_max)]
         return out, factor
 
     def put_output(self, row: UOp, column: UOp, d: UOp, sums: UOp) -> list[UOp]:
@@ -81,13 +81,13 @@ class Shape:
             ]
         return out
 
-    def put_lse(self, row: UOp, column: UOp, total: UOp, top: UOp) -> list[Body]:
-        """log2 of the sum of weights, plus the maximum: lanes 0 to 3 have two heads each."""
+    def put_lse(self, row: UOp, column: UOp, row_sum: UOp, row_max: UOp) -> list[Body]:
+        """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each."""
         width, first = min(2, self.group), column * COLUMNS
         log, lse = self.r("log", width), self.r("lse", width)
         out: list[Body] = [
-            at.log2_f32(log, part(total, 0, width)),
-            at.sum_f32(lse, log, part(top, 0, width)),
+            at.log2_f32(log, part(row_sum, 0, width)),
+            at.sum_f32(lse, log, part(row_max, 0, width)),
         ]
         for i in range(width):
             head = first + (LANE << 1) + i

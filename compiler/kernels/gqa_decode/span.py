@@ -53,7 +53,7 @@ class Span(Shape):
         self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
         self.tokens = self.sequences.tokens
 
-    # -- the kernel ---------------------------------------------------------------------------
+    # -- the kernel ----------------------------------------------------------------------------
 
     @property
     def caches(self) -> tuple[tuple[str, str], ...]:
@@ -88,7 +88,7 @@ class Span(Shape):
             storage=(*storage, *self.sequences.storage, *self.r.storage),
         )
 
-    # -- which chunk --------------------------------------------------------------------------
+    # -- which chunk ---------------------------------------------------------------------------
 
     @property
     def parts(self) -> int:
@@ -127,18 +127,18 @@ class Span(Shape):
             at.mul_f32(self.r("scale", 1), self.r("sm_scale", 1), self.r("log2e", 1)),
         ]
 
-    # -- what it leaves -----------------------------------------------------------------------
+    # -- what it leaves ------------------------------------------------------------------------
 
     def whole(self, u: int, i: int) -> UOp:
         """The sums of all warps, of a warp's i-th block of a unit."""
         raise NotImplementedError
 
     def all_stats(self, u: int) -> tuple[UOp, UOp]:
-        """Maxima and sums of weights of all warps, in registers side by side."""
+        """Maxima and row sums of all warps, in registers side by side."""
         raise NotImplementedError
 
-    def add_weights(self, u: int) -> list[UOp]:
-        """Statements for those sums of weights, where there are any to make."""
+    def add_probs(self, u: int) -> list[UOp]:
+        """Statements for those row sums, where there are any to make."""
         raise NotImplementedError
 
     @property
@@ -159,15 +159,15 @@ class Span(Shape):
     def _put_output(self, u: int) -> list[Body]:
         h, c = self.units[u]
         row, column = self.query_row(h), self.column + c
-        top, total = self.all_stats(u)
-        statements, share = self.share(total, top)
-        out: list[Body] = [self.add_weights(u), statements]
+        row_max, row_sum = self.all_stats(u)
+        statements, share = self.share(row_sum, row_max)
+        out: list[Body] = [self.add_probs(u), statements]
         for i in self.mine:
             whole = self.whole(u, i)
             out += [at.rescale(whole, share), self.put_output(row, column, self.block(i), whole)]
         # one warp says of all units where the last of a key head has fewer heads than the others
         teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
-        return [*out, when(WARP.eq(teller), self.put_lse(row, column, total, top))]
+        return [*out, when(WARP.eq(teller), self.put_lse(row, column, row_sum, row_max))]
 
     def _put_sums(self, u: int) -> list[Body]:
         h, c = self.units[u]
@@ -179,4 +179,4 @@ class Span(Shape):
         both = slot(self.all_stats(u)[0].src[0])
         index, where = self.stats_at(row, LANE)
         put = at.st_global(param("stats"), index, LANE < QUAD, where, both, element=QUAD_BYTES)
-        return [*out, when(WARP.eq(u % self.warps), self.add_weights(u), put)]
+        return [*out, when(WARP.eq(u % self.warps), self.add_probs(u), put)]

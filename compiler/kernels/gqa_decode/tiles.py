@@ -22,13 +22,13 @@ from ptxflow.compiler.ir import (
     Value,
     elect,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     slot,
     smem,
     value,
+    value_of,
     var,
     when,
 )
@@ -84,7 +84,7 @@ class Tiles(Span):
         bars = [bar for ring in rings for bar in (ring.full, ring.empty)]
         return [*bars, self.queries, *self.buffers.values()]
 
-    # -- which tiles --------------------------------------------------------------------------
+    # -- which tiles ---------------------------------------------------------------------------
 
     @property
     def left(self) -> UOp:
@@ -115,7 +115,7 @@ class Tiles(Span):
         near = [elect(WARP.eq(GROUP_WARPS), maps)] if maps else []
         return [*near, *super().find_span()]
 
-    # -- producers ----------------------------------------------------------------------------
+    # -- producers -----------------------------------------------------------------------------
 
     @property
     def producer(self) -> UOp:
@@ -142,7 +142,7 @@ class Tiles(Span):
         )
         return expect if self.apart or name == KEYS else None
 
-    # -- by TMA -------------------------------------------------------------------------------
+    # -- by TMA --------------------------------------------------------------------------------
 
     @property
     def pages(self) -> int:
@@ -170,7 +170,7 @@ class Tiles(Span):
         out: list[Body] = [self._waits(t, name), self._expects(t, name)]
         for i in range(self.pages):
             inside = self.first(t) % self.page_size if self.pages == 1 else 0
-            row = held(self._page(i)) * self.page_size + inside
+            row = value_of(self._page(i)) * self.page_size + inside
             for column in range(0, self.heads * self.size, WIDE):
                 begin = self.tile_of.k_block_offset(column) + i * tall * LINE
                 out.append(
@@ -199,7 +199,7 @@ class Tiles(Span):
         for i in range(GATHERED):
             token = self.first(t) + (LANE * GATHERED + i)
             past = 1 - (self.tokens - token.min(self.tokens)).min(1)
-            row = self.sequences.row(held(self._page(i)), token) + (past << 31)
+            row = self.sequences.row(value_of(self._page(i)), token) + (past << 31)
             page = self.sequences.page(self._page(i), token, token < self.tokens)
             out += [page, at.mov(self.r(f"row_{i}", 1), row)]
         for name in (KEYS, VALUES):
@@ -226,7 +226,7 @@ class Tiles(Span):
                         slot(self.buffers[name], ring.stage(t), begin, GATHERED * LINE),
                         param(f"{name}_map"),
                         self.head * self.size + column,
-                        *(held(row.src[0]) for row in rows),
+                        *(value_of(row) for row in rows),
                         slot(ring.full, ring.stage(t)),
                         box=(WIDE, GATHERED),
                         element=ELEMENT,
@@ -267,7 +267,7 @@ class Tiles(Span):
             l2_promotion=256 if mine >= 256 else 128,
         )
 
-    # -- by lanes -----------------------------------------------------------------------------
+    # -- by lanes ------------------------------------------------------------------------------
 
     def _lane_token(self, t: Value, i: int) -> UOp:
         """The i-th token of a tile whose page this lane looks up; past the end the last one."""
@@ -285,7 +285,7 @@ class Tiles(Span):
         """A tile's rows; pages of the next tile are asked for before."""
         r, count, out = self.r, range(self.tile // LANES), list[Body]()
         for i in count:
-            page = held(self._page(i))
+            page = value_of(self._page(i))
             out += [
                 at.copy(r(f"page_{i}", 1), r(f"next_page_{i}", 1)),
                 at.mov(r(f"row_{i}", 1), self.sequences.row(page, self._lane_token(t, i))),
@@ -310,7 +310,7 @@ class Tiles(Span):
         own = self.r(f"{name}_from_{i}_{j}", 1)
         out = [at.shuffle_from(own, self.r(f"row_{i}", 1), row)]
         pieces = self.size * ELEMENT // CHUNK  # of a row of a key head
-        index = held(own.src[0]) * (self.key_heads * pieces) + self.head * pieces
+        index = value_of(own) * (self.key_heads * pieces) + self.head * pieces
         for column in range(0, self.heads * self.size, WIDE):
             begin = (line + i * LANES) * LINE + self.tile_of.k_block_offset(column)
             out.append(
@@ -331,7 +331,7 @@ class Tiles(Span):
         wait = at.copies_wait(pending=pending)
         return [wait, at.fence_proxy_async(), at.warp_sync(), arrive]
 
-    # -- past the end -------------------------------------------------------------------------
+    # -- past the end --------------------------------------------------------------------------
 
     def clear(self, t: UOp) -> list[Body]:
         """Zeros in place of what is no token's value, of a tile's rows, each warp its part.

@@ -8,7 +8,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
@@ -120,22 +119,20 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {"rescale": ALWAYS, **choices}
 
 
-GQA_PREFILL = register(
-    Family(
-        name="gqa_prefill",
-        op_types=("gqa_paged", "gqa_ragged"),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        revise=revise,
-        accepts=accepts,
-    )
+GQA_PREFILL = Family(
+    name="gqa_prefill",
+    op_types=("gqa_paged", "gqa_ragged"),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    revise=revise,
+    accepts=accepts,
 )

@@ -1,7 +1,7 @@
 """Prefill on sm_100a: a TMA producer, one thread that issues tcgen05.mma, and warpgroups of which
 each lane holds a row of 128.
 
-Scores of a tile of rows are Q K^T in tensor memory. Its warpgroup reads them and writes weights,
+Scores of a tile of rows are Q K^T in tensor memory. Its warpgroup reads them and writes probs,
 rounded to 16 bits, back to tensor memory, where they are the A operand of P V (PTX ISA 9.7.16.10).
 Outputs stay there to the end; their own warpgroup rescales them.
 """
@@ -68,11 +68,11 @@ class Kernel(Block):
         self.softmax = RowSoftmax(self.keep, self.tile_kv, strategy.rescale == LAZY)
         self.scores, self.outputs = tmem("s", self.tile_kv, tiles), tmem("o", self.dim, tiles)
         beside = int(weight_columns(strategy.fields()))
-        self.weights = tmem("p", beside, tiles) if beside else self.scores
+        self.probs = tmem("p", beside, tiles) if beside else self.scores
         self.scored = mbar("scored", tiles, 1)  # a step's scores are there
         self.taken = mbar("taken", tiles, 4)  # and read: the next ones may come
-        self.weighed = mbar("weighed", tiles, 4)  # its weights are there, outputs rescaled
-        self.summed = mbar("summed", tiles, 1)  # its weights are read, its values in the outputs
+        self.weighed = mbar("weighed", tiles, 4)  # its probs are there, outputs rescaled
+        self.summed = mbar("summed", tiles, 1)  # its probs are read, its values in the outputs
         self.held = self.keep("held", self.tile_kv, "f32")
         self.packed = self.keep("packed", self.tile_kv // 2)
         self.some = self.keep("part", COLUMNS, "f32")
@@ -86,7 +86,7 @@ class Kernel(Block):
             for name in ("k", "v")
         }
 
-    # -- which tile ---------------------------------------------------------------------------
+    # -- which tile ----------------------------------------------------------------------------
 
     def find(self) -> list[Body]:
         """Every warp keeps what is found, divisions made."""
@@ -96,17 +96,17 @@ class Kernel(Block):
 
     @property
     def queries(self) -> UOp:
-        return self.told("queries_here")
+        return self.value("queries_here")
 
     @property
     def first_token(self) -> UOp:
-        return self.told("tile_from_here")
+        return self.value("tile_from_here")
 
     @property
     def unit(self) -> UOp:
-        return self.told("unit_here")
+        return self.value("unit_here")
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -116,17 +116,17 @@ class Kernel(Block):
         control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
         load = loop(var("some"), sees, self.produce_keys(warps, self.load_queries()))
         issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, self.issue()))
-        blind = loop(var("blind"), self.blind, self.store_nothing())
+        masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
         # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
         roles = [
             role(control, found, load, issue),
-            role(softmax, found, loop(var("some"), sees, self.weigh()), blind),
+            role(softmax, found, loop(var("some"), sees, self.to_probs()), masked_rows),
         ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
-        memory = [self.scores, self.outputs, *([self.weights] if self.s.overlap else [])]
+        memory = [self.scores, self.outputs, *([self.probs] if self.s.overlap else [])]
         return self.whole([], roles, warps + 4, [*bars, *memory])
 
-    # -- gathering ----------------------------------------------------------------------------
+    # -- gathering -----------------------------------------------------------------------------
 
     def produce_keys(self, first: int, before: Body) -> Body:
         """What the control warps do, from warp `first` on; one runs `before` first of all. The next
@@ -145,7 +145,7 @@ class Kernel(Block):
         for i in range(GATHERED):
             token = first + i
             past = 1 - (self.keys - token.min(self.keys)).min(1)  # rows that are negative are zeros
-            row = self.told(f"page_{i}_") * self.page + token % self.page + (past << 31)
+            row = self.value(f"page_{i}_") * self.page + token % self.page + (past << 31)
             out += [
                 self._page(f"page_{i}_", token // self.page),
                 at.mov(self.keep(f"page_row_{i}_", 1), row),
@@ -162,12 +162,12 @@ class Kernel(Block):
 
     def gather_four(self, name: str, step: UOp, group: UOp) -> list[Body]:
         ring, buffers = self.rings[name]
-        stage, told = ring.stage(step), [f"{name}_page_row_{i}_" for i in range(GATHERED)]
-        tell: list[Body] = [
-            at.shuffle_from(self.keep(told[i], 1), self.keep(f"page_row_{i}_", 1), group)
+        stage, rows = ring.stage(step), [f"{name}_page_row_{i}_" for i in range(GATHERED)]
+        broadcast: list[Body] = [
+            at.shuffle_from(self.keep(rows[i], 1), self.keep(f"page_row_{i}_", 1), group)
             for i in range(GATHERED)
         ]
-        return tell + [
+        return broadcast + [
             single(
                 at.tma_gather4(
                     slot(
@@ -178,7 +178,7 @@ class Kernel(Block):
                     ),
                     param(f"{name}_map"),
                     self.kv_head * self.dim + column,
-                    *map(self.told, told),
+                    *map(self.value, rows),
                     slot(ring.full, stage),
                     box=(WIDE, GATHERED),
                     element=ELEMENT,
@@ -188,7 +188,7 @@ class Kernel(Block):
             for column in range(0, self.dim, WIDE)
         ]
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def issue(self) -> list[Body]:
         """One thread's: scores of a step around the outputs of the one before."""
@@ -243,7 +243,7 @@ class Kernel(Block):
         ]
 
     def multiply_values(self, tile: int, step: UOp) -> list[Body]:
-        """Outputs get the weights of a step times its values; the first step begins them."""
+        """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
         stage = ring.stage(step)
         out: list[Body] = [
@@ -254,7 +254,7 @@ class Kernel(Block):
             out.append(
                 at.tcgen05_mma_held(
                     slot(self.outputs, tile),
-                    slot(self.weights, tile, row // 2, MMA_K // 2),
+                    slot(self.probs, tile, row // 2, MMA_K // 2),
                     self.value_slot(stage, row, MMA_K),
                     const(1) if row else step.ne(0),
                     cta_group=1,
@@ -280,7 +280,7 @@ class Kernel(Block):
         """For a step's phase of a barrier; what comes next may touch tensor memory."""
         return [at.mbar_wait(slot(bar, tile), value(step) & 1), at.tcgen05_fence_after()]
 
-    # -- weighing -----------------------------------------------------------------------------
+    # -- weighing ------------------------------------------------------------------------------
 
     @property
     def mine(self) -> UOp:
@@ -297,7 +297,7 @@ class Kernel(Block):
         """The lane's row of the block."""
         return WARP * self.warp_rows + LANE
 
-    def weigh(self) -> list[Body]:
+    def to_probs(self) -> list[Body]:
         masked, plain = var("masked_step"), var("step")
         return [
             self.softmax.begin(),
@@ -310,13 +310,13 @@ class Kernel(Block):
 
     def weigh_step(self, step: UOp, kind: str) -> list[Body]:
         softmax, first, hidden = self.softmax, kind == "first", kind != "plain"
-        room = self.room(self.row, step)
-        hide, scores = softmax.hide(self.held, room) if hidden else ([], self.held)
+        visible = self.visible(self.row, step)
+        hide, scores = softmax.hide(self.held, visible) if hidden else ([], self.held)
         return [
             self.take(step),
             hide,
-            softmax.refer(kind, scores, hidden),
-            softmax.weigh(scores, self.packed, self.dtype),
+            softmax.update_max(kind, scores, hidden),
+            softmax.to_probs(scores, self.packed, self.dtype),
             self.wait(self.summed, self.mine, step - 1) if self.s.overlap and not first else None,
             None if first else softmax.rescale(kind, self.rescale_outputs()),
             softmax.add(kind),
@@ -335,12 +335,12 @@ class Kernel(Block):
         return [*out, self.tell(self.taken)] if self.s.overlap else out
 
     def hand_over(self) -> list[Body]:
-        """The lane's row of weights, two to a column."""
+        """The lane's row of probs, two to a column."""
         width = COLUMNS // 2
         return [
             *(
                 at.tcgen05_st(
-                    slot(self.weights, self.mine, first, width),
+                    slot(self.probs, self.mine, first, width),
                     part(self.packed, first, width),
                     self.quarter,
                 )
@@ -351,7 +351,7 @@ class Kernel(Block):
         ]
 
     def rescale_outputs(self) -> list[Body]:
-        """Complete with the weights that are handed over behind it."""
+        """Complete with the probs that are handed over behind it."""
         out: list[Body] = []
         scaled = self.keep("scaled", COLUMNS)
         for first in range(0, self.dim, COLUMNS):
@@ -369,7 +369,7 @@ class Kernel(Block):
         arrive = single(at.mbar_arrive(slot(bar, self.mine)))
         return [at.tcgen05_fence_before(), at.warp_sync(), arrive]
 
-    # -- storing ------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------
 
     def store(self) -> list[Body]:
         """Each warp puts its rows in place of its queries, which have been read, and from there to

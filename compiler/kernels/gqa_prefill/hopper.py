@@ -49,11 +49,11 @@ class Kernel(Block, Output):
         self.softmax = Softmax(self.keep)
         self.turn = mbar("turn", self.consumers, 4)
         self.scores = self.keep("scores", self.tile_kv // 2, "f32")
-        self.weights = self.keep("weights", self.tile_kv // 2, "f32")
+        self.probs = self.keep("weights", self.tile_kv // 2, "f32")
         self.packed = self.keep("packed", self.tile_kv // 4)
         self.output = self.keep("acc", self.dim // 2, "f32")
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -61,16 +61,16 @@ class Kernel(Block, Output):
         maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
         found = [elect(WARP.eq(warps), maps), *self.find()]
         some, sees = var("some"), self.sees
-        blind = loop(var("blind"), self.blind, self.store_nothing())
+        masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
         consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
         producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
         roles = [
-            role(consumer, loop(some, sees, self.consume()), blind),
+            role(consumer, loop(some, sees, self.consume()), masked_rows),
             role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),
         ]
         return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def consume(self) -> list[Body]:
         first = self.first_step()
@@ -93,8 +93,8 @@ class Kernel(Block, Output):
             self.multiply_keys(0),
             at.wgmma_wait(pending=0),
             self.release("k", 0),
-            self.weigh(const(0), "first"),
-            at.pack(self.packed, self.weights, dtype=self.dtype),
+            self.to_probs(const(0), "first"),
+            at.pack(self.packed, self.probs, dtype=self.dtype),
             self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)),
         ]
 
@@ -110,12 +110,14 @@ class Kernel(Block, Output):
             self.pass_turn(),
             at.wgmma_wait(pending=1),
             self.release("k", step),
-            self.weigh(step, kind),
-            at.warp_sync_behind(self.softmax.total, param("total_q") >> 31) if self.s.pin else None,
+            self.to_probs(step, kind),
+            at.warp_sync_behind(self.softmax.row_sum, param("total_q") >> 31)
+            if self.s.pin
+            else None,
             at.wgmma_wait(pending=0),
             self.release("v", step - 1),
             at.rescale_rows(self.output, self.softmax.factor(kind)),
-            at.pack(self.packed, self.weights, dtype=self.dtype),
+            at.pack(self.packed, self.probs, dtype=self.dtype),
         ]
 
     def plain(self, step: UOp, kind: str) -> list[Body]:
@@ -127,9 +129,9 @@ class Kernel(Block, Output):
             self.multiply_keys(step),
             at.wgmma_wait(pending=0),
             self.release("k", step),
-            self.weigh(step, kind),
+            self.to_probs(step, kind),
             at.rescale_rows(self.output, self.softmax.factor(kind)),
-            at.pack(self.packed, self.weights, dtype=self.dtype),
+            at.pack(self.packed, self.probs, dtype=self.dtype),
         ]
 
     def last_values(self) -> list[Body]:
@@ -161,7 +163,7 @@ class Kernel(Block, Output):
         return [*out, at.wgmma_commit()]
 
     def multiply_values(self, step: UOp) -> list[UOp]:
-        """Outputs get the weights of a step times its values; the first step begins them."""
+        """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
         stage = ring.stage(step)
         out = [ring.wait_full(step), at.wgmma_fence()]
@@ -180,16 +182,16 @@ class Kernel(Block, Output):
             )
         return [*out, at.wgmma_commit()]
 
-    def weigh(self, step: UOp, kind: str) -> list[UOp]:
+    def to_probs(self, step: UOp, kind: str) -> list[UOp]:
         scores = self.scores
         if kind == "plain":
-            return self.softmax.weigh(kind, scores, self.weights, False)
+            return self.softmax.to_probs(kind, scores, self.probs, False)
         shown = self.keep("shown", self.tile_kv // 2, "f32")
         row, column = self.warp_row + (LANE >> 2), (LANE & 3) << 1
         hide = at.hide_columns(
-            shown, scores, self.room(row, step) - column, self.room(row + 8, step) - column
+            shown, scores, self.visible(row, step) - column, self.visible(row + 8, step) - column
         )
-        return [hide, *self.softmax.weigh(kind, shown, self.weights, True)]
+        return [hide, *self.softmax.to_probs(kind, shown, self.probs, True)]
 
     @property
     def warp_row(self) -> UOp:
@@ -200,7 +202,7 @@ class Kernel(Block, Output):
         ring, _ = self.rings[name]
         return single(at.mbar_arrive(slot(ring.empty, ring.stage(step))))
 
-    # -- turns --------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------
 
     def take_turn(self, step: UOp) -> list[UOp]:
         """Step n of a warpgroup comes behind step n of the one before it in order."""

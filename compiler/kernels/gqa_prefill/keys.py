@@ -72,7 +72,7 @@ class Keys(Work):
             out += [ring.full, ring.empty, buffers]
         return out
 
-    # -- filling, box by box ------------------------------------------------------------------
+    # -- filling, box by box -------------------------------------------------------------------
 
     @cached_property
     def gathered(self) -> bool:
@@ -114,12 +114,12 @@ class Keys(Work):
 
     def _page(self, name: str, index: UOp) -> UOp:
         """A page of the sequence, by its place among them."""
-        entry = self.told("kv_first") + index
+        entry = self.value("kv_first") + index
         return at.ld_global(
             self.keep(name, 1),
             param("kv_indices"),
             entry,
-            entry < self.told("kv_end"),
+            entry < self.value("kv_end"),
             rectangle(global_tensor("kv_indices"), 0, 0, 1, 1),
             element=4,
         )
@@ -154,10 +154,10 @@ class Keys(Work):
         """The first row of a box, among all tokens or slots of pages."""
         first = self.tile_at(step) * self.tile_kv
         if not self.page:
-            return self.told("kv_first") + first
-        return self.told(f"page_{box}_") * self.page + first % self.page
+            return self.value("kv_first") + first
+        return self.value(f"page_{box}_") * self.page + first % self.page
 
-    # -- filling, row by row ------------------------------------------------------------------
+    # -- filling, row by row -------------------------------------------------------------------
 
     def _copy(self, step: UOp, warp: UOp) -> list[Body]:
         """A warp copies its part of the rows of keys, then of values, and hands over the tile that
@@ -199,7 +199,7 @@ class Keys(Work):
         own = f"{name}_{page}of_{part}_"
         tell = at.shuffle_from(self.keep(own, 1), self.keep(page, 1), line)
         token = firsts[1] + line
-        source = self.told(own) * self.page + token % self.page
+        source = self.value(own) * self.page + token % self.page
         return [tell] + [
             at.copy_chunks(
                 slot(
@@ -227,7 +227,7 @@ class Keys(Work):
         wait = at.copies_wait(pending=pending)
         return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
 
-    # -- what lies past the end of the sequence -----------------------------------------------
+    # -- what lies past the end of the sequence ------------------------------------------------
 
     def clear(self, meet: Body) -> Body:
         """Before the first step's values are used: zeros in place of what is no key's value, as
@@ -249,7 +249,7 @@ class Keys(Work):
         cleared = when(WARP < 4, clear, at.fence_proxy_async())
         return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
-    # -- descriptors --------------------------------------------------------------------------
+    # -- descriptors ---------------------------------------------------------------------------
 
     @property
     def value_descriptor(self) -> int:
@@ -262,7 +262,7 @@ class Keys(Work):
         extent = (blocks - 1) * self.tile.block_bytes + rows * ROW
         return slot(self.rings["v"][1], stage, row * ROW, extent)
 
-    # -- parameters ---------------------------------------------------------------------------
+    # -- parameters ----------------------------------------------------------------------------
 
     @property
     def key_params(self) -> tuple[tuple[str, str], ...]:

@@ -23,11 +23,11 @@ from ptxflow.compiler.ir import (
     const,
     frag,
     global_tensor,
-    held,
     loop,
     param,
     slot,
     value,
+    value_of,
     var,
 )
 from ptxflow.compiler.kernels.attention.sequences import load_index
@@ -60,19 +60,18 @@ class Work:
         self.units = self.heads // self.share  # of heads, side by side
         self.kept: dict[str, UOp] = {}  # registers by name
 
-    # -- registers ----------------------------------------------------------------------------
+    # -- registers -----------------------------------------------------------------------------
 
     def keep(self, name: str, count: int, dtype: str = "b32") -> UOp:
         """Registers of that name, all of them."""
         found = self.kept.setdefault(name, frag(name, count, dtype))
         return slot(found)
 
-    def told(self, name: str) -> UOp:
-        """What one of them holds, as a value."""
-        register: UOp = self.keep(name, 1).src[0]
-        return held(register)
+    def value(self, name: str) -> UOp:
+        """The value of one of them."""
+        return value_of(self.keep(name, 1))
 
-    # -- which tile ---------------------------------------------------------------------------
+    # -- which tile ----------------------------------------------------------------------------
 
     @property
     def _numbers(self) -> UOp:
@@ -107,19 +106,19 @@ class Work:
         i, count = var("group"), self.keep("count", 1)
         sequence = i * WARP_LANES + LANE
         inside = sequence < param("sequences")
-        number = self.told("start") // self.tokens + sequence
+        number = self.value("start") // self.tokens + sequence
         tables = ("kv_indptr", "kv_last_page_len")[: 1 + (self.page > 1)]
         others = {f"some_{table}": table for table in tables}
         counted = inside & (number < self._number + 1)
         for name in others:
-            counted = counted & (self.told(name) < 1 << 31)
+            counted = counted & (self.value(name) < 1 << 31)
         search = [
             self._word("start", "qo_indptr", sequence, inside),
             *(self._word(name, table, sequence, inside) for name, table in others.items()),
             at.count_lanes(count, counted),
         ]
         groups = (param("sequences") + (WARP_LANES - 1)) // WARP_LANES
-        after = self.told("after")
+        after = self.value("after")
         return [
             at.mov(count, 0),
             loop(i, groups, search),
@@ -134,17 +133,17 @@ class Work:
     def _word(self, name: str, tensor: str, index: UOp, inside: Value = 1) -> UOp:
         return load_index(self.keep(name, 1).src[0], tensor, index, inside)
 
-    # -- which queries ------------------------------------------------------------------------
+    # -- which queries -------------------------------------------------------------------------
 
     @property
     def queries(self) -> UOp:
         """Of the sequence."""
-        return self.told("q_end") - self.told("q_first")
+        return self.value("q_end") - self.value("q_first")
 
     @property
     def first_token(self) -> UOp:
         """Of the tile, among the queries of its sequence."""
-        before = self.told("q_first") // self.tokens + (self.told("after") - 1)
+        before = self.value("q_first") // self.tokens + (self.value("after") - 1)
         return (self._number - before) * self.tokens
 
     @property
@@ -159,7 +158,7 @@ class Work:
         return self.any * self.seen(self._end).min(1)
 
     @property
-    def blind(self) -> UOp:
+    def fully_masked(self) -> UOp:
         """1 where the block has a tile, and none of its queries sees a key, else 0."""
         return self.any - self.sees
 
@@ -171,18 +170,18 @@ class Work:
     @property
     def first_row(self) -> UOp:
         """The tile's first token among all queries."""
-        return self.told("q_first") + self.first_token
+        return self.value("q_first") + self.first_token
 
-    # -- which keys ---------------------------------------------------------------------------
+    # -- which keys ----------------------------------------------------------------------------
 
     @property
     def keys(self) -> UOp:
         """Of the sequence."""
-        entries = self.told("kv_end") - self.told("kv_first")
+        entries = self.value("kv_end") - self.value("kv_first")
         if self.page <= 1:
             return entries
         full = entries.min(1)  # a sequence without pages has no last one
-        return (entries - full) * self.page + full * self.told("last")
+        return (entries - full) * self.page + full * self.value("last")
 
     def seen(self, end: UOp) -> UOp:
         """How many keys the queries of the sequence before `end` see: at least 0."""
@@ -203,12 +202,12 @@ class Work:
         """The tile of keys of a step: the last one comes first, as only it needs a mask."""
         return self.tiles - 1 - value(step)
 
-    def room(self, row: Value, step: Value) -> UOp:
+    def visible(self, row: Value, step: Value) -> UOp:
         """How many keys of a step's tile a row sees, signed."""
         token = self.first_token + value(row) // self.share
         return token + 1 + self.keys - self.queries - self.tile_at(step) * self.tile_kv
 
-    # -- places in global memory --------------------------------------------------------------
+    # -- places in global memory ---------------------------------------------------------------
 
     def row_inside(self, row: Value) -> UOp:
         """Whether a row of the tile has a query."""
@@ -231,7 +230,7 @@ class Work:
         place = (global_tensor(tensor), token, at_column)
         return UOp(Op.SLOT, place, (tokens, columns, heads, width))
 
-    # -- where queries come from --------------------------------------------------------------
+    # -- where queries come from ---------------------------------------------------------------
 
     @cached_property
     def query_box(self) -> tuple[int, int]:

@@ -32,38 +32,42 @@ class Softmax:
 
     def __init__(self, keep: Keep):
         self.keep = keep
-        self.scale, self.top, self.total = keep("scale", 1), keep("top", 2), keep("total", 2)
+        self.scale, self.row_max, self.row_sum = (
+            keep("scale", 1),
+            keep("top", 2),
+            keep("total", 2),
+        )
 
     def begin(self) -> list[UOp]:
         """Scores times `scale` are logits in base 2."""
         return scales(self.keep)
 
-    def weigh(self, when: str, scores: UOp, weights: UOp, masked: bool) -> list[UOp]:
-        """Scores to weights, maximum and sums; `when` names the step's registers, "first" begins.
+    def to_probs(self, when: str, scores: UOp, probs: UOp, masked: bool) -> list[UOp]:
+        """Scores to probs, maximum and sums; `when` names the step's registers, "first" begins.
 
         All but the first leave in `factor` what sums and outputs so far are multiplied by: exactly
         1 where the maximum stays, as errors of a rounding would add up over the steps.
         """
         first = when == "first"
-        out, top = self._maximum(when, scores, first)
+        out, row_max = self._maximum(when, scores, first)
         shift = self.keep(f"{when}_shift", 2)
         if masked:
             raw = self.keep(f"{when}_raw_shift", 2)
             out += [
-                at.scale_f32(raw, top, self.keep("minus_scale", 1)),
-                at.finite_or_zero(shift, raw, top),
+                at.scale_f32(raw, row_max, self.keep("minus_scale", 1)),
+                at.finite_or_zero(shift, raw, row_max),
             ]
         else:
-            out.append(at.scale_f32(shift, top, self.keep("minus_scale", 1)))
+            out.append(at.scale_f32(shift, row_max, self.keep("minus_scale", 1)))
         if not first:
             old, fall = self.keep(f"{when}_old_shift", 2), self.keep(f"{when}_fall", 2)
             out += [
-                at.scale_f32(old, self.top, self.keep("minus_scale", 1)),
+                at.scale_f32(old, self.row_max, self.keep("minus_scale", 1)),
                 at.sub_f32(fall, shift, old),
                 at.exp2_f32(self.factor(when), fall),
             ]
-        out += [at.exp2_rows(weights, scores, self.scale, shift), at.copy(self.top, top)]
-        return [*out, *self._sum(when, weights, first)]
+        out += [at.exp2_rows(probs, scores, self.scale, shift), at.copy(self.row_max, row_max)]
+        return [*out, *self._sum(when, probs, first)]
 
     def factor(self, when: str) -> UOp:
         return self.keep(f"{when}_factor", 2)
@@ -73,22 +77,22 @@ class Softmax:
         out = [at.fold_max(folded, scores), *self._pairs(at.max_f32, own, folded)]
         if not first:
             with_old = self.keep(f"{when}_with_old", 2)
-            out.append(at.max_f32(with_old, own, self.top))
+            out.append(at.max_f32(with_old, own, self.row_max))
             own = with_old
-        more, top = self._across(f"{when}_top", at.max_f32, own)
-        return [*out, *more], top
+        more, row_max = self._across(f"{when}_top", at.max_f32, own)
+        return [*out, *more], row_max
 
-    def _sum(self, when: str, weights: UOp, first: bool) -> list[UOp]:
+    def _sum(self, when: str, probs: UOp, first: bool) -> list[UOp]:
         folded, own = self.keep(f"{when}_summed", 4), self.keep(f"{when}_own_sum", 2)
-        out = [at.fold_sum(folded, weights)]
+        out = [at.fold_sum(folded, probs)]
         if first:
-            return [*out, *self._pairs(at.sum_f32, self.total, folded)]
+            return [*out, *self._pairs(at.sum_f32, self.row_sum, folded)]
         new = self.keep(f"{when}_total", 2)
         return [
             *out,
             *self._pairs(at.sum_f32, own, folded),
-            at.fma_f32(new, self.total, self.factor(when), own),
-            at.copy(self.total, new),
+            at.fma_f32(new, self.row_sum, self.factor(when), own),
+            at.copy(self.row_sum, new),
         ]
 
     def _pairs(self, atom: Callable[..., UOp], dst: UOp, src: UOp) -> list[UOp]:
@@ -109,13 +113,13 @@ class Softmax:
 
     def end(self) -> tuple[Body, UOp, UOp]:
         """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
-        out, total = self._across("total", at.sum_f32, self.total)
+        out, row_sum = self._across("total", at.sum_f32, self.row_sum)
         inverse, factor = self.keep("inverse", 2), self.keep("normal", 2)
         log, lse = self.keep("log", 2), self.keep("lse", 2)
         out += [
-            at.reciprocal_f32(inverse, total),
-            at.finite_or_zero(factor, inverse, self.top),
-            at.log2_f32(log, total),
-            at.fma_f32(lse, self.top, self.scale, log),
+            at.reciprocal_f32(inverse, row_sum),
+            at.finite_or_zero(factor, inverse, self.row_max),
+            at.log2_f32(log, row_sum),
+            at.fma_f32(lse, self.row_max, self.scale, log),
         ]
         return out, factor, lse

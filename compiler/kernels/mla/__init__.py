@@ -8,7 +8,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
 from ptxflow.compiler.kernels.mla.cost import (
@@ -127,7 +126,7 @@ def _share(c: Combine) -> Written:
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
     """The last parts of so many tiles each, and one behind a sequence's only tile; the sums of as
-    many parts as the second kernel tells apart, of a query and of the last that a place has room
+    many parts as the second kernel tells apart, of a query and of the last that a place has visible
     for, if it is there."""
     k = kernel(p, s, device)
     if not k.split:
@@ -223,40 +222,36 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {**by_wgmma, "parts": 1, "dependent": 0, "sum_chunks": 1, **choices}
 
 
-MLA_DECODE = register(
-    Family(
-        name=DECODE,
-        op_types=("mla_paged",),
-        decisions=DECODE_DECISIONS,
-        rules=DECODE_RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        accepts=lambda inputs: "qo_indptr" not in inputs,
-    )
+MLA_DECODE = Family(
+    name=DECODE,
+    op_types=("mla_paged",),
+    decisions=DECODE_DECISIONS,
+    rules=DECODE_RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    accepts=lambda inputs: "qo_indptr" not in inputs,
 )
-MLA_PREFILL = register(
-    Family(
-        name=PREFILL,
-        op_types=("mla_paged",),
-        decisions=PREFILL_DECISIONS,
-        rules=PREFILL_RULES,
-        problem=problem,
-        resources=prefill_resources,
-        demand=prefill_demand,
-        features=prefill_features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-        revise=revise,
-        accepts=lambda inputs: "qo_indptr" in inputs,
-    )
+MLA_PREFILL = Family(
+    name=PREFILL,
+    op_types=("mla_paged",),
+    decisions=PREFILL_DECISIONS,
+    rules=PREFILL_RULES,
+    problem=problem,
+    resources=prefill_resources,
+    demand=prefill_demand,
+    features=prefill_features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    revise=revise,
+    accepts=lambda inputs: "qo_indptr" in inputs,
 )

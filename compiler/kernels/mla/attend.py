@@ -18,13 +18,13 @@ from ptxflow.compiler.ir import (
     Value,
     const,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     role,
     slot,
     value,
+    value_of,
     var,
     when,
 )
@@ -126,7 +126,7 @@ class Attend(Multiplier):
         )
         return finish(info, *body)
 
-    # -- gathering ----------------------------------------------------------------------------
+    # -- gathering -----------------------------------------------------------------------------
 
     def _gather(self, span: Span) -> UOp:
         """Tile after tile, 16 bytes a lane, each warp some rows, the first the queries before them.
@@ -157,7 +157,7 @@ class Attend(Multiplier):
         token = self._token(span, t, LANE & (self.share - 1))
         out: list[Body] = [
             at.copy(r("page", 1), r("next_page", 1)),
-            at.mov(r("row", 1), self.asking.row(held(r("page", 1).src[0]), token)),
+            at.mov(r("row", 1), self.asking.row(value_of(r("page", 1)), token)),
             self._ask_page(span, t + 1),
             self.ring.wait_empty(t),
         ]
@@ -168,7 +168,7 @@ class Attend(Multiplier):
                 if number not in found:
                     found[number] = r(f"row{len(found)}", 1)
                     out.append(at.shuffle_from(found[number], r("row", 1), number))
-                row = held(found[number].src[0])
+                row = value_of(found[number])
                 index, there = row * part.chunks + chunk, self.asking.there(row)
                 out.append(part.copy(i, stage, self.helper * self.share, index, there))
         return [*out, at.copies_arrive(slot(self.ring.full, stage))]
@@ -201,7 +201,7 @@ class Attend(Multiplier):
             out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
         return out
 
-    # -- leaving ------------------------------------------------------------------------------
+    # -- leaving -------------------------------------------------------------------------------
 
     def _leave(self, span: Span) -> list[Body]:
         """Sums to the output where the span is the whole sequence, else to the workspace."""
@@ -216,7 +216,7 @@ class Attend(Multiplier):
         ]
 
     def _put(self, span: Span) -> list[Body]:
-        """The rows of queries, divided by the sums of weights."""
+        """The rows of queries, divided by the row sums."""
         out: list[Body] = []
         heads = self.own_heads // 8
         for query in range(self.queries):
@@ -228,19 +228,19 @@ class Attend(Multiplier):
         """8 heads of a query."""
         n = query * (self.own_heads // 8) + head
         row, column = span.row + query, self.first_head + 8 * head
-        top, total = self.top_of(n), self.total_of(n)
-        statements, factor = self.outputs.share(self.r, top, total)
+        row_max, row_sum = self.row_max_of(n), self.row_sum_of(n)
+        statements, factor = self.outputs.share(self.r, row_max, row_sum)
         out: list[Body] = [statements]
         for d in range(self.warp_blocks):
             sums = self.sum_of(d, n)
             dim = (WARP * self.warp_blocks + d) * 16
             out.append(at.rescale(sums, factor))
             out.append(self.outputs.put(self.r, row, column, dim, sums))
-        lse = self.outputs.put_lse(self.r, row, column, top, total)
+        lse = self.outputs.put_lse(self.r, row, column, row_max, row_sum)
         return [*out, when(WARP.eq(0), lse)]
 
     def _hand_on(self) -> list[Body]:
-        """Sums as they are, maxima and sums of weights to the workspace."""
+        """Sums as they are, maxima and row sums to the workspace."""
         out: list[Body] = []
         for d in range(self.warp_blocks):
             for n in range(self.across):

@@ -1,4 +1,4 @@
-"""The second kernel: what the chunks of a sequence come to, divided by the sum of weights.
+"""The second kernel: what the chunks of a sequence come to, divided by the row sum.
 
 A warp adds up a block of some dims for all heads, which its lanes hold as an MMA left it. Sequences
 of one chunk have been written by the first kernel; for a prefill in parts it writes no output.
@@ -126,7 +126,10 @@ class Combine(Shape):
             at.mov(r("minus_one", 1), MINUS_ONE, unread="dst"),
         ]
         for n in range(self.pieces):
-            begin += [at.mov(r(f"top{n}", 2), FLOOR, unread="dst"), at.mov(r(f"total{n}", 2), 0)]
+            begin += [
+                at.mov(r(f"top{n}", 2), FLOOR, unread="dst"),
+                at.mov(r(f"total{n}", 2), 0),
+            ]
             begin.append(at.mov(r(f"sums{n}", QUAD), 0))
         return [
             begin,
@@ -162,30 +165,30 @@ class Combine(Shape):
     def _merge(self, n: int, first: UOp, chunks: UOp) -> list[UOp]:
         """Sums so far and what was loaded, under the higher maximum."""
         r, count, out = self.r, 2 * self.loads, list[UOp]()
-        tops, totals = r(f"tops{n}", count), r(f"totals{n}", count)
+        row_maxima, row_sums = r(f"tops{n}", count), r(f"totals{n}", count)
         for i in range(self.loads):
             stats = r(f"stats{n}_{i}", QUAD)
-            out.append(at.copy(part(tops, 2 * i, 2), part(stats, 0, 2)))
-            out.append(at.copy(part(totals, 2 * i, 2), part(stats, 2, 2)))
+            out.append(at.copy(part(row_maxima, 2 * i, 2), part(stats, 0, 2)))
+            out.append(at.copy(part(row_sums, 2 * i, 2), part(stats, 2, 2)))
             if i:
-                out.append(at.hide(part(tops, 2 * i, 2), first + i < chunks))
+                out.append(at.hide(part(row_maxima, 2 * i, 2), first + i < chunks))
         found, higher, change, lower = (
             r(f"{name}{n}", 2) for name in ("found", "higher", "change", "lower")
         )
         factor, weight, more = r(f"factor{n}", 2), r(f"weight{n}", count), r(f"more{n}", 2)
-        top, total, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
+        row_max, row_sum, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
         out += [
-            at.fold_max(found, tops),
-            at.max_f32(higher, top, found),
-            at.sub_f32(change, top, higher),
+            at.fold_max(found, row_maxima),
+            at.max_f32(higher, row_max, found),
+            at.sub_f32(change, row_max, higher),
             at.exp2_f32(factor, change),
-            at.copy(top, higher, unread="dst"),  # lse is of one block
+            at.copy(row_max, higher, unread="dst"),  # lse is of one block
             at.scale_f32(lower, higher, r("minus_one", 1)),
-            at.shift_exp2(weight, tops, r("one", 1), lower),
-            at.rescale(totals, weight),
-            at.fold_sum(more, totals),
-            at.rescale(total, factor),
-            at.add_f32(total, more),
+            at.shift_exp2(weight, row_maxima, r("one", 1), lower),
+            at.rescale(row_sums, weight),
+            at.fold_sum(more, row_sums),
+            at.rescale(row_sum, factor),
+            at.add_f32(row_sum, more),
             self.outputs.rescale(sums, factor),
         ]
         for i in range(self.loads):
@@ -197,13 +200,13 @@ class Combine(Shape):
     def _leave(self, n: int, handed: Handed, block: UOp) -> list[Body]:
         r, row = self.r, handed.row
         column = self.first_head + n * self.outputs.wide
-        top, total, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
-        statements, factor = self.outputs.share(r, top, total)
+        row_max, row_sum, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
+        statements, factor = self.outputs.share(r, row_max, row_sum)
         return [
             statements,
             self.outputs.rescale(sums, factor),
             self.outputs.put(r, row, column, block * self.outputs.dims, sums),
-            when(block.eq(0), self.outputs.put_lse(r, row, column, top, total)),
+            when(block.eq(0), self.outputs.put_lse(r, row, column, row_max, row_sum)),
         ]
 
 

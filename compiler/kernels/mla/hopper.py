@@ -13,12 +13,12 @@ from ptxflow.compiler.ir import (
     Role,
     UOp,
     global_tensor,
-    held,
     loop,
     param,
     rectangle,
     role,
     slot,
+    value_of,
     var,
     when,
 )
@@ -97,7 +97,7 @@ class Hopper(Parts):
         """The CTA's first query of its sequence's."""
         return span.reach - span.tokens - 1
 
-    # -- copying ------------------------------------------------------------------------------
+    # -- copying -------------------------------------------------------------------------------
 
     def _copy(self, span: Span) -> UOp:
         """A stage's tiles, one after another; each warp has some rows of them."""
@@ -121,7 +121,7 @@ class Hopper(Parts):
     def _tile(self, span: Span, t: UOp) -> list[Body]:
         """The warp's rows of a tile, part by part; a part is handed over when it is there."""
         r = self.r
-        row = self.work.row(held(r("page", 1).src[0]), self._token(span, t))
+        row = self.work.row(value_of(r("page", 1)), self._token(span, t))
         out: list[Body] = [
             at.copy(r("page", 1), r("next_page", 1)),
             at.mov(r("row", 1), row),
@@ -144,6 +144,6 @@ class Hopper(Parts):
             group, half = divmod(i, GROUP // LINES)
             first = (self.first // GROUP + group) * part.group
             place = slot(part.tiles, part.ring.stage(t), first, part.group)
-            index = held(self.r(f"row_of_{i}_", 1).src[0])
+            index = value_of(self.r(f"row_of_{i}_", 1))
             out.append(part.copy(part.cache, place, half, index))
         return out

@@ -1,6 +1,6 @@
-"""A warpgroup of a prefill by wgmma: scores and weights of every other tile, sums of all tiles.
+"""A warpgroup of a prefill by wgmma: scores and probs of every other tile, sums of all tiles.
 
-The scores of a tile are one warpgroup's. It rounds their weights for the other one, which adds
+The scores of a tile are one warpgroup's. It rounds their probs for the other one, which adds
 their products with its half of the tile's values; and the maxima of rows go from tile to tile.
 """
 
@@ -19,11 +19,11 @@ from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import single
 
 SIDES = ("l_", "r_")  # before the registers of the warpgroups with the latent's halves
-#: named barriers: some of a side's weights, and with the first its maxima, are there for the other
+#: named barriers: some of a side's probs, and with the first its maxima, are there for the other
 TOLD = ((1, 2), (7, 8))
 SITES = ("first", "own", "next", "tail")  # of statements where references may rise
 READY = 3  # queries are there
-READ = (5, 6)  # a side has used the other one's weights
+READ = (5, 6)  # a side has used the other one's probs
 MMA_K = 16
 WEIGHTS = descriptor_hopper(0, 0, GROUP * LINE, LINE)
 
@@ -63,10 +63,10 @@ class Warpgroup(Leaver):
             *first,
             loop(t, tiles, self._own(t, span), start=2 - self.side, step=2, rolled=True),
             loop(var(f"{self.prefix}tail"), left, self._others(tiles - 1)),
-            self.leave(span),
+            self.epilogue(span),
         ]
 
-    # -- queries ------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def _ask_queries(self, span: Span) -> list[Body]:
         """Eight rows of a warp; past the sequence's last query that one again."""
@@ -86,7 +86,7 @@ class Warpgroup(Leaver):
             at.named_sync(id=READY, threads=32 * WARPS),
         ]
 
-    # -- tiles --------------------------------------------------------------------------------
+    # -- tiles ---------------------------------------------------------------------------------
 
     def _own(self, t: UOp, span: Span, alone: bool = False) -> list[Body]:
         """A tile of its own, and the other one's before it if there is one: parts of the scores,
@@ -97,7 +97,7 @@ class Warpgroup(Leaver):
             return [self._scores(t, 0, PARTS), wait, self._weigh("first", t, span, None)]
         used = [
             self._release(self.values, t - 1),
-            at.named_sync(id=READ[self.side], threads=16 * WARPS),  # the weights, by all warps
+            at.named_sync(id=READ[self.side], threads=16 * WARPS),  # the probs, by all warps
         ]
         wait = at.wgmma_wait(pending=1)
         if lead == PARTS:
@@ -119,7 +119,7 @@ class Warpgroup(Leaver):
     def _release(self, each: Part, t: UOp) -> UOp:
         return single(at.mbar_arrive(slot(each.ring.empty, each.ring.stage(t))))
 
-    # -- scores -------------------------------------------------------------------------------
+    # -- scores --------------------------------------------------------------------------------
 
     def _scores(self, t: UOp, first: int, last: int) -> list[UOp]:
         """The products along the dims of some parts of the rows; with the last they are complete,
@@ -161,25 +161,25 @@ class Warpgroup(Leaver):
             rooms.append(span.seen(query) - self._token(span, t) - ((LANE & 3) << 1))
         return at.hide_columns(self.scores, self.scores, *rooms)
 
-    # -- weights and values -------------------------------------------------------------------
+    # -- probs and values ----------------------------------------------------------------------
 
     def _weigh(self, site: str, t: UOp, span: Span, used: Body) -> list[Body]:
-        """Scores to weights, piece by piece for both warpgroups, and those times values; `used`:
-        the other one's weights are, in whose place they are stored."""
+        """Scores to probs, piece by piece for both warpgroups, and those times values; `used`:
+        the other one's probs are, in whose place they are stored."""
         k, softmax = self.kernel, self.softmax
         out: list[Body] = [
             self._release(k.rotary, t),
             when(span.seen(0) < self._token(span, t + 1), self._hide(t, span)),
-            softmax.refer(site, self.scores),
+            softmax.update_max(site, self.scores),
         ]
         for piece, columns in enumerate(self._columns()):
             scores = part(self.scores, columns[0] // 2, len(columns) * MMA_K // 2)
             packed = part(self.packed, columns[0] // 4, len(columns) * MMA_K // 4)
-            out += [softmax.weigh(scores), at.pack(packed, scores, dtype=k.dtype)]
+            out += [softmax.to_probs(scores), at.pack(packed, scores, dtype=k.dtype)]
             if piece == 0:
-                out += [used, self.tell(k.tops, softmax.reference)]
+                out += [used, self.broadcast(k.row_maxima, softmax.reference)]
             out += [
-                self._put_weights(columns),
+                self._put_probs(columns),
                 at.fence_proxy_async(),
                 at.named_arrive(id=TOLD[piece][self.side], threads=32 * WARPS),
             ]
@@ -195,13 +195,13 @@ class Warpgroup(Leaver):
         ]
 
     def _columns(self) -> list[range]:
-        """The first of 16 columns each, of the pieces of a tile's weights."""
+        """The first of 16 columns each, of the pieces of a tile's probs."""
         size = self.kernel.tile // self.pieces
         return [range(i * size, (i + 1) * size, MMA_K) for i in range(self.pieces)]
 
-    def _put_weights(self, columns: range) -> list[UOp]:
+    def _put_probs(self, columns: range) -> list[UOp]:
         """The warp's 16 rows, 16 columns at a time."""
-        rows = slot(self.kernel.weights, 0, self.row * LINE, 16 * LINE)
+        rows = slot(self.kernel.probs, 0, self.row * LINE, 16 * LINE)
         line, out = LANE & 15, list[UOp]()
         for column in columns:
             chunk = (LANE >> 4) + column // 8
@@ -216,14 +216,14 @@ class Warpgroup(Leaver):
         return out
 
     def _add_others(self, site: str, t: UOp) -> list[Body]:
-        """The other one's weights, when they are there, times values."""
-        out, top = list[Body](), self.r("their_top", 2)
+        """The other one's probs, when they are there, times values."""
+        out, row_max = list[Body](), self.r("their_top", 2)
         for piece, columns in enumerate(self._columns()):
             out.append(at.named_sync(id=TOLD[piece][1 - self.side], threads=32 * WARPS))
             if piece == 0:
                 out += [
-                    self.hear(self.kernel.tops, top),
-                    self.softmax.follow(site, top, self.sums),
+                    self.receive(self.kernel.row_maxima, row_max),
+                    self.softmax.update_max_from(site, row_max, self.sums),
                 ]
             out += self._add(t, columns, own=False)
         return [*out, at.wgmma_commit()]
@@ -241,10 +241,10 @@ class Warpgroup(Leaver):
                 MMA_K // GROUP * each.group,
             )
             if own:
-                weights = part(self.packed, row // 4, 4)
-                out.append(at.wgmma_registers(self.sums, weights, tokens, 1, **attrs))
+                probs = part(self.packed, row // 4, 4)
+                out.append(at.wgmma_registers(self.sums, probs, tokens, 1, **attrs))
             else:
-                stored = slot(self.kernel.weights)
+                stored = slot(self.kernel.probs)
                 step = {"a_step": row * ELEMENT, "a_desc": WEIGHTS}
                 out.append(at.wgmma(self.sums, stored, tokens, 1, **attrs, **step))
         return out

@@ -35,8 +35,8 @@ class Leaver:
         """The first of the warp's 16 rows."""
         return WARP % (WARPS // 2) * 16
 
-    def leave(self, span: Span) -> list[Body]:
-        """Both warpgroups add their weights up, then each stores its columns."""
+    def epilogue(self, span: Span) -> list[Body]:
+        """Both warpgroups add their probs up, then each stores its columns."""
         if self.kernel.split:
             return self._hand_on()
         out, factor, lse = self._normal()
@@ -51,9 +51,9 @@ class Leaver:
         return out
 
     def _hand_on(self) -> list[Body]:
-        """Sums as they are, maxima in base 2 and sums of weights to the workspace."""
+        """Sums as they are, maxima in base 2 and row sums to the workspace."""
         k, n = self.kernel, WARP % (WARPS // 2)
-        out, own = self._total()
+        out, own = self._row_sum()
         for column in range(0, k.half, k.outputs.dims):
             block = (self.side * k.half + column) // k.outputs.dims
             index, place = k.place_of(k.number, block, n)
@@ -61,25 +61,25 @@ class Leaver:
             out.append(at.st_global(param("sums"), index, 1, place, sums, element=CHUNK))
         if self.side == 1:
             meeting = at.named_arrive(id=MEETING, threads=32 * WARPS)
-            return [*out, self.tell(k.totals, own), meeting]
-        stats, (both, total) = self.r("stats", QUAD), self._both(own)
+            return [*out, self.broadcast(k.row_sums, own), meeting]
+        stats, (both, row_sum) = self.r("stats", QUAD), self._both(own)
         index, place = k.stats_of(k.number, n)
         return [
             *out,
             at.named_sync(id=MEETING, threads=32 * WARPS),
             both,
-            at.scale_f32(part(stats, 0, 2), self.softmax.top, self.softmax.scale),
-            at.copy(part(stats, 2, 2), total),
+            at.scale_f32(part(stats, 0, 2), self.softmax.row_max, self.softmax.scale),
+            at.copy(part(stats, 2, 2), row_sum),
             at.st_global(param("stats"), index, k.outputs.first, place, stats, element=CHUNK),
         ]
 
-    # -- sums of weights ----------------------------------------------------------------------
+    # -- row sums ------------------------------------------------------------------------------
 
     def two(self, storage: UOp, side: int, half: int) -> tuple[UOp, UOp]:
         """The place of a value for each row of a side, and a lane's byte there."""
         return slot(storage, side, (self.row + 8 * half) * 4, 8 * 4), LANE >> 2 << 2
 
-    def tell(self, storage: UOp, values: UOp) -> list[UOp]:
+    def broadcast(self, storage: UOp, values: UOp) -> list[UOp]:
         """A value for each row, of which four lanes have the same."""
         out = []
         for half in range(2):
@@ -88,17 +88,17 @@ class Leaver:
             out.append(at.st_shared_lanes(place, offset, first, part(values, half, 1)))
         return out
 
-    def hear(self, storage: UOp, values: UOp) -> list[UOp]:
-        """What the other side told."""
+    def receive(self, storage: UOp, values: UOp) -> list[UOp]:
+        """What the other side broadcast."""
         out = []
         for half in range(2):
             place, offset = self.two(storage, 1 - self.side, half)
             out.append(at.ld_shared_lanes(part(values, half, 1), place, offset))
         return out
 
-    def _total(self) -> tuple[list[Body], UOp]:
-        """Statements for, and registers with, the sums of weights of its own tiles."""
-        r, out, own = self.r, list[Body](), self.softmax.total
+    def _row_sum(self) -> tuple[list[Body], UOp]:
+        """Statements for, and registers with, the row sums of its own tiles."""
+        r, out, own = self.r, list[Body](), self.softmax.row_sum
         for lanes in PAIR:
             moved, both = r(f"total_moved{lanes}_", 2), r(f"total_both{lanes}_", 2)
             out += [at.shuffle_xor(moved, own, lanes=lanes), at.sum_f32(both, own, moved)]
@@ -106,26 +106,29 @@ class Leaver:
         return out, own
 
     def _both(self, own: UOp) -> tuple[list[UOp], UOp]:
-        """The same of all tiles, when the other side has told its own."""
-        theirs, total = self.r("their_total", 2), self.r("whole_total", 2)
-        return [*self.hear(self.kernel.totals, theirs), at.sum_f32(total, own, theirs)], total
+        """The same of all tiles, when the other side has broadcast its own."""
+        theirs, row_sum = self.r("their_total", 2), self.r("whole_total", 2)
+        return [
+            *self.receive(self.kernel.row_sums, theirs),
+            at.sum_f32(row_sum, own, theirs),
+        ], row_sum
 
     def _normal(self) -> tuple[list[Body], UOp, UOp]:
         """Statements for, and registers with, the factors of the outputs and the base-2 lse."""
-        out, own = self._total()
-        (both, total), lse = self._both(own), self.r("lse", 2)
-        normal, factor, log = self.softmax.normal(total)
+        out, own = self._row_sum()
+        (both, row_sum), lse = self._both(own), self.r("lse", 2)
+        normal, factor, log = self.softmax.normal(row_sum)
         out += [
-            self.tell(self.kernel.totals, own),
+            self.broadcast(self.kernel.row_sums, own),
             at.named_sync(id=MEETING, threads=32 * WARPS),
             both,
             normal,
         ]
         if self.side == 0:
-            out.append(at.fma_f32(lse, self.softmax.top, self.softmax.scale, log))
+            out.append(at.fma_f32(lse, self.softmax.row_max, self.softmax.scale, log))
         return out, factor, lse
 
-    # -- rows ---------------------------------------------------------------------------------
+    # -- rows ----------------------------------------------------------------------------------
 
     def _store_lse(self, span: Span, lse: UOp, half: int) -> UOp:
         k, first = self.kernel, self.row + 8 * half

@@ -86,9 +86,9 @@ class Parts(Shape):
         self.right = self._part("right", latent, self.half, self.latent, wide)
         self.rotary = self._part("rotary", ("kpe_cache", "q_pe"), 0, self.rope, narrow)
         self.parts = (self.left, self.right, self.rotary)
-        self.weights = smem("weights", ROWS * LINE)
-        self.tops = smem("tops", 4 * ROWS, 2, align=16)
-        self.totals = smem("totals", 4 * ROWS, 2, align=16)
+        self.probs = smem("weights", ROWS * LINE)
+        self.row_maxima = smem("tops", 4 * ROWS, 2, align=16)
+        self.row_sums = smem("totals", 4 * ROWS, 2, align=16)
 
     def _part(
         self, name: str, tensors: tuple[str, str], first: int, width: int, blocks: int
@@ -109,4 +109,4 @@ class Parts(Shape):
     def storage(self) -> tuple[UOp, ...]:
         rings = (b for p in self.parts for b in (p.ring.full, p.ring.empty))
         tiles = (b for p in self.parts for b in (p.tiles, p.queries))
-        return (*rings, self.tops, self.totals, *tiles, self.weights)
+        return (*rings, self.row_maxima, self.row_sums, *tiles, self.probs)

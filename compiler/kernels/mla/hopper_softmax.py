@@ -12,12 +12,12 @@ import math
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import Body, UOp, const, held, param, part, when
+from ptxflow.compiler.ir import Body, UOp, const, param, part, value_of, when
 from ptxflow.compiler.kernels.attention.softmax import Registers
 
 #: below every score, and such that its products with scales, of up to 2^26, are finite
 FLOOR = float_bits(-(2.0**100))
-RISE = 8.0  # in base 2: float16 holds weights up to 2^15
+RISE = 8.0  # in base 2: float16 holds probs up to 2^15
 PAIR = (1, 2)  # lanes between those that share a row
 
 
@@ -27,7 +27,7 @@ class Softmax:
     def __init__(self, r: Registers, lazy: bool):
         self.r, self.rise = r, float_bits(RISE if lazy else 0.0)
         self.scale, self.minus_scale = r("scale", 1), r("minus_scale", 1)
-        self.top, self.total, self.shift = r("top", 2), r("total", 2), r("shift", 2)
+        self.row_max, self.row_sum, self.shift = r("top", 2), r("total", 2), r("shift", 2)
         self.reference = r("reference", 2)
 
     def begin(self) -> list[UOp]:
@@ -40,14 +40,14 @@ class Softmax:
                 at.fma_constants(scale, given, factor=float_bits(x), summand=0, unread="dst")
                 for scale, x in ((self.scale, base), (self.minus_scale, -base))
             ),
-            at.mov(self.top, FLOOR, unread="dst"),
-            at.mov(self.total, 0),
+            at.mov(self.row_max, FLOOR, unread="dst"),
+            at.mov(self.row_sum, 0),
         ]
 
-    # -- the reference ------------------------------------------------------------------------
+    # -- the reference -------------------------------------------------------------------------
 
-    def refer(self, site: str, scores: UOp) -> list[UOp]:
-        """The reference of a tile's scores, and the shift of their weights."""
+    def update_max(self, site: str, scores: UOp) -> list[UOp]:
+        """The reference of a tile's scores, and the shift of their probs."""
         r, folded, own = self.r, self.r("folded", 4), self.r("own_top", 2)
         out = [at.fold_max(folded, scores), *self._pairs(at.max_f32, own, folded)]
         for lanes in PAIR:
@@ -55,11 +55,11 @@ class Softmax:
             out += [at.shuffle_xor(moved, own, lanes=lanes), at.max_f32(both, own, moved)]
             own = both
         new = r("new_top", 2)
-        out.append(at.max_f32(new, own, self.top))
+        out.append(at.max_f32(new, own, self.row_max))
         return [
             *out,
             *self._compare(site, new, self.rise),
-            at.choose(self.reference, r(f"{site}_rises", 1), new, self.top),
+            at.choose(self.reference, r(f"{site}_rises", 1), new, self.row_max),
             at.scale_f32(self.shift, self.reference, self.minus_scale),
         ]
 
@@ -68,16 +68,16 @@ class Softmax:
         that its bits compare as it does."""
         r, up, count = self.r, self.r("up", 2), self.r("rising", 1)
         rises = [r(f"{site}_rise{row}_", 1) for row in range(2)]
-        above = [const(least) < held(rise.src[0]) for rise in rises]
+        above = [const(least) < value_of(rise) for rise in rises]
         return [
-            at.sub_f32(up, new, self.top),
+            at.sub_f32(up, new, self.row_max),
             *(at.scale_f32(x, part(up, i, 1), self.scale) for i, x in enumerate(rises)),
             at.mov(count, 0),
             at.count_lanes(count, above[0] | above[1]),
             at.copy(r(f"{site}_rises", 1), count),
         ]
 
-    def follow(self, site: str, theirs: UOp, sums: UOp) -> list[Body]:
+    def update_max_from(self, site: str, theirs: UOp, sums: UOp) -> list[Body]:
         """Goes on from the other warpgroup's reference."""
         shift = at.scale_f32(self.shift, theirs, self.minus_scale)
         return [*self._compare(site, theirs, 0), self.rescale(site, theirs, sums, shift)]
@@ -85,32 +85,32 @@ class Softmax:
     def rescale(self, site: str, reference: UOp, sums: UOp, before: Body = None) -> list[Body]:
         """What was summed so far, where a reference rose, which is then the last one."""
         fall, factor = self.r("fall", 2), self.r("factor", 2)
-        rises = held(self.r(f"{site}_rises", 1).src[0])
+        rises = value_of(self.r(f"{site}_rises", 1))
         return [
             when(
                 rises.ne(0),
                 before,
-                at.fma_f32(fall, self.top, self.scale, self.shift),
+                at.fma_f32(fall, self.row_max, self.scale, self.shift),
                 at.exp2_f32(factor, fall),
-                at.rescale(self.total, factor),
+                at.rescale(self.row_sum, factor),
                 at.rescale_rows(sums, factor),
             ),
-            at.copy(self.top, reference, unread="dst"),  # lse is of one side
+            at.copy(self.row_max, reference, unread="dst"),  # lse is of one side
         ]
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- probs ---------------------------------------------------------------------------------
 
-    def weigh(self, scores: UOp) -> UOp:
-        """Scores to weights, in place."""
+    def to_probs(self, scores: UOp) -> UOp:
+        """Scores to probs, in place."""
         return at.exp2_rows(scores, scores, self.scale, self.shift)
 
-    def add(self, weights: UOp) -> list[UOp]:
+    def add(self, probs: UOp) -> list[UOp]:
         """The lane's part of a tile's sum to those before."""
         folded, own = self.r("summed", 4), self.r("own_sum", 2)
         return [
-            at.fold_sum(folded, weights),
+            at.fold_sum(folded, probs),
             *self._pairs(at.sum_f32, own, folded),
-            at.add_f32(self.total, own),
+            at.add_f32(self.row_sum, own),
         ]
 
     def _pairs(self, atom, dst: UOp, src: UOp) -> list[UOp]:  # type: ignore[no-untyped-def]
@@ -120,14 +120,14 @@ class Softmax:
             for row in range(2)
         ]
 
-    def normal(self, total: UOp) -> tuple[list[UOp], UOp, UOp]:
+    def normal(self, row_sum: UOp) -> tuple[list[UOp], UOp, UOp]:
         """Statements for, and registers with, the factors of the sums and the base-2 logarithms of
-        the totals: where nothing was seen, zero and minus infinity."""
+        the row_sums: where nothing was seen, zero and minus infinity."""
         inverse, factor, log = (self.r(n, 2) for n in ("inverse", "normal", "log"))
         return (
             [
-                at.reciprocal_f32(inverse, total),
-                at.log2_f32(log, total),
+                at.reciprocal_f32(inverse, row_sum),
+                at.log2_f32(log, row_sum),
                 at.finite_or_zero(factor, inverse, log),
             ],
             factor,

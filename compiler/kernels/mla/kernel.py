@@ -1,7 +1,7 @@
 """The kernel: one warp gathers rows of tokens into a ring, the others multiply them with queries.
 
 Per tile: scores S^T = K Q^T, of which each warp has 16 tokens by some columns; the maximum of each
-column over all warps; weights, to shared memory; O^T += V^T P^T, of which each warp has some dims.
+column over all warps; probs, to shared memory; O^T += V^T P^T, of which each warp has some dims.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Multiplier(Shape):
         self.q_latent = smem("q_latent", columns * self.latent_pitch, align=128)
         self.q_rope = smem("q_rope", columns * self.rope_pitch, align=128)
         self.weight_pitch = int(weight_pitch(s.fields(), problem))
-        self.weights = smem("weights", tile * self.weight_pitch, self.groups, align=128)
+        self.probs = smem("weights", tile * self.weight_pitch, self.groups, align=128)
         handed = self.own * MMA_COLUMNS * 4
         self.highs = smem("highs", self.rows * handed, self.groups, align=16)
         self.factors = smem("factors", handed, self.groups, align=16)
-        self.tops = smem("tops", handed, self.groups, align=16)
+        self.row_maxima = smem("tops", handed, self.groups, align=16)
         self.helpers = int(helpers(s.fields()))
         self.ring = Ring.of("tiles", self.stages, LANES * self.helpers, self.warps)
         self.row, self.group = WARP % self.rows, WARP // self.rows
@@ -77,8 +77,8 @@ class Multiplier(Shape):
 
     @property
     def storage(self) -> tuple[UOp, ...]:
-        shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.weights, self.highs)
-        rings = (self.factors, self.tops, self.ring.full, self.ring.empty)
+        shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.probs, self.highs)
+        rings = (self.factors, self.row_maxima, self.ring.full, self.ring.empty)
         parts = (self.partials,) if self.parted else ()
         return (*shared, *parts, *rings, *self.r.storage)
 
@@ -86,10 +86,10 @@ class Multiplier(Shape):
         """MMAs one below the other of a warp for scores in parts."""
         return self.rows * self.across * PARTS // (self.warps * columns)
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def multiply(self, span: Span) -> list[Body]:
-        """All tiles of the span; maxima and sums are then in `top` and `total` of all columns."""
+        """All tiles of the span; maxima and sums are in `row_max` and `row_sum` of all columns."""
         t, r = var("tile"), self.r
         per_lane = 2 * self.own
         return [
@@ -103,7 +103,7 @@ class Multiplier(Shape):
             at.mov(self._sums(), 0),
             when(span.first < span.end, self._take_queries()) if self.in_registers else None,
             loop(t, span.tiles, self._step(t, span), rolled=True),
-            self._totals(),
+            self._row_sums(),
         ]
 
     def _step(self, t: UOp, span: Span) -> list[Body]:
@@ -120,7 +120,7 @@ class Multiplier(Shape):
             single(at.mbar_arrive(slot(self.ring.empty, self.ring.stage(t)))),
         ]
 
-    # -- scores -------------------------------------------------------------------------------
+    # -- scores --------------------------------------------------------------------------------
 
     def _steps(self) -> list[tuple[UOp, UOp, int, int]]:
         """(tokens, queries, pitch, byte of a row) of all pairs of MMAs along a row."""
@@ -188,7 +188,7 @@ class Multiplier(Shape):
             out.append(at.add_f32(self.r("score0", size), self.r("score1", size)))
         return out
 
-    # -- scores in parts: a warp takes a quarter of the dims, of all tokens or all columns ----
+    # -- scores in parts: a warp takes a quarter of the dims, of all tokens or all columns -----
 
     def _part_steps(self) -> list[tuple[UOp, UOp, int, UOp]]:
         """(tokens, queries, pitch, byte of a row) of all MMAs along the warp's dims."""
@@ -280,7 +280,7 @@ class Multiplier(Shape):
         """Whether a lane's token counts: row l/4 of the warp's 16, or the row 8 below."""
         return seen
 
-    # -- softmax ------------------------------------------------------------------------------
+    # -- softmax -------------------------------------------------------------------------------
 
     def _pairs(self, name: str, n: int, count: int = 2) -> UOp:
         """A lane's two columns of eight, of a value for each of the warp's columns."""
@@ -329,7 +329,7 @@ class Multiplier(Shape):
         ]
 
     def _weigh(self) -> list[Body]:
-        """Weights, their sums, and weights in 16 bits for all warps; the factors with them."""
+        """Weights, their sums, and probs in 16 bits for all warps; the factors with them."""
         r, out = self.r, list[Body]()
         out.append(at.rescale(r("added", 2 * self.own), r("factor", 2 * self.own)))
         for n in range(self.own):
@@ -337,14 +337,14 @@ class Multiplier(Shape):
             out.append(at.shift_exp2(weight, self._score(n), r("one", 1), self._pairs("lower", n)))
             out.append(at.fold_sum(self._pairs("more", n), weight))
             out.append(at.pack(self._pairs("packed", n), weight, dtype=self.dtype))
-            out += self._put_weights(n)
+            out += self._put_probs(n)
         out.append(at.add_f32(r("added", 2 * self.own), r("more", 2 * self.own)))
         out.append(when(self.row.eq(0), self._hand(self.factors, 0, "factor")))
         return [*out, self._meet()]
 
-    def _put_weights(self, n: int) -> list[UOp]:
+    def _put_probs(self, n: int) -> list[UOp]:
         pitch = self.weight_pitch
-        mine = slot(self.weights, self.group, self.row * (16 * pitch), 16 * pitch)
+        mine = slot(self.probs, self.group, self.row * (16 * pitch), 16 * pitch)
         lane = (LANE >> 2) * pitch + ((LANE & 3) << 2)
         return [
             at.st_shared_lanes(
@@ -371,7 +371,7 @@ class Multiplier(Shape):
             ),
         ]
 
-    # -- sums ---------------------------------------------------------------------------------
+    # -- sums ----------------------------------------------------------------------------------
 
     def _sums(self) -> UOp:
         return self.r("sums", self.warp_blocks * self.across * QUAD)
@@ -391,7 +391,7 @@ class Multiplier(Shape):
         for j in range(0, self.rows, 2):
             for n in range(self.across):
                 group, i = divmod(n, self.own)
-                place = slot(self.weights, group, j * 16 * wide, 32 * wide)
+                place = slot(self.probs, group, j * 16 * wide, 32 * wide)
                 target = part(b, n * QUAD, QUAD)
                 out.append(at.ldmatrix_x4(target, place, LANE * wide + 16 * i, transposed=True))
             for half in range(2):
@@ -401,18 +401,18 @@ class Multiplier(Shape):
                     dims = first + 16 * ELEMENT * d
                     out.append(at.ldmatrix_x4(a, place, lane + dims, transposed=True))
                     for n in range(self.across):
-                        weights = part(b, n * QUAD + 2 * half, 2)
-                        out.append(at.mma_16816(self.sum_of(d, n), a, weights, dtype=self.dtype))
+                        probs = part(b, n * QUAD + 2 * half, 2)
+                        out.append(at.mma_16816(self.sum_of(d, n), a, probs, dtype=self.dtype))
         return out
 
-    def _totals(self) -> list[Body]:
-        """Maxima and sums of weights of all columns, to every warp."""
+    def _row_sums(self) -> list[Body]:
+        """Maxima and row sums of all columns, to every warp."""
         r = self.r
         reduce, _ = across(r, "added", r("added", 2 * self.own), at.sum_f32)
         out: list[Body] = [
             *reduce,
             self._hand(self.highs, self.row, "added_both2"),
-            when(self.row.eq(0), self._hand(self.tops, 0, "highest")),
+            when(self.row.eq(0), self._hand(self.row_maxima, 0, "highest")),
             self._meet(),
         ]
         for n in range(self.across):
@@ -420,16 +420,16 @@ class Multiplier(Shape):
             found = r(f"every_found{n}", 2 * self.rows)
             for row in range(self.rows):
                 out.append(self._fetch(self.highs, row, i, part(found, 2 * row, 2), group))
-            out.append(self._fetch(self.tops, 0, i, self.top_of(n), group, unread="dst"))
-            out.append(at.fold_sum(self.total_of(n), found, unread="dst"))
+            out.append(self._fetch(self.row_maxima, 0, i, self.row_max_of(n), group, unread="dst"))
+            out.append(at.fold_sum(self.row_sum_of(n), found, unread="dst"))
         return out
 
-    def top_of(self, n: int) -> UOp:
+    def row_max_of(self, n: int) -> UOp:
         """The maxima of a lane's two columns of eight."""
         return part(self.r("stats", self.across * QUAD), n * QUAD, 2)
 
-    def total_of(self, n: int) -> UOp:
-        """Their sums of weights; behind the maxima."""
+    def row_sum_of(self, n: int) -> UOp:
+        """Their row sums; behind the maxima."""
         return part(self.r("stats", self.across * QUAD), n * QUAD + 2, 2)
 
     def both_of(self, n: int) -> UOp:

@@ -77,12 +77,14 @@ class Outputs:
             ]
         return out
 
-    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
+    def put_lse(
+        self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
+    ) -> list[UOp]:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
         log, lse = r("log", 2), r("lse", 2)
         return [
-            at.log2_f32(log, total),
-            at.sum_f32(lse, log, top),
+            at.log2_f32(log, row_sum),
+            at.sum_f32(lse, log, row_max),
             at.st_global(
                 param("lse"),
                 row * self.heads + column + (LANE << 1),
@@ -93,12 +95,12 @@ class Outputs:
             ),
         ]
 
-    def share(self, r: Registers, top: UOp, total: UOp) -> tuple[list[UOp], UOp]:
-        """What sums are to be multiplied by: 1 / total, and 0 where nothing was summed."""
+    def share(self, r: Registers, row_max: UOp, row_sum: UOp) -> tuple[list[UOp], UOp]:
+        """What sums are to be multiplied by: 1 / row_sum, and 0 where nothing was summed."""
         inverse, log, factor = r("inverse", 2), r("whether", 2), r("share", 2)
         return [
-            at.reciprocal_f32(inverse, total),
-            at.log2_f32(log, total),
+            at.reciprocal_f32(inverse, row_sum),
+            at.log2_f32(log, row_sum),
             at.finite_or_zero(factor, inverse, log),
         ], factor
 
@@ -123,9 +125,11 @@ class RowOutputs(Outputs):
             ]
         return out
 
-    def put_lse(self, r: Registers, row: UOp, column: Value, top: UOp, total: UOp) -> list[UOp]:
+    def put_lse(
+        self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
+    ) -> list[UOp]:
         log, lse = r("log", 2), r("lse", 2)
-        out = [at.log2_f32(log, total), at.sum_f32(lse, log, top)]
+        out = [at.log2_f32(log, row_sum), at.sum_f32(lse, log, row_max)]
         for half in range(2):
             head = value(column) + 8 * half
             place = rectangle(global_tensor("lse"), row, head, 1, 8)

@@ -7,14 +7,13 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.moe import blackwell, hopper
-from ptxflow.compiler.kernels.moe.combine import ENTRY as TOTAL
-from ptxflow.compiler.kernels.moe.combine import Total
+from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
+from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
-from ptxflow.compiler.kernels.moe.routing import LANES, PLACE, ROUTE, Place, Route
+from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam
 
 SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
@@ -33,7 +32,7 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernels: routing, places, both products, the sum over experts."""
     up, down = products(p, s, device)
     route = [] if s.route == JOINED else [Route(p, s, device).build()]
-    place, total = Place(p, s, device).build(), Total(p, s, device).build()
+    place, total = Permute(p, s, device).build(), Combine(p, s, device).build()
     return program(*route, place, up.build(), down.build(), total)
 
 
@@ -41,22 +40,22 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Of routing: a CTA with and without tokens for all its warps. Of places: none, some and more
     than two turns of the warps, of tokens and of tiles. Of products: no tile; rings that are not
     filled, filled, past their second turn; several tiles."""
-    route, place = Route(p, s, device), Place(p, s, device)
+    route, place = Route(p, s, device), Permute(p, s, device)
     out = []
     for tokens in () if place.joined else sorted({1, route.warps}):
         written = (("choices", tokens, 8), ("shares", tokens, 8))
         out.append(Trip(f"{tokens} tokens", (("seq_len", tokens),), written, ROUTE))
     many = 2 * place.warps * LANES
     for tokens, tiles in ((LANES, 0), (LANES, 1), (many, many)):
-        values = (("seq_len", tokens), (place.told("tiles").arg[0], tiles))
+        values = (("seq_len", tokens), (place.value("tiles").arg[0], tiles))
         listed = (("places", tokens, 8), ("work", tiles, 4), ("tiles", 1, 1))
         name = f"{tokens} tokens, {tiles} tiles"
-        out.append(Trip(name, values, listed if tiles > 1 else (), PLACE))
+        out.append(Trip(name, values, listed if tiles > 1 else (), PERMUTE))
     for product in products(p, s, device):
         out += _of_product(product)
-    total = Total(p, s, device)
-    held = tuple((total.told(f"row{i}_").arg[0], 0) for i in range(8))
-    out.append(Trip("a token", held, (("output", 1, total.hidden),), TOTAL))
+    total = Combine(p, s, device)
+    held = tuple((total.value(f"row{i}_").arg[0], 0) for i in range(8))
+    out.append(Trip("a token", held, (("output", 1, total.hidden),), COMBINE))
     return out
 
 
@@ -83,13 +82,13 @@ def _of_product(g: Products) -> list[Trip]:
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over seq_len."""
-    route, place, total = Route(p, s, device), Place(p, s, device), Total(p, s, device)
+    route, place, total = Route(p, s, device), Permute(p, s, device), Combine(p, s, device)
     late = place.dependent and not place.joined
     steps = (
         _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False),
-        _plain(PLACE, "1", place.warps, place.params, late, place.smem_bytes),
+        _plain(PERMUTE, "1", place.warps, place.params, late, place.smem_bytes),
         *(product.launched() for product in products(p, s, device)),
-        _plain(TOTAL, "seq_len", total.warps, total.params, total.dependent),
+        _plain(COMBINE, "seq_len", total.warps, total.params, total.dependent),
     )
     first, *following = steps[1:] if place.joined else steps
     return replace(first, then=tuple(following), workspace=route.workspace)
@@ -146,20 +145,18 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
     return replace(p, axes=tuple(axes.items()))
 
 
-MOE = register(
-    Family(
-        name="moe",
-        op_types=("moe",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-    )
+MOE = Family(
+    name="moe",
+    op_types=("moe",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
 )

@@ -25,13 +25,9 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.moe.decisions import (
-    REGS,
-    TMEM_ROWS,
-    smem_bytes,
-)
-from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WeightLanes
-from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
+from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS, smem_bytes
+from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
+from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch
@@ -40,33 +36,25 @@ from ptxflow.compiler.lower import single
 
 BUFFERS = 2
 MMA_K = 32  # elements of K in one product
-COLUMNS = 32  # of tensor memory that a lane moves at a time
 ISSUER = 3  # of the control warps
 
 
-class Products(Grouped):
+class Products(WaveSums):
     """A strategy applied to one of the products."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
         self.consumer_warps = 4 * self.consumers
-        self.waves: int = s.waves
-        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
-        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
-        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
         self.buffer = tmem("sums", self.units * self.width, BUFFERS)
-        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
-        self.acc = self.r("acc", self.waves * self.own)
-        self.chunk = min(self.own, self.width, COLUMNS)
         self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
-        self.leave = (WeightLanes if self.swapped else TokenLanes)(self)
+        self.epilogue = (WeightLanes if self.swapped else TokenLanes)(self)
 
     @property
     def releases(self) -> int:
         """A commit, and the warps that read scales."""
         return 1 + self.consumer_warps
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -80,15 +68,15 @@ class Products(Grouped):
             role(sums, self.find(), self.each_tile("c", self.add_up)),
             role(control, self.produce(warps), when(WARP.eq(warps + ISSUER), self.find(), issue)),
         ]
-        storage = (self.done.full, self.done.empty, *self.leave.storage, self.buffer)
-        return self.whole(warps + 4, storage, *roles, drained=self.leave.meets)
+        storage = (self.done.full, self.done.empty, *self.epilogue.storage, self.buffer)
+        return self.whole(warps + 4, storage, *roles, drained=self.epilogue.meets)
 
     def launched(self) -> Launch:
         return self.launch(
             32 * (self.consumer_warps + 4), int(smem_bytes(self.s.fields(), self.up))
         )
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def wave_use(self, use: UOp, scale_set: int, wave: int) -> UOp:
         """The number of a wave among all, which take buffers in turn."""
@@ -138,23 +126,23 @@ class Products(Grouped):
                 )
         return out
 
-    # -- adding up ----------------------------------------------------------------------------
+    # -- adding up -----------------------------------------------------------------------------
 
     def add_up(self, sequence: UOp) -> list[Body]:
         k = var("k")
         return [
             at.mov(self.acc, 0),
             loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.leave.store(),
+            self.epilogue.store(),
         ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
         """Scales are there before the first sums are."""
-        out: list[Body] = [self.ring.wait_full(use), self.leave.load_weight_scales(k)]
+        out: list[Body] = [self.ring.wait_full(use), self.epilogue.load_weight_scales(k)]
         for scale_set in range(self.scale_sets):
             size = self.tile_t * 4
             rows = slot(self.scales, self.ring.stage(use), scale_set * size, size)
-            out += self.leave.load_token_scales(rows)
+            out += self.epilogue.load_token_scales(rows)
             for wave in range(self.waves):
                 number = self.wave_use(use, scale_set, wave)
                 out += [self.done.wait_full(number), at.tcgen05_fence_after()]
@@ -171,7 +159,7 @@ class Products(Grouped):
         source = slot(self.buffer, self.done.stage(number), column, self.chunk)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         sums = part(self.acc, wave * self.own + first, self.chunk)
-        statements, factor, order = self.leave.factors(wave, first)
+        statements, factor, order = self.epilogue.factors(wave, first)
         return [
             at.tcgen05_ld(held, source, quarter, shape="32x32b"),
             statements,

@@ -31,7 +31,7 @@ ENTRY = "moe_total"
 VECTOR = 16  # bytes that a lane loads
 
 
-class Total(Shape):
+class Combine(Shape):
     """A CTA for each token."""
 
     params = (*((name, "ptr") for name in ("places", "shares", "partial", "output")),)
@@ -79,7 +79,7 @@ class Total(Shape):
         total = r("total", self.held)
         wide = r("wide", self.held)
         for i in range(CHOSEN):
-            row = self.told(f"row{i}_")
+            row = self.value(f"row{i}_")
             packed = r(f"packed{i}_", 4)
             place = rectangle(global_tensor("partial"), 0, 0, 1, 1)
             loads.append(

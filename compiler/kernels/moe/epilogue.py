@@ -96,8 +96,8 @@ class Rows:
                         param("inner"), index, inside, place, part(words, j + half, 1), element=1
                     )
                 )
-            place = g.place("inner_scale", self.first + 8 * half, g.told("c_weight"), 8, 1)
-            index = g.told("c_weight") * param("rows") + row
+            place = g.place("inner_scale", self.first + 8 * half, g.value("c_weight"), 8, 1)
+            index = g.value("c_weight") * param("rows") + row
             mine = inside & (LANE & 3).eq(0)
             out.append(
                 at.st_global(
@@ -172,8 +172,8 @@ class Columns:
         stores = []
         for index in range(tokens):
             row, inside = self._token(index)
-            place = g.place("inner_scale", index // 2 * 8, g.told("c_weight"), 8, 1)
-            target = g.told("c_weight") * param("rows") + row
+            place = g.place("inner_scale", index // 2 * 8, g.value("c_weight"), 8, 1)
+            target = g.value("c_weight") * param("rows") + row
             one = inside & (LANE < 4)
             stores.append(
                 at.st_global(

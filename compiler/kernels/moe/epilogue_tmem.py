@@ -5,26 +5,39 @@ Registers of a lane are columns, those of one wave behind those of another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
 from ptxflow.compiler.kernels.attention.softmax import across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
+from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 
-if TYPE_CHECKING:
-    from ptxflow.compiler.kernels.moe.blackwell import Products
-
 LANES, QUAD, GATE = 32, 4, 8
+COLUMNS = 32  # of tensor memory that a lane moves at a time
 Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
+
+
+class WaveSums(Grouped):
+    """A product whose sums come in waves, and the registers that a lane adds them up in."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
+        super().__init__(problem, s, device, up)
+        self.waves: int = s.waves
+        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
+        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
+        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
+        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
+        self.acc = self.r("acc", self.waves * self.own)
+        self.chunk = min(self.own, self.width, COLUMNS)
 
 
 class TokenLanes:
     """A lane has a token; a warpgroup, of each wave, all columns of weights or half of them."""
 
-    def __init__(self, g: Products):
+    def __init__(self, g: WaveSums):
         self.g = g
         self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
 
@@ -46,7 +59,7 @@ class TokenLanes:
         g = self.g
         return (WARP >> 2) * g.own + (wave * g.width + first)
 
-    # -- scales -------------------------------------------------------------------------------
+    # -- scales --------------------------------------------------------------------------------
 
     @property
     def _rows(self) -> list[Value]:
@@ -60,7 +73,7 @@ class TokenLanes:
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         g = self.g
-        first = g.told("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
+        first = g.value("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
         rows = enumerate(self._rows)
         return [g.weight_scale(f"weight_scale{b}_", first + row, k) for b, row in rows]
 
@@ -84,7 +97,7 @@ class TokenLanes:
             return [], factor, tuple([0] * GATE + [1] * GATE)
         return [], factor, (wave * g.width // max(g.width, BLOCK),)
 
-    # -- what a tile leaves -------------------------------------------------------------------
+    # -- what a tile leaves --------------------------------------------------------------------
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
@@ -114,8 +127,8 @@ class TokenLanes:
             held = part(words, i // 4, wide // 4)
             index = row * g.inner + column
             out.append(at.st_global(param("inner"), index, inside, place, held, element=1))
-        place = g.place("inner_scale", warp_row, g.told("c_weight"), LANES, 1)
-        index = g.told("c_weight") * param("rows") + row
+        place = g.place("inner_scale", warp_row, g.value("c_weight"), LANES, 1)
+        index = g.value("c_weight") * param("rows") + row
         store = at.st_global(param("inner_scale"), index, inside, place, q.scale, element=4)
         return [*out, when(WARP < 4, q.find_scale, store)]
 
@@ -158,7 +171,7 @@ class TokenLanes:
 class WeightLanes:
     """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
 
-    def __init__(self, g: Products):
+    def __init__(self, g: WaveSums):
         self.g = g
         self.warps = 4 * g.consumers
         self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
@@ -178,12 +191,12 @@ class WeightLanes:
         g = self.g
         return (WARP >> 2) * (g.units // g.consumers) + (wave * g.units + own)
 
-    # -- scales -------------------------------------------------------------------------------
+    # -- scales --------------------------------------------------------------------------------
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         """Of the lane's row in each block; the halves of the first product alternate."""
         g = self.g
-        tile = g.told("c_weight")
+        tile = g.value("c_weight")
         if g.up:
             row = tile * (g.tile_w // 2) + (LANE >> 3 & 1) * g.inner
             return [g.weight_scale("weight_scale0_", row, k)]
@@ -214,7 +227,7 @@ class WeightLanes:
         statement = at.scale_f32(factor, part(own, token, g.chunk), scale)
         return [statement], factor, tuple(range(g.chunk))
 
-    # -- what a tile leaves -------------------------------------------------------------------
+    # -- what a tile leaves --------------------------------------------------------------------
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
@@ -253,8 +266,8 @@ class WeightLanes:
             out.append(at.st_global_fp8(param("inner"), index, mine, place, part(scaled, i, 1)))
         for token in range(tokens):
             row, inside = g.row(token)
-            place = g.place("inner_scale", token, g.told("c_weight"), 1, 1)
-            index = g.told("c_weight") * param("rows") + row
+            place = g.place("inner_scale", token, g.value("c_weight"), 1, 1)
+            index = g.value("c_weight") * param("rows") + row
             one, held = inside & (LANE < 1), part(q.scale, token, 1)
             stores.append(at.st_global(param("inner_scale"), index, one, place, held, element=4))
         return [*out, when(WARP.eq(0), q.find_scale, stores)]

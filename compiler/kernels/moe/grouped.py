@@ -87,7 +87,7 @@ class Grouped(Shape):
     def copiers(self) -> int:
         return int(copiers(self.s.fields(), self.device))
 
-    # -- which tile ---------------------------------------------------------------------------
+    # -- which tile ----------------------------------------------------------------------------
 
     def find(self) -> list[Body]:
         """What a role does first."""
@@ -104,7 +104,7 @@ class Grouped(Shape):
     @property
     def my_tiles(self) -> UOp:
         """How many tiles this CTA takes."""
-        ctas, all_tiles = special("ctas"), self.told("tiles") * self.tiles_w
+        ctas, all_tiles = special("ctas"), self.value("tiles") * self.tiles_w
         return (all_tiles + (ctas - 1 - CTAID)) // ctas
 
     def each_tile(self, who: str, body: Callable[[UOp], Body]) -> UOp:
@@ -112,7 +112,7 @@ class Grouped(Shape):
         i = var(f"tile_{who}")
         tile = CTAID + i * special("ctas")
         by_weights = self.s.order == WEIGHTS
-        across: Value = self.tiles_w if by_weights else self.told("tiles")
+        across: Value = self.tiles_w if by_weights else self.value("tiles")
         inner, outer = tile % across, tile // across
         at_row, at_weight = (outer, inner) if by_weights else (inner, outer)
         found = [
@@ -128,7 +128,7 @@ class Grouped(Shape):
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
 
-    # -- filling ------------------------------------------------------------------------------
+    # -- filling -------------------------------------------------------------------------------
 
     def produce(self, first: int) -> list[Body]:
         """What the warps from `first` on do."""
@@ -151,7 +151,7 @@ class Grouped(Shape):
     def _weights(self, stage: UOp, k: UOp) -> list[UOp]:
         """The TMA of a stage's weights."""
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
-        expert, tile = self.told("p_expert"), self.told("p_weight")
+        expert, tile = self.value("p_expert"), self.value("p_weight")
         box = (BLOCK, self.tile_w)
         if not self.up:
             row = expert * self.n + tile * self.tile_w
@@ -167,7 +167,7 @@ class Grouped(Shape):
         """A stage of the second product, by one lane."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
-        bar, row = slot(self.ring.full, stage), self.told("p_row")
+        bar, row = slot(self.ring.full, stage), self.value("p_row")
         each = self.tile_t * 4
         bytes_ = self.token_tile.bytes + self.weight_tile.bytes + self.scale_sets * each
         scales = [
@@ -207,8 +207,8 @@ class Grouped(Shape):
         rows |= {f"scale_token{w}_": first + 32 * w + LANE for w in range(self.scale_words)}
         out = []
         for name, row in rows.items():
-            inside = row < self.told("p_left")
-            out.append(self.word(name, "tokens", self.told("p_row") + row, inside))
+            inside = row < self.value("p_left")
+            out.append(self.word(name, "tokens", self.value("p_row") + row, inside))
         return out
 
     @property
@@ -236,7 +236,7 @@ class Grouped(Shape):
                     slot(self.tokens, stage, row * ROW, LINES * ROW),
                     (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
                     param("hidden_states"),
-                    self.told(f"token{g}_"),
+                    self.value(f"token{g}_"),
                     k * BLOCK + (chunk << 4),
                     1,
                     rectangle(global_tensor("hidden_states"), 0, 0, 1, 1),
@@ -249,7 +249,7 @@ class Grouped(Shape):
                 slot(self.scales, stage, (first + 32 * w) * 4, min(self._own_rows, 32) * 4),
                 LANE << 2,
                 param("hidden_states_scale"),
-                k * param("seq_len") + self.told(f"scale_token{w}_"),
+                k * param("seq_len") + self.value(f"scale_token{w}_"),
                 self._own_rows > LANE if self._own_rows < 32 else 1,
                 rectangle(global_tensor("hidden_states_scale"), 0, 0, 1, 1),
             )
@@ -271,13 +271,13 @@ class Grouped(Shape):
         wait = at.copies_wait(pending=pending)
         return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
 
-    # -- scales -------------------------------------------------------------------------------
+    # -- scales --------------------------------------------------------------------------------
 
     def weight_scale(self, name: str, row: Value, k: UOp) -> UOp:
         """Demand the scale of the weights' rows from `row` on, of the consumer's expert."""
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
-        block = self.told("c_expert") * blocks + value(row) // BLOCK
+        block = self.value("c_expert") * blocks + value(row) // BLOCK
         place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
         index = block * (self.k // BLOCK) + k
         return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
@@ -288,24 +288,24 @@ class Grouped(Shape):
         fence = [] if self.up else [at.fence_proxy_async()]
         return [*fence, at.warp_sync(), single(arrive)]
 
-    # -- what a tile leaves -------------------------------------------------------------------
+    # -- what a tile leaves --------------------------------------------------------------------
 
     @property
     def first_column(self) -> UOp:
         """Of the tile, in what the product leaves."""
         width = self.tile_w // 2 if self.up else self.tile_w
-        return self.told("c_weight") * width
+        return self.value("c_weight") * width
 
     def row(self, inside_tile: Value) -> tuple[UOp, UOp]:
         """A row of the tile among all rows, and whether it is one."""
         row = value(inside_tile)
-        return self.told("c_row") + row, row < self.told("c_left")
+        return self.value("c_row") + row, row < self.value("c_left")
 
     def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
         """A part of the tile, for the validator."""
-        return rectangle(global_tensor(tensor), self.told("c_row") + row, column, rows, columns)
+        return rectangle(global_tensor(tensor), self.value("c_row") + row, column, rows, columns)
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:

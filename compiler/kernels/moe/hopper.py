@@ -24,11 +24,7 @@ from ptxflow.compiler.ir import (
     slot,
     var,
 )
-from ptxflow.compiler.kernels.moe.decisions import (
-    REGS,
-    WARPGROUP_ROWS,
-    smem_bytes,
-)
+from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS, smem_bytes
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
@@ -50,9 +46,9 @@ class Products(Grouped):
         self.each = self.width // 2  # registers of a unit
         self.acc = self.r("acc", self.units * self.each)
         self.part = self.r("part", self.units * self.each // self.waves)
-        self.leave = (Columns if self.swapped else Rows)(self, self.acc)
+        self.epilogue = (Columns if self.swapped else Rows)(self, self.acc)
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -62,21 +58,21 @@ class Products(Grouped):
         consumer = Role("consumer", 0, warps, regs=regs[0])
         producer = Role("producer", warps, 4, regs=regs[1])
         roles = [role(consumer, consume), role(producer, self.produce(warps))]
-        return self.whole(warps + 4, self.leave.storage, *roles)
+        return self.whole(warps + 4, self.epilogue.storage, *roles)
 
     def launched(self) -> Launch:
         return self.launch(
             32 * (self.consumer_warps + 4), int(smem_bytes(self.s.fields(), self.up))
         )
 
-    # -- multiplying --------------------------------------------------------------------------
+    # -- multiplying ---------------------------------------------------------------------------
 
     def multiply(self, sequence: UOp) -> list[Body]:
         k = var("k")
         return [
             at.mov(self.acc, 0),
             loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.leave.store(),
+            self.epilogue.store(),
         ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
@@ -127,7 +123,7 @@ class Products(Grouped):
                 )
         return [*out, at.wgmma_commit()]
 
-    # -- scaling ------------------------------------------------------------------------------
+    # -- scaling -------------------------------------------------------------------------------
 
     @property
     def weight_blocks(self) -> int:
@@ -164,7 +160,7 @@ class Products(Grouped):
 
     def _weight_row(self, block: int) -> UOp:
         """The first row of weights of a block's scale."""
-        tile = self.told("c_weight")
+        tile = self.value("c_weight")
         if self.up:
             return tile * (self.tile_w // 2) + block * self.inner
         mine = (WARP >> 2) * (self.tile_w // self.consumers) if self.swapped else const(0)

@@ -35,7 +35,7 @@ from ptxflow.compiler.kernels.moe.problem import EXPERTS
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
 from ptxflow.compiler.lower import finish
 
-ROUTE, PLACE = "moe_route", "moe_place"
+ROUTE, PERMUTE = "moe_route", "moe_place"
 LANES = 32
 TOKENS = 4  # that a CTA routes
 PLACE_WARPS = 32  # of the CTA that places; where experts are many, registers leave fewer
@@ -120,7 +120,7 @@ class Route(Shape):
         return finish(info, body)
 
 
-class Place(Shape):
+class Permute(Shape):
     """One CTA: how many tokens chose each expert, where its rows and tiles begin, and which row a
     token's choice has. Lanes are tokens, or experts."""
 
@@ -147,7 +147,7 @@ class Place(Shape):
         body += [*self._count(), at.cta_sync(), *self._begin()]
         body += [self._list_tiles(), self._list_rows()]
         info = KernelInfo(
-            name=PLACE,
+            name=PERMUTE,
             arch=self.device.arch,
             warps=self.warps,
             cluster=1,
@@ -248,9 +248,9 @@ class Place(Shape):
             for w, held_of in enumerate(words)
         ]
         place = rectangle(global_tensor("work"), batch * LANES, 0, LANES, TILE_WORDS)
-        inside = tile < self.told("tiles")
+        inside = tile < self.value("tiles")
         store = at.st_global(param("work"), tile * TILE_WORDS, inside, place, found, element=4)
-        count = (self.told("tiles") + (LANES - 1)) // LANES
+        count = (self.value("tiles") + (LANES - 1)) // LANES
         body: list[Body] = [at.mov(found, 0), finds, store]
         return loop(batch, count, body, start=WARP, step=self.warps)
 

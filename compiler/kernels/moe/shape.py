@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp, Value, global_tensor, held, param, rectangle
+from ptxflow.compiler.ir import UOp, Value, global_tensor, param, rectangle, value_of
 from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Workspace
@@ -38,12 +38,11 @@ class Shape:
         self.granule = min(BLOCK, int(strategy.up_tile) // 2)  # inner columns that share a scale
         self.dependent = bool(strategy.dependent)
 
-    # -- registers ----------------------------------------------------------------------------
+    # -- registers -----------------------------------------------------------------------------
 
-    def told(self, name: str) -> UOp:
-        """What the one register of that name holds, as a value."""
-        register: UOp = self.r(name, 1).src[0]
-        return held(register)
+    def value(self, name: str) -> UOp:
+        """The value of the one register of that name."""
+        return value_of(self.r(name, 1))
 
     def word(self, name: str, tensor: str, index: Value, inside: Value = 1) -> UOp:
         """Demand a word that a kernel before has written."""
@@ -56,7 +55,7 @@ class Shape:
         """For the kernels before, where this one may start while they run."""
         return [at.grid_wait()] if self.dependent else []
 
-    # -- the workspace ------------------------------------------------------------------------
+    # -- the workspace -------------------------------------------------------------------------
 
     @property
     def rows(self) -> str:

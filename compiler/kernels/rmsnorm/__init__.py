@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
@@ -64,21 +63,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(small, 1 if k.loops else None)
 
 
-RMSNORM = register(
-    Family(
-        name="rmsnorm",
-        op_types=("rmsnorm", "fused_add_rmsnorm"),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        revise=revise,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-    )
+RMSNORM = Family(
+    name="rmsnorm",
+    op_types=("rmsnorm", "fused_add_rmsnorm"),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    revise=revise,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
 )

@@ -56,9 +56,7 @@ from ptxflow.compiler.kernels.rmsnorm.decisions import (
     threads,
     vectors,
 )
-from ptxflow.compiler.kernels.rmsnorm.decisions import (
-    WARP as WARP_SIZE,
-)
+from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.lower import single
@@ -122,7 +120,7 @@ class Kernel:
             self.values.setdefault(name, frag(name, count * width, "b32")), 0, index * width, width
         )
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -212,7 +210,7 @@ class Kernel:
             ),
         ]
 
-    # -- places -------------------------------------------------------------------------------
+    # -- places --------------------------------------------------------------------------------
 
     def _row(self, group: UOp, k: int) -> tuple[UOp, UOp, int]:
         """The lane's k-th row, the first row of its warp, and how many rows the warp has."""
@@ -269,7 +267,7 @@ class Kernel:
     def _raw_weight(self, j: int) -> UOp:
         return slot(self.weight, 0, j * self.packed, self.packed)
 
-    # -- loading ------------------------------------------------------------------------------
+    # -- loading -------------------------------------------------------------------------------
 
     def _load(self, v: Vector) -> list[UOp]:
         """A vector of everything that is summed to x."""
@@ -304,7 +302,7 @@ class Kernel:
             cache=WEIGHT_CACHE,
         )
 
-    # -- arithmetic ---------------------------------------------------------------------------
+    # -- arithmetic ----------------------------------------------------------------------------
 
     @property
     def _dtype(self) -> str:

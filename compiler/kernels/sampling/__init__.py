@@ -7,7 +7,6 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import register
 from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, RANDOM, Kernel
@@ -52,20 +51,18 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=(("batch_size", batch), ("vocab_size", vocab))))
 
 
-SAMPLING = register(
-    Family(
-        name="sampling",
-        op_types=("sampling",),
-        decisions=DECISIONS,
-        rules=RULES,
-        problem=problem,
-        resources=resources,
-        demand=demand,
-        features=features,
-        costs=COSTS,
-        build=build,
-        trips=trips,
-        launch=launch,
-        trial=trial,
-    )
+SAMPLING = Family(
+    name="sampling",
+    op_types=("sampling",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
 )

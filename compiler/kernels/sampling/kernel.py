@@ -112,7 +112,7 @@ class Kernel:
         name += "_" * name[-1].isdigit()
         return slot(self.values.setdefault(name, frag(name, width, "b32")))
 
-    # -- the whole ----------------------------------------------------------------------------
+    # -- the whole -----------------------------------------------------------------------------
 
     @property
     def filters(self) -> list[str]:
@@ -170,7 +170,7 @@ class Kernel:
         """What the row's first CTA does for all."""
         return when(CTA_RANK.eq(0), body) if self.ctas > 1 else body
 
-    # -- passes over the row ------------------------------------------------------------------
+    # -- passes over the row -------------------------------------------------------------------
 
     def _elements(self) -> UOp:
         return self.value("elements", self.at_once * self.width)
@@ -273,7 +273,7 @@ class Kernel:
 
         return [self.sweep(visit), self._meet()]
 
-    # -- thresholds ---------------------------------------------------------------------------
+    # -- thresholds ----------------------------------------------------------------------------
 
     def _bins(self, name: str, ranges: int, bits: int, copies: int = 1) -> UOp:
         """Bins, and behind them the sums of their ranges."""
@@ -441,7 +441,7 @@ class Kernel:
         find = [find_outer, find_first, first, digits]
         return [find, at.key_of(key, last), at.prefer(self.key, last, key, outer)]
 
-    # -- the draw -----------------------------------------------------------------------------
+    # -- the draw ------------------------------------------------------------------------------
 
     def _leader(self) -> Body:
         """The row's first CTA does the rest."""

@@ -70,7 +70,7 @@ class Projection:
         return at
 
     def value(self, time: float) -> float:
-        """What the optimiser is told."""
+        """What the optimiser is given for a time: a failure is twice the slowest."""
         if np.isfinite(time):
             self.worst = max(self.worst, time)
             return time
@@ -139,14 +139,14 @@ class CmaEs:
                 bounds=bounds, steps=np.ones(len(sizes)), seed=next(seeds),
             )  # fmt: skip
             while not optimiser.should_stop():
-                told = []
+                results = []
                 for _ in range(optimiser.population_size):
                     proposal, point = optimiser.ask()
                     if not projection.free.any():
                         return
                     time = yield projection.nearest(np.rint(proposal).astype(int).tolist())
-                    told.append((point, projection.value(time)))
-                optimiser.tell(told)
+                    results.append((point, projection.value(time)))
+                optimiser.tell(results)
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ class Annealing:
                 objective, bounds, no_local_search=True, maxfun=len(space), maxiter=10**6, rng=rng
             )
 
-        told = _Inverted(run)
+        inverted = _Inverted(run)
         try:
-            proposal = told.first()
+            proposal = inverted.first()
             while proposal is not None:
                 time = yield projection.nearest(np.floor(proposal).astype(int).tolist())
-                proposal = told.next(projection.value(time))
+                proposal = inverted.next(projection.value(time))
         finally:
-            told.close()
+            inverted.close()
 
 
 class _Stop(BaseException):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.family import Choice
-from ptxflow.env.measurements import SCREEN, Measured, by_workload, load_measurements
-from ptxflow.env.observations import Observed, Timed, observe
+from ptxflow.env.measurements import SCREEN, Measurement, by_workload, load_measurements
+from ptxflow.env.observations import Observations, StrategyTime, observe
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem, product
 from ptxflow.env.tasks.definition import load
@@ -97,19 +97,19 @@ def outdated(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
         if family is None or first.device not in DEVICES:
             continue
         _, problem = find_problem(load(first.definition), dict(first.axes))
-        timed = [Timed(m.choices, 1.0) for m in group]
+        timed = [StrategyTime(m.choices, 1.0) for m in group]
         _, foreign = observe(family, problem, DEVICES[first.device], timed)
         if foreign:
             found.setdefault(family.name, []).append(foreign)
     return {name: (sum(counts), len(counts)) for name, counts in sorted(found.items())}
 
 
-def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
+def brute_forced(measured: Sequence[Measurement], least: int) -> Replay | None:
     """The largest sub-space of one workload that a campaign, or all of them, measured whole."""
     whole = whole_space(measured[0])
     if whole is None:
         return None
-    best: tuple[Observed, list[Measured]] | None = None
+    best: tuple[Observations, list[Measurement]] | None = None
     for runs in _sessions(measured):
         rows = [m for m in measured if m.run in runs]
         known = _known(rows, whole)
@@ -119,7 +119,7 @@ def brute_forced(measured: Sequence[Measured], least: int) -> Replay | None:
     return None if best is None else _replay(*best, whole)
 
 
-def measured_part(measured: Sequence[Measured]) -> Replay | None:
+def measured_part(measured: Sequence[Measurement]) -> Replay | None:
     """All that was measured of one workload, as a space of its own: its optimum is the best that is
     known. None where nothing succeeded."""
     whole = whole_space(measured[0])
@@ -129,7 +129,7 @@ def measured_part(measured: Sequence[Measured]) -> Replay | None:
     return replace(_replay(known, measured, whole), choices={})
 
 
-def whole_space(measured: Measured) -> Space | None:
+def whole_space(measured: Measurement) -> Space | None:
     """All valid strategies of a measured workload; None where no family or device is known."""
     if measured.device not in DEVICES or registered(load(measured.definition)) is None:
         return None
@@ -137,19 +137,19 @@ def whole_space(measured: Measured) -> Space | None:
     return enumerate_space(family, problem, DEVICES[measured.device])
 
 
-def _known(measured: Sequence[Measured], whole: Space) -> Observed:
+def _known(measured: Sequence[Measurement], whole: Space) -> Observations:
     """Times over the yardstick's, of the strategies that are valid today."""
     relative = relative_times(measured)
-    timed = [Timed(m.choices, relative.get(m.key, np.inf)) for m in measured]
+    timed = [StrategyTime(m.choices, relative.get(m.key, np.inf)) for m in measured]
     observed, _ = observe(whole.family, whole.problem, whole.device, timed)
     return observed.pick(np.isin(observed.codes, whole.codes))
 
 
-def _replay(observed: Observed, measured: Sequence[Measured], whole: Space) -> Replay:
+def _replay(observed: Observations, measured: Sequence[Measurement], whole: Space) -> Replay:
     first = measured[0]
     space = Space(whole.family, whole.problem, whole.device, observed.codes)
     space.codes.flags.writeable = False
-    peers = [m.peer_us for m in measured if m.peer_us and m.timing_pass == SCREEN]
+    peers = [m.baseline_us for m in measured if m.baseline_us and m.timing_pass == SCREEN]
     name = workload_name(first.definition, first.axes)
     times = observed.seconds
     return Replay(name, space, times, median(peers), kind_of(first), kept(space, whole))
@@ -171,7 +171,7 @@ def kept(part: Space, whole: Space) -> dict[str, tuple[Choice, ...]]:
     return out
 
 
-def _sessions(measured: Sequence[Measured]) -> list[set[str]]:
+def _sessions(measured: Sequence[Measurement]) -> list[set[str]]:
     """Each campaign alone, then all together: one may have been resumed under another id."""
     runs = list(dict.fromkeys(m.run for m in measured))
     return [*({run} for run in runs), set(runs)]
@@ -186,7 +186,7 @@ def closed(codes: NDArray[np.int64], whole: Space) -> bool:
     return int(inside.sum()) == len(codes)
 
 
-def kind_of(measured: Measured) -> str:
+def kind_of(measured: Measurement) -> str:
     """What the axes of a measurement are to the full preset.
 
     A row may give sizes from which axes follow. How large a cache is changes no work, so that

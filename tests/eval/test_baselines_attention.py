@@ -1,11 +1,10 @@
-"""Attention peers are planned once, hold for every seed, and compute what the definitions say."""
+"""Attention baselines are planned once, hold for every seed, and compute the definitions."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,12 +16,10 @@ from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.baselines import __main__ as command
 from ptxflow.eval.bench.baselines import registry as baselines
 from ptxflow.eval.bench.baselines.registry import Baselines
-from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.references import attention as reference
-from ptxflow.eval.bench.session import case_of
+from tests.eval.benches import CPU, beside, install
 
-CPU = torch.device("cpu")
 OP_TYPES = ("gqa_paged", "gqa_ragged", "mla_paged")
 NAMES = [n for n in names() if load(n).op_type in OP_TYPES]
 SIZES = {
@@ -70,19 +67,10 @@ class Paged(Wrapper):
 
 class Decode(Paged):
     def plan(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        last: Tensor,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        page: int,
-        q_data_type: Any,
-        kv_data_type: Any,
-        sm_scale: float,
-    ) -> None:
-        assert (heads, kv_heads, dim) == (4, 2, 16)
+        self, indptr: Tensor, indices: Tensor, last: Tensor, *sizes: int, sm_scale: float,
+        **dtypes: Any,
+    ) -> None:  # fmt: skip
+        assert sizes[:3] == (4, 2, 16) and set(dtypes) == {"q_data_type", "kv_data_type"}
         queries = torch.arange(len(indptr))
         self.remember(sm_scale, queries=queries, pages=indptr, last=last)
         self.indices = indices
@@ -90,39 +78,21 @@ class Decode(Paged):
 
 class Prefill(Paged):
     def plan(
-        self,
-        queries: Tensor,
-        indptr: Tensor,
-        indices: Tensor,
-        last: Tensor,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        page: int,
-        causal: bool,
-        sm_scale: float,
-        q_data_type: Any,
-        kv_data_type: Any,
-    ) -> None:
-        assert (heads, kv_heads, dim, causal) == (4, 2, 16, True)
+        self, queries: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, *sizes: int,
+        causal: bool, sm_scale: float, **dtypes: Any,
+    ) -> None:  # fmt: skip
+        assert sizes[:3] == (4, 2, 16) and causal
+        assert set(dtypes) == {"q_data_type", "kv_data_type"}
         self.remember(sm_scale, queries=queries, pages=indptr, last=last)
         self.indices = indices
 
 
 class Ragged(Wrapper):
     def plan(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        causal: bool,
-        sm_scale: float,
-        q_data_type: Any,
-        kv_data_type: Any,
-    ) -> None:
-        assert (heads, kv_heads, dim, causal) == (4, 2, 16, True)
+        self, queries: Tensor, keys: Tensor, *sizes: int, causal: bool, sm_scale: float,
+        **dtypes: Any,
+    ) -> None:  # fmt: skip
+        assert sizes == (4, 2, 16) and causal and set(dtypes) == {"q_data_type", "kv_data_type"}
         self.remember(sm_scale, queries=queries, keys=keys)
 
     def run(
@@ -134,34 +104,18 @@ class Ragged(Wrapper):
 
 class Latent(Wrapper):
     def plan(
-        self,
-        queries: Tensor,
-        indptr: Tensor,
-        indices: Tensor,
-        keys: Tensor,
-        heads: int,
-        dim: int,
-        rope: int,
-        page: int,
-        causal: bool,
-        sm_scale: float,
-        *dtypes: Any,
+        self, queries: Tensor, indptr: Tensor, indices: Tensor, keys: Tensor, *rest: Any
     ) -> None:
-        assert (heads, dim, rope) == (4, 16, 8)
+        heads, dim, rope, page, self.causal, sm_scale, *dtypes = rest
+        assert (heads, dim, rope) == (4, 16, 8) and dtypes == [torch.bfloat16] * 2
         last = torch.where(keys > 0, (keys - 1) % page + 1, 0)
         self.remember(sm_scale, queries=queries, pages=indptr, last=last)
-        self.indices, self.causal = indices, causal
+        self.indices = indices
 
     def run(
-        self,
-        q: Tensor,
-        q_pe: Tensor,
-        ckv: Tensor,
-        kpe: Tensor,
-        out: Tensor,
-        lse: Tensor,
+        self, q: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor, out: Tensor, lse: Tensor,
         return_lse: bool,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         bounds, pages, last = (self.lengths[n] for n in ("queries", "pages", "last"))
         full: list[Any] = [q, q_pe, ckv, kpe, bounds, pages, self.indices, last, self.scale]
         return self.finish(reference.mla_paged_prefill_pages(*full), out, lse)
@@ -170,23 +124,21 @@ class Latent(Wrapper):
 @pytest.fixture(autouse=True)
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     Wrapper.made = []
-    mla = SimpleNamespace(BatchMLAPagedAttentionWrapper=Latent)
-    library = SimpleNamespace(
+    install(
+        monkeypatch,
         BatchDecodeWithPagedKVCacheWrapper=Decode,
         BatchPrefillWithPagedKVCacheWrapper=Prefill,
         BatchPrefillWithRaggedKVCacheWrapper=Ragged,
-        mla=mla,
+        mla__BatchMLAPagedAttentionWrapper=Latent,
     )
-    monkeypatch.setitem(sys.modules, "flashinfer", library)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)  # type: ignore[arg-type]
 
 
-def beside(name: str, **changed: int) -> Baselines:
+def small(name: str, **changed: int) -> Baselines:
     definition = load(name)
     sizes = {a: SIZES[a] for a, value in definition.const_axes.items() if value != 1}
     definition = definition.resized(**sizes)
     axes = {a: changed.get(a, AXES[a]) for a in definition.var_axes}
-    return Baselines(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1, 2)))
+    return beside(definition, axes)
 
 
 def expected_peers(name: str) -> list[str]:
@@ -197,7 +149,7 @@ def expected_peers(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_peer_computes_it_on_every_seed(name: str) -> None:
-    found = beside(name)
+    found = small(name)
     calls = found.calls(every=True)
     assert [n for n in calls if n.startswith("flashinfer")] == expected_peers(name)
     assert next(iter(calls)) == COPY == found.yardstick
@@ -220,7 +172,7 @@ def test_every_peer_computes_it_on_every_seed(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_library_is_absent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Wrapper, "factor", 1.1)
-    found = beside(name)
+    found = small(name)
     calls = found.calls(every=True)
     for peer in expected_peers(name):
         assert peer not in calls
@@ -235,7 +187,7 @@ def test_who_is_wrong_in_lse_alone_is_timed_and_says_so(
     monkeypatch.setattr(Wrapper, "strays", 3)
     monkeypatch.setattr(Wrapper, "shift", shift)
     name = "mla_paged_decode_h16_ckv512_kpe64_ps1"
-    found = beside(name)
+    found = small(name)
     assert set(expected_peers(name)) <= set(found.calls(every=True))
     lse = found.bench.fill(1)[1]["lse"]
     live = int(lse.isfinite().sum())
@@ -254,7 +206,7 @@ def test_who_is_wrong_in_lse_alone_is_timed_and_says_so(
 
 def test_rows_that_see_nothing_are_not_compared() -> None:
     name = "gqa_paged_prefill_causal_h32_kv8_d128_ps1"
-    found = beside(name, total_q=90)
+    found = small(name, total_q=90)
     lse = found.bench.fill(1)[1]["lse"]
     assert lse.isneginf().any()
     assert set(expected_peers(name)) <= set(found.calls(every=True))
@@ -262,18 +214,18 @@ def test_rows_that_see_nothing_are_not_compared() -> None:
 
 def test_decoding_without_the_library_keeps_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # type: ignore[arg-type]
-    found = beside("gqa_paged_decode_h32_kv8_d128_ps64")
+    found = small("gqa_paged_decode_h32_kv8_d128_ps64")
     assert list(found.calls(every=True)) == [COPY, "torch"]
     assert found.absent["flashinfer"].startswith("ModuleNotFoundError: ")
 
 
 def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
     name = "gqa_ragged_prefill_causal_h32_kv8_d128"
-    whole = beside(name, len_indptr=5, total_q=40, total_kv=40)
+    whole = small(name, len_indptr=5, total_q=40, total_kv=40)
     assert "torch.sdpa" in whole.calls(every=True)
     assert named("torch.sdpa", whole.disagree) == "torch.sdpa (lse: not computed)"
     for axes in ({"total_q": 41, "total_kv": 41}, {"total_q": 40, "total_kv": 80}):
-        found = beside(name, len_indptr=5, **axes)
+        found = small(name, len_indptr=5, **axes)
         assert "torch.sdpa" not in found.calls(every=True)
         assert found.absent["torch.sdpa"] == "it takes sequences of one length, without a prefix"
 

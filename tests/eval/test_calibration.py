@@ -9,7 +9,7 @@ import pytest
 
 from ptxflow.compiler.device import H200
 from ptxflow.env import cost
-from ptxflow.env.observations import Observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -25,27 +25,27 @@ from ptxflow.eval.study.calibration import (
 )
 
 
-def workload(name: str, m: int, count: int = 150) -> Observed:
+def workload(name: str, m: int, count: int = 150) -> Observations:
     """A workload measured by the model itself."""
     family, problem = find_problem(load(name), {"M": m})
     space = enumerate_space(family, problem, H200)
     codes = np.sort(np.random.default_rng(m).choice(space.codes, count, replace=False))
-    observed = Observed(family, problem, H200, codes, np.ones(count))
+    observed = Observations(family, problem, H200, codes, np.ones(count))
     return replace(observed, seconds=np.exp(log_seconds(observed, {})))
 
 
 @pytest.fixture(scope="module")
-def observed() -> list[Observed]:
+def observed() -> list[Observations]:
     shapes = [("gemm_n128_k2048", 64), ("gemm_n2048_k4096", 512), ("gemm_n256_k7168", 4096)]
     return [workload(*shape) for shape in shapes]
 
 
-def named(observed: list[Observed], *names: str) -> list[Constant]:
+def named(observed: list[Observations], *names: str) -> list[Constant]:
     known = {c.name: c for c in constants([observed[0].family], H200, keep_rates=False)}
     return [known[name] for name in names]
 
 
-def test_planted_constants_are_found(observed: list[Observed]) -> None:
+def test_planted_constants_are_found(observed: list[Observations]) -> None:
     free = named(observed, "rates.launch_s", "rates.dram_latency", "rates.mma_efficiency")
     truth = {c.name: c.value * f for c, f in zip(free, (1.3, 0.75, 0.9), strict=True)}
     measured = [replace(o, seconds=np.exp(log_seconds(o, truth))) for o in observed]
@@ -55,7 +55,7 @@ def test_planted_constants_are_found(observed: list[Observed]) -> None:
     assert all(name in text for name in truth)
 
 
-def test_what_fits_stays_and_ranges_hold(observed: list[Observed]) -> None:
+def test_what_fits_stays_and_ranges_hold(observed: list[Observations]) -> None:
     (launch,) = named(observed, "rates.launch_s")
     assert Problem(observed, [launch]).solve()[launch.name] == pytest.approx(launch.value, rel=1e-3)
     slow = [replace(o, seconds=o.seconds + 1e-3) for o in observed]
@@ -64,7 +64,7 @@ def test_what_fits_stays_and_ranges_hold(observed: list[Observed]) -> None:
 
 
 def test_named_costs_of_the_family_are_among_them_and_unfelt_ones_left_out(
-    observed: list[Observed],
+    observed: list[Observations],
 ) -> None:
     known = constants([observed[0].family], H200, keep_rates=False)
     assert all(c.low <= c.value <= c.high for c in known)
@@ -75,7 +75,9 @@ def test_named_costs_of_the_family_are_among_them_and_unfelt_ones_left_out(
     assert "rates.launch_s" in free and free < names  # what only Blackwell has moves nothing here
 
 
-def test_the_model_is_as_before_after_a_block_and_after_an_error(observed: list[Observed]) -> None:
+def test_the_model_is_as_before_after_a_block_and_after_an_error(
+    observed: list[Observations],
+) -> None:
     first = observed[0]
     before, rates = log_seconds(first, {}), cost.RATES["h200"]
     values = {c.name: c.value * 1.5 for c in constants([first.family], H200, keep_rates=False)}
@@ -87,7 +89,7 @@ def test_the_model_is_as_before_after_a_block_and_after_an_error(observed: list[
     assert (log_seconds(first, {}) == before).all()
 
 
-def test_thinning_keeps_the_fastest_half_and_a_spread(observed: list[Observed]) -> None:
+def test_thinning_keeps_the_fastest_half_and_a_spread(observed: list[Observations]) -> None:
     o = observed[0]
     few = thinned(o, 40)
     assert len(few) == 40 and (np.diff(few.codes) > 0).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.records import Record
-from ptxflow.eval.study.claims import claims
 from ptxflow.eval.study.kernels import fast, summary
 from ptxflow.eval.study.knowledge import distance, look_up, trained_problems
 from ptxflow.eval.study.metrics import (
@@ -34,21 +32,14 @@ from ptxflow.eval.study.metrics import (
     share,
     total_variation,
 )
-from ptxflow.eval.study.results import Belief, describe, fidelity, matching
+from ptxflow.eval.study.results import Distribution, claims, describe, fidelity, matching
 from ptxflow.eval.study.runs import Runs, evaluate
 from ptxflow.eval.study.search.optimisers import Annealing, CmaEs
 from ptxflow.eval.study.search.plain import Exhaustive, Ranked, Uniform
 from ptxflow.eval.study.search.play import Foul, Method
-from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.tables import mass
 from ptxflow.eval.study.tables import share as percentage
-
-HELD_OUT = Path(__file__).resolve().parents[2] / "eval/measurements/h200-gemm-held-out.jsonl.xz"
-
-
-@pytest.fixture(scope="module")
-def replays() -> list[Replay]:
-    return read_replays([HELD_OUT])
 
 
 def sheet(rows: list[list[float]]) -> Sheet:
@@ -145,7 +136,7 @@ def test_claims_have_a_figure_an_interval_and_a_verdict(replays: list[Replay]) -
 
 def test_the_mass_of_a_belief_is_what_it_has_in_the_sub_space(replays: list[Replay]) -> None:
     logs = np.log(np.full(len(replays[0].times), 0.25 / len(replays[0].times)))
-    policy = Belief("policy", logs)
+    policy = Distribution("policy", logs)
     assert policy.mass == pytest.approx(0.25)
     assert describe(replays[0], [policy])["mass"] == 0.25
     assert describe(replays[0])["mass"] is None
@@ -201,7 +192,7 @@ def test_the_measured_target_is_at_no_distance_from_itself(replays: list[Replay]
     replay = replays[0]
     truth = measured_target(replay)
     assert np.exp(truth).sum() == pytest.approx(1) and truth.argmax() == replay.times.argmin()
-    found = fidelity(replay, [Belief("right", truth + 3.0, own=truth)])
+    found = fidelity(replay, [Distribution("right", truth + 3.0, own=truth)])
     right = {k: found["right"][k] for k in ("tv", "own_tv", "reward_tv")}
     assert right == pytest.approx({"tv": 0, "own_tv": 0, "reward_tv": 0}, abs=1e-9)
     assert found["uniform"]["tv"] > 0.5

@@ -1,4 +1,4 @@
-"""Peers are compared before they are timed: who differs says how, who is wrong is absent."""
+"""Baselines are compared before they are timed: who differs says how, who is wrong is absent."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ import torch
 from torch import Tensor
 
 from ptxflow.env.measurements import COPY
-from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.baselines import registry as baselines
 from ptxflow.eval.bench.baselines.registry import Baselines
-from ptxflow.eval.bench.checking import Bench
 from ptxflow.eval.bench.records import best_baseline
-from ptxflow.eval.bench.session import FEW_ROUNDS, case_of, shares
+from ptxflow.eval.bench.session import FEW_ROUNDS, shares
 from ptxflow.eval.bench.timing import time_interleaved
+from tests.eval.benches import beside, install
 
-CPU = torch.device("cpu")
 NORMS = ("rmsnorm_h128", "fused_add_rmsnorm_h2048")
 VOCABULARY = 1000
 FILTERS = ("top_k", "top_p", "top_k_top_p")
 
 
-def beside(name: str, **axes: int) -> Baselines:
-    return beside_definition(load(name), **axes)
-
-
-def beside_definition(definition: Definition, **axes: int) -> Baselines:
-    return Baselines(definition, axes, Bench(case_of(definition, axes, CPU), CPU, (1,)))
+def small(name: str, **axes: int) -> Baselines:
+    return beside(load(name), axes, 1)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -67,8 +62,8 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> FlashInfer:
 
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.usefixtures("flashinfer")
-def test_every_peer_of_a_norm_computes_it(name: str) -> None:
-    found = beside(name, batch_size=5)
+def test_every_baseline_of_a_norm_computes_it(name: str) -> None:
+    found = small(name, batch_size=5)
     calls = found.calls(every=True)
     assert found.absent == {}
     assert list(calls) == [COPY, "torch.rms_norm", "torch.compile", "flashinfer"]
@@ -84,7 +79,7 @@ def test_a_library_that_computes_something_else_is_absent(
     name: str, flashinfer: FlashInfer
 ) -> None:
     flashinfer.times = 1.1
-    found = beside(name, batch_size=5)
+    found = small(name, batch_size=5)
     assert "flashinfer" not in found.calls(every=True)
     assert found.absent["flashinfer"].startswith("wrong: output: ")
 
@@ -98,7 +93,7 @@ def test_a_twentieth_of_an_output_may_differ_and_is_counted(flashinfer: FlashInf
             return out
 
         flashinfer.rmsnorm = careless  # type: ignore[method-assign]
-        found = beside("rmsnorm_h128", batch_size=5)
+        found = small("rmsnorm_h128", batch_size=5)
         assert ("flashinfer" in found.calls(every=True)) == timed
         if timed:
             off = found.disagree["flashinfer"]["output"]
@@ -116,7 +111,7 @@ def test_who_writes_beside_its_outputs_is_absent(flashinfer: FlashInfer) -> None
         return out
 
     flashinfer.rmsnorm = rude  # type: ignore[method-assign]
-    found = beside("rmsnorm_h128", batch_size=5)
+    found = small("rmsnorm_h128", batch_size=5)
     assert "flashinfer" not in found.calls(every=True)
     assert found.absent["flashinfer"] == "wrong: it changed its inputs, or memory beside them"
 
@@ -127,7 +122,7 @@ def test_what_is_not_installed_or_breaks_is_absent(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "compile", broken)
-    found = beside("rmsnorm_h128", batch_size=5)
+    found = small("rmsnorm_h128", batch_size=5)
     assert list(found.calls(every=True)) == [COPY, "torch.rms_norm"]
     assert found.absent["torch.compile"] == "RuntimeError: no compiler here"
     assert found.absent["flashinfer"].startswith("ModuleNotFoundError: ")
@@ -139,7 +134,7 @@ def test_a_corrupt_context_is_no_absence(flashinfer: FlashInfer) -> None:
 
     flashinfer.rmsnorm = fault  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="CUDA error"):
-        beside("rmsnorm_h128", batch_size=5).calls(every=True)
+        small("rmsnorm_h128", batch_size=5).calls(every=True)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +156,7 @@ def test_the_yardstick_is_made_alone(
     for op_type, makers in baselines.BASELINES.items():
         held = {peer: watched(peer, maker) for peer, maker in makers.items()}
         monkeypatch.setitem(baselines.BASELINES, op_type, held)
-    found = beside(name, **axes)
+    found = small(name, **axes)
     assert list(found.calls(every=False)) == [found.yardstick] == [yardstick] == made
     found.calls(every=False)
     assert made == [yardstick]  # once
@@ -176,7 +171,7 @@ def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> N
         return ones(size, **options)
 
     monkeypatch.setattr(torch, "ones", watched)
-    beside("rmsnorm_h128", batch_size=5).calls(every=False)
+    small("rmsnorm_h128", batch_size=5).calls(every=False)
     assert sizes == [2 * (2 * 5 + 1) * 128 // 2]  # hidden states, output and the weight
 
 
@@ -191,10 +186,9 @@ def test_flashinfer_samples_inside_its_own_ranges(
         seen[:] = limits
         return probs.argmax(-1).int()
 
-    library = SimpleNamespace(**{f"{filters}_sampling_from_probs": most_probable})
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "flashinfer.sampling", library)  # type: ignore[arg-type]
-    found = beside_definition(definition, batch_size=10)
+    function = f"sampling__{filters}_sampling_from_probs"
+    install(monkeypatch, **{function: most_probable})
+    found = beside(definition, {"batch_size": 10}, 1)
     assert "flashinfer" in found.calls(every=True) and "torch" in found.calls(every=True)
     bounds = {"top_k": (1, VOCABULARY - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
     names = [n for n in bounds if n in found.definition.inputs]
@@ -202,8 +196,8 @@ def test_flashinfer_samples_inside_its_own_ranges(
         low, high = bounds[name]
         assert low <= limit.min() and limit.max() <= high
         assert not torch.equal(limit, found.bench.tensors[name])  # there are rows outside
-    library.__dict__[f"{filters}_sampling_from_probs"] = lambda probs, *a, **o: probs.argmin(-1)
-    found = beside_definition(definition, batch_size=10)
+    install(monkeypatch, **{function: lambda probs, *a, **o: probs.argmin(-1)})
+    found = beside(definition, {"batch_size": 10}, 1)
     assert "flashinfer" not in found.calls(every=True)
     assert found.absent["flashinfer"].startswith("wrong: samples: ")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptxflow.env.measurements import REFINE, SCREEN, Measured, load_measurements
+from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
@@ -20,10 +20,14 @@ from ptxflow.eval.bench.report import (
     summary,
 )
 
-MEASURED = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
+FILES = sorted(Path(__file__).parents[2].glob("eval/measurements/*.jsonl.xz"))
+LARGE = 30_000  # bytes
+MEASURED = [
+    pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.stat().st_size > LARGE)) for p in FILES
+]
 
 
-@pytest.mark.parametrize("path", MEASURED, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", MEASURED)
 def test_committed_measurements(path: Path):
     records = read_records(path)
     assert records
@@ -183,8 +187,10 @@ def test_differences_of_several_workloads(found: list[dict[str, Any]], text: str
     assert describe(merge(found)) == text
 
 
-def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measured:
-    return Measured("d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, peer_us=8.0)
+def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measurement:
+    return Measurement(
+        "d", {"M": 1}, "h200", "f", {"a": key}, "ok", timing_pass, us, baseline_us=8.0
+    )
 
 
 def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[str]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.baselines import moe, sparse
-from ptxflow.eval.bench.baselines import registry as baselines
 from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
-from ptxflow.eval.bench.baselines.registry import Baselines
-from ptxflow.eval.bench.checking import Bench, compare
+from ptxflow.eval.bench.checking import compare
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references.moe import dequantise
-from ptxflow.eval.bench.session import case_of
+from tests.eval.benches import bench_of, beside, given, install, ready
 
-CPU = torch.device("cpu")
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
 MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 SPARSE = [name for name in names() if "sparse_attention" in name]
@@ -57,21 +52,17 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "axes"), PLACES)
 def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]) -> None:
-    definition = resized(name)
-    bench = Bench(case_of(definition, axes, CPU), CPU, (1, 2))
-    found = Baselines(definition, axes, bench)
-    calls = found.calls(every=True)
+    found = beside(resized(name), axes)
+    bench, calls = found.bench, found.calls(every=True)
     formulas = [peer for peer in calls if peer.startswith("torch")]
     assert formulas == ["torch.grouped" if name == MOE else "torch", "torch.compile"]
     assert found.disagree == {} and next(iter(calls)) == COPY
     assert not any(peer.startswith("torch") for peer in found.absent)
     for seed in bench.seeds[::-1]:
         inputs, expected = bench.fill(seed)
-        given = Given(definition, bench.tensors, bench.scalars, 0)
         for peer in formulas:
-            ready = baselines.makers_of(definition)[peer](given)
-            assert ready.outputs is not None
-            for out, (output, right) in zip(ready.outputs(), expected.items(), strict=True):
+            made = ready(peer, Given(found.definition, bench.tensors, bench.scalars, 0))
+            for out, (output, right) in zip(made.outputs(), expected.items(), strict=True):
                 assert out.dtype == bench.case.outputs[output][1]
                 assert not compare(out, right, bench.case.tolerance[output]).wrong
         assert not any(bool(count) for count in bench.disturbances(inputs).values())
@@ -80,16 +71,13 @@ def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]
 def test_a_mixture_follows_weights_that_change() -> None:
     """They are widened before a call, and again before it is compared."""
     definition = resized(MOE)
-    bench = Bench(case_of(definition, {"seq_len": 20}, CPU), CPU, (1, 2))
+    bench = bench_of(definition, {"seq_len": 20})
     bench.fill(1)
-    given = Given(definition, bench.tensors, bench.scalars, 0)
-    ready = baselines.makers_of(definition)["torch.grouped"](given)
+    made = ready("torch.grouped", Given(definition, bench.tensors, bench.scalars, 0))
     expected = bench.fill(2)[1]["output"]
     limit = bench.case.tolerance["output"]
-    assert ready.outputs is not None
-    assert not compare(ready.outputs()[0], expected, limit).wrong
-    old: Any = ready.call()
-    assert compare(old, expected, limit).wrong
+    assert not compare(made.outputs()[0], expected, limit).wrong
+    assert compare(made.call(), expected, limit).wrong
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -99,10 +87,7 @@ def test_a_count_of_rows_changes_nothing(tokens: int, elsewhere: bool) -> None:
     inputs = make_inputs(definition, {"seq_len": tokens}, 3)
     if elsewhere:  # no token chooses an expert of this rank
         inputs["routing_bias"][inputs["local_expert_offset"] :][:4] = -1e3
-    tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
-    scalars = {n: x for n, x in inputs.items() if n not in tensors}
-    given = Given(definition, tensors, scalars, 0)
-    counted = moe.arguments(given)
+    counted = moe.arguments(given(definition, inputs))
     assert counted[-1] == (tokens >= moe.COUNTED)
     one, other = (moe.experts(*[*counted[:-1], flag]) for flag in (False, True))
     assert torch.equal(one, other)
@@ -114,15 +99,11 @@ def test_nothing_waits_for_the_device() -> None:
     for name, axes in (PLACES[0], PLACES[4], PLACES[6]):
         definition = resized(name)
         made = make_inputs(definition, axes, 1, torch.device("meta"))
-        tensors = {n: x for n, x in made.items() if isinstance(x, torch.Tensor)}
         shapes = definition.shapes(definition.outputs, definition.bind(axes))
         for n, shape in shapes.items():
-            tensors[n] = torch.empty(shape or (), device="meta")
-        scalars = {n: x for n, x in made.items() if n not in tensors}
-        given = Given(definition, tensors, scalars, 0)
-        ready = baselines.makers_of(definition)["torch.compile"](given)
-        assert ready.outputs is not None
-        for out, shape in zip(ready.outputs(), shapes.values(), strict=True):
+            made[n] = torch.empty(shape or (), device="meta")
+        compiled = ready("torch.compile", given(definition, made))
+        for out, shape in zip(compiled.outputs(), shapes.values(), strict=True):
             assert out.shape == shape
 
 
@@ -134,18 +115,11 @@ def test_scores_keep_float32_on_a_gpu() -> None:
 
 
 def cutlass_fused_moe(
-    input: Tensor,
-    token_selected_experts: Tensor,
-    token_final_scales: Tensor,
-    fc1_expert_weights: Tensor,
-    fc2_expert_weights: Tensor,
-    output_dtype: torch.dtype,
-    quant_scales: list[Tensor],
-    ep_size: int,
-    ep_rank: int,
-    output: Tensor,
+    input: Tensor, token_selected_experts: Tensor, token_final_scales: Tensor,
+    fc1_expert_weights: Tensor, fc2_expert_weights: Tensor, output_dtype: torch.dtype,
+    quant_scales: list[Tensor], ep_size: int, ep_rank: int, output: Tensor,
     use_deepseek_fp8_block_scale: bool,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """The library's function with its checks, computed choice by choice."""
     assert use_deepseek_fp8_block_scale and output_dtype == torch.bfloat16 == input.dtype
     assert token_selected_experts.dtype == torch.int32
@@ -168,13 +142,9 @@ def cutlass_fused_moe(
 
 
 def test_flashinfer_gets_a_choice_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(cutlass_fused_moe=cutlass_fused_moe)
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", library)  # type: ignore[arg-type]
-    definition, axes = resized(MOE), {"seq_len": 21}
-    bench = Bench(case_of(definition, axes, CPU), CPU, (1, 2))
-    found = Baselines(definition, axes, bench)
+    install(monkeypatch, fused_moe__cutlass_fused_moe=cutlass_fused_moe)
+    found = beside(resized(MOE), {"seq_len": 21})
     assert "flashinfer" in found.calls(every=True) and found.about() == {}
-    given = Given(definition, bench.tensors, {**bench.scalars, "local_expert_offset": 6}, 0)
+    held = {**found.bench.tensors, **found.bench.scalars, "local_expert_offset": 6}
     with pytest.raises(Unsupported, match="ranks of 4 experts"):
-        baselines.makers_of(definition)["flashinfer"](given)
+        ready("flashinfer", given(found.definition, held))

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ptxflow.env.space import Space
+from ptxflow.eval.study import tuning
 from ptxflow.eval.study.metrics import measured_target
-from ptxflow.eval.study.runs import evaluate
+from ptxflow.eval.study.runs import AT, evaluate
 from ptxflow.eval.study.search.plain import Ranked, Uniform
 from ptxflow.eval.study.search.play import interference, play
-from ptxflow.eval.study.search.replay import Replay, read_replays
+from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.tables import standing as standing_table
 from ptxflow.eval.study.tables import tuning as tuning_table
-from ptxflow.eval.study.tuning import AT, Learner, Stage, curve, standing, tunings, unseen
-from ptxflow.gfn import tuned_search as tuned_module
-from ptxflow.gfn.tuned_search import EVERY, Tuned, tuned
-
-FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
-
-
-@pytest.fixture(scope="module")
-def replays() -> list[Replay]:
-    return read_replays([FOLDER / "h200-gemm-held-out.jsonl.xz"])[:2]
+from ptxflow.eval.study.tuning import (
+    Learner,
+    Stage,
+    TunedSearch,
+    curve,
+    standing,
+    tuned,
+    tunings,
+    unseen,
+)
+from ptxflow.gfn.fine_tuning import EVERY
 
 
 def test_what_was_measured_is_what_it_is_tuned_on(
@@ -44,10 +45,10 @@ def test_what_was_measured_is_what_it_is_tuned_on(
         told.append((policy, measured))
         return f"{policy}+"
 
-    monkeypatch.setattr(tuned_module, "propose", propose)
-    monkeypatch.setattr(tuned_module, "fine_tune", fine_tune)
+    monkeypatch.setattr(tuning, "propose", propose)
+    monkeypatch.setattr(tuning, "fine_tune", fine_tune)
     given: Any = "policy"
-    method = Tuned("policy + tuning", given, replay.yardstick * 1e-6)
+    method = TunedSearch("policy + tuning", given, replay.yardstick * 1e-6)
     asked = play(method, replay, 3 * EVERY, 0)
     assert len(set(asked.tolist())) == 3 * EVERY
     assert [len(m) for _, m in told] == [EVERY, 2 * EVERY] and {p for p, _ in told} == {"policy"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,35 +11,23 @@ from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.bench.baselines import registry as baselines
-from ptxflow.eval.bench.baselines.baseline import Given
-from ptxflow.eval.bench.baselines.registry import Baselines
-from ptxflow.eval.bench.checking import Bench
+from ptxflow.eval.bench.baselines.registry import makers_of
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.references.gdn import delta_step, spread
-from ptxflow.eval.bench.session import case_of
+from tests.eval.benches import beside, given, install, ready
 
 PREFILL, DECODE = "gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk16_v32_d128_k_last"
-CPU = torch.device("cpu")
 SIZES = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
 AXES = {"total_seq_len": 61, "num_seqs": 20, "len_cu_seqlens": 21}  # two have no token
 
 
 def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    output: Tensor | None = None,
-    output_state: Tensor | None = None,
-) -> Any:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None, use_qk_l2norm_in_kernel: bool = False,
+    output: Tensor | None = None, output_state: Tensor | None = None,
+) -> Any:  # fmt: skip
     """The library's function with its checks, computed token by token; a sequence without tokens is
     passed over."""
     given = (q, k, v, g, beta, initial_state, cu_seqlens, output, output_state)
@@ -65,17 +51,14 @@ def chunk_gated_delta_rule(
 
 
 def test_flashinfer_gets_decays_and_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(chunk_gated_delta_rule=chunk_gated_delta_rule)
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "flashinfer.gdn_prefill", library)  # type: ignore[arg-type]
+    install(monkeypatch, gdn_prefill__chunk_gated_delta_rule=chunk_gated_delta_rule)
     definition = load(PREFILL).resized(**SIZES)
-    bench = Bench(case_of(definition, AXES, CPU), CPU, (1, 2))
-    assert 0 in bench.fill(1)[0]["cu_seqlens"].diff()
-    found = Baselines(definition, AXES, bench)
+    found = beside(definition, AXES)
+    assert 0 in found.bench.fill(1)[0]["cu_seqlens"].diff()
     assert list(found.calls(every=True)) == [COPY, "torch.chunked", "flashinfer"]
     assert found.about() == {}
-    monkeypatch.setitem(library.__dict__, "chunk_gated_delta_rule", _transposed)
-    found = Baselines(definition, AXES, bench)
+    install(monkeypatch, gdn_prefill__chunk_gated_delta_rule=_transposed)
+    found = beside(definition, AXES)
     found.calls(every=True)
     assert list(found.disagree["flashinfer"]) == ["new_state"]
 
@@ -89,16 +72,13 @@ def _transposed(*inputs: Any, **outputs: Any) -> None:
 @pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
-    sizes = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
-    definition = load(PREFILL).resized(**sizes)
+    definition = load(PREFILL).resized(**SIZES)
     inputs = make_inputs(definition, {"total_seq_len": 133, "num_seqs": 3, "len_cu_seqlens": 4}, 0)
     if forgets:  # a head and a token whose decay is 0 in float32
         inputs["A_log"][1], inputs["a"][70, 1] = 4.0, 5.0
     if not with_state:
         inputs["state"] = None
-    tensors = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
-    given = Given(definition, tensors, {"scale": inputs["scale"]}, 0)
-    made = baselines.makers_of(definition)["torch.chunked"](given)
+    made = ready("torch.chunked", given(definition, inputs))
     assert made.outputs is not None
     expected = load_reference(definition)(*inputs.values())
     for ours, right in zip(made.outputs(), expected, strict=True):
@@ -106,5 +86,5 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
 
 
 def test_prefill_has_the_chunked_form_and_decoding_the_reference() -> None:
-    assert list(baselines.makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
-    assert list(baselines.makers_of(load(DECODE))) == [COPY, "torch"]
+    assert list(makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
+    assert list(makers_of(load(DECODE))) == [COPY, "torch"]

@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxflow.compiler.device import H200
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space
-from ptxflow.env.tasks.arguments import find_problem, find_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import live_reward
-from ptxflow.eval.bench.candidates import Workload
 from ptxflow.eval.bench.live_reward import AT_A_TIME, Live
-from ptxflow.eval.bench.records import Record, RecordFile
+from tests.builders import played, space_at
 
 PLACES = [("gemm_n128_k2048", "M", m) for m in (1, 2, 4, 8, 16)] + [
     ("rmsnorm_h128", "batch_size", n) for n in (1, 4, 16, 64, 256)
@@ -24,18 +21,12 @@ PLACES = [("gemm_n128_k2048", "M", m) for m in (1, 2, 4, 8, 16)] + [
 
 @pytest.fixture(scope="module")
 def spaces() -> list[Space]:
-    return [find_space(*find_problem(load(n), {axis: size}), H200) for n, axis, size in PLACES]
+    return [space_at(n, {axis: size}) for n, axis, size in PLACES]
 
 
 @pytest.fixture
 def made(spaces: list[Space], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
-    def played(workloads: list[Workload], path: Path) -> None:
-        with RecordFile(path) as file:
-            for c in (c for w in workloads for c in w.candidates):
-                file.append(Record(c.definition.name, c.axes, c.strategy.to_json(), c.strategy.key,
-                                   "h200", "ok", latency_us={"median": 7.0}))  # fmt: skip
-
-    monkeypatch.setattr(live_reward, "on_gpus", played)
+    monkeypatch.setattr(live_reward, "on_gpus", played(lambda strategy: 7.0))
     definitions = [load(name) for name, _, _ in PLACES]
     return Live(definitions, spaces, tmp_path / "m.jsonl", ModelReward())
 

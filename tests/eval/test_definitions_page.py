@@ -1,4 +1,4 @@
-"""eval/results/definitions.md says what spaces, proofs and committed measurements say today."""
+"""eval/results/definitions.md says what spaces, results and measurements say today."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import Record
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study import definitions_page
-from ptxflow.eval.study.definitions_page import main, proven, space_cells, speeds, typical
-from ptxflow.eval.verify.summary import Summary
+from ptxflow.eval.study.definitions_page import main, space_cells, speeds, typical, verified
+from ptxflow.eval.verify.results import Summary
 
 PAGE = definitions_page.ROOT / "eval" / "results" / "definitions.md"
 NAME = "gemm_n128_k2048"
 
 
+@pytest.mark.slow
 def test_the_page_is_today_s(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -41,11 +42,11 @@ def test_a_space_is_counted_at_the_typical_workload() -> None:
     assert space_cells(definition, H200) == (f"{count:,}", f"{count / every:.1e}")
 
 
-def test_proofs_of_several_files_are_added_up() -> None:
-    row = {"strategies": 5, "proven": 4}
-    one = {"kind": "prove", "device": "b200", "definitions": {NAME: row}}
+def test_results_of_several_files_are_added_up() -> None:
+    row = {"strategies": 5, "verified": 4}
+    one = {"kind": "verify", "device": "b200", "definitions": {NAME: row}}
     others: list[Summary] = [{**one, "device": "h200"}, {"kind": "mutation", "device": "b200"}]
-    assert proven([one, one, *others], "b200") == {NAME: "8 of 10"}
+    assert verified([one, one, *others], "b200") == {NAME: "8 of 10"}
 
 
 def test_the_best_right_kernel_of_a_workload_speaks() -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from ptxflow.compiler.device import B200
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.space import enumerate_space
-from ptxflow.env.tasks.arguments import find_problem
-from ptxflow.env.tasks.definition import load
 from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
 from ptxflow.eval.study.metrics import measured_target
-from ptxflow.eval.study.search.replay import read_replays
+from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.study.tables import by_model as by_model_table
 from ptxflow.eval.study.tables import sharpness as sharpness_table
-
-FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
+from tests.builders import space_at
 
 
 def test_the_best_of_draws() -> None:
@@ -34,8 +28,7 @@ def test_the_best_of_draws() -> None:
     assert best_of(np.array([-1e9, *[0.0] * 9]), failed, 2, 1.0, "a").max() < np.inf
 
 
-def test_sharper_draws_from_the_truth_lose_less() -> None:
-    replays = read_replays([FOLDER / "h200-gemm-held-out.jsonl.xz"])
+def test_sharper_draws_from_the_truth_lose_less(replays: list[Replay]) -> None:
     logs = {r.name: measured_target(r) for r in replays}
     found = sharpness(replays, logs, 10)
     losses = [found["held out"][f"{b:g}"][0] for b in SHARPNESSES]
@@ -54,7 +47,7 @@ def test_the_power_that_trained_workloads_would_choose_is_told() -> None:
 
 
 def test_another_device_by_its_model() -> None:
-    space = enumerate_space(*find_problem(load("rmsnorm_h4096"), {"batch_size": 7}), B200)
+    space = space_at("rmsnorm_h4096", {"batch_size": 7}, B200)
     tflops = model_tflops(space.family, space.fields(), space.problem, B200)
     item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
     assert (item["device"], item["workloads"]) == ("b200", 1)

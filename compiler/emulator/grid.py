@@ -1,0 +1,184 @@
+"""What instructions see of a launch: memories, the CTAs of a cluster, work in flight, hazards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
+from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.memory import (
+    BARRIER,
+    OFFSET_MASK,
+    RANK_SHIFT,
+    UNWRITTEN,
+    Global,
+    Shared,
+)
+from ptxflow.compiler.emulator.parse import Instruction, Module
+from ptxflow.compiler.emulator.race import Access, Races
+from ptxflow.compiler.emulator.signals import Signals
+from ptxflow.compiler.emulator.tensormap import TensorMap
+from ptxflow.compiler.launch import Launch
+
+
+class Unit(Protocol):
+    """State that some instructions keep, of a warp or of a CTA."""
+
+    def left(self) -> str | None:
+        """What is unfinished when its owner exits."""
+
+
+U = TypeVar("U")
+
+
+class Owner:
+    """A warp or a CTA, which keeps the state of some instructions."""
+
+    def __init__(self) -> None:
+        self.units: dict[type, Unit] = {}
+
+    def unit(self, kind: type[U]) -> U:
+        """The state of some instructions, made when first asked for."""
+        found = self.units.get(kind)
+        if found is None:
+            found = self.units[kind] = kind()  # type: ignore[assignment]
+        return found  # type: ignore[return-value]
+
+
+def unravel(index: int, sides: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The place of a number counted along x, then y, then z."""
+    return index % sides[0], index // sides[0] % sides[1], index // sides[0] // sides[1]
+
+
+@dataclass
+class Landing:
+    """An asynchronous operation in flight. Those of one `thread` land in order."""
+
+    who: str
+    ins: Instruction
+    ctas: tuple[int, ...]  # ranks that it reaches into
+    land: Callable[[], None]
+    thread: tuple[int, ...] | None = None
+
+
+@dataclass
+class Report:
+    """What a run executed, and the ordering hazards it saw that did not change a value."""
+
+    instructions: int = 0
+    clusters: int = 0
+    hazards: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        self.instructions += other.instructions
+        self.clusters += other.clusters
+        for text, times in other.hazards.items():
+            self.hazards[text] = self.hazards.get(text, 0) + times
+
+
+class Cta(Owner):
+    """One CTA of the cluster."""
+
+    machine: Grid
+    rank: int
+    cluster: int
+    place: tuple[int, int, int]  # in the grid
+    index: int  # counted along x, then y, then z
+
+    def __init__(self, machine: Grid, rank: int, cluster: int):
+        super().__init__()
+        self.machine, self.rank, self.cluster = machine, rank, cluster
+        inside, outside = unravel(rank, machine.launch.cluster), unravel(cluster, machine.clusters)
+        x, y, z = (
+            i + side * o for i, side, o in zip(inside, machine.launch.cluster, outside, strict=True)
+        )
+        self.place, self.index = (x, y, z), x + machine.grid[0] * (y + machine.grid[1] * z)
+        index = self.index
+        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {index}")
+        self.barriers: dict[int, MBarrier] = {}
+        self.named = [NamedBarrier() for _ in range(16)]
+        self.pool = RegisterPool(machine.launch_registers)
+        self.live = machine.launch.block // 32  # warps that have not exited
+
+    @property
+    def exited(self) -> bool:
+        return self.live == 0
+
+    def barrier(self, offset: int) -> MBarrier:
+        if offset % 8:
+            raise Fault(f"mbarrier address 0x{offset:X} is not a multiple of 8")
+        if offset not in self.barriers:
+            raise Fault(f"no mbarrier was initialised at 0x{offset:X} of CTA {self.rank}")
+        return self.barriers[offset]
+
+    def retire(self, bytes_at: Array) -> str | None:
+        """Idle mbarriers under bytes that are to be written are gone: a hazard without inval."""
+        bytes_at = bytes_at[bytes_at < len(self.shared.state)]  # bounds are checked after this
+        if not (self.shared.state[bytes_at] == BARRIER).any():
+            return None
+        touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == BARRIER]}
+        for offset in touched:
+            old = self.barriers[offset]
+            if old.pending != old.expected or old.tx:
+                raise Fault(f"overwrites {old}")
+            del self.barriers[offset]
+            self.shared.state[offset : offset + 8] = UNWRITTEN
+        return f"overwrites the mbarrier at 0x{min(touched):X}, with no mbarrier.inval"
+
+    def init_barrier(self, offset: int, count: int, created: Access) -> MBarrier:
+        old = self.barriers.get(offset)
+        if old is not None and (old.pending != old.expected or old.tx):
+            raise Fault(f"initialises {old} a second time")
+        self.shared.check(offset, offset + 8, 8)
+        where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
+        agent = self.machine.races.agent("TMA load")
+        self.barriers[offset] = MBarrier(where, count, agent, created)
+        self.shared.state[offset : offset + 8] = BARRIER
+        return self.barriers[offset]
+
+
+class Grid:
+    """A module with its launch and tensors, and the cluster that runs now."""
+
+    grid: tuple[int, int, int]  # CTAs
+    clusters: tuple[int, int, int]
+    cluster_size: int
+    shared_bytes: int
+    launch_registers: int  # a thread
+    ctas: list[Cta]
+    landings: list[Landing]
+    cluster_barrier: ClusterBarrier
+    leader: int  # the lane that elect.sync picks
+
+    def __init__(self, module: Module, launch: Launch, tensors: Mapping[str, Array]):
+        self.module, self.launch = module, launch
+        self.memory = Global(tensors)
+        self.maps: dict[int, TensorMap] = {}
+        self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
+        self.report = Report()
+        self.races = Races(module.code, self._note)
+        self.signals = Signals()
+
+    def peer(self, rank: int) -> Cta:
+        """A CTA of the cluster that is alive."""
+        if rank >= self.cluster_size:
+            raise Fault(f"the cluster has no CTA of rank {rank}")
+        if self.ctas[rank].exited:
+            raise Fault(f"CTA {rank} of the cluster has exited")
+        return self.ctas[rank]
+
+    def barrier(self, address: int) -> tuple[Cta, MBarrier]:
+        """The mbarrier at a shared::cluster address."""
+        cta = self.peer(address >> RANK_SHIFT)
+        return cta, cta.barrier(address & OFFSET_MASK)
+
+    def hazard(self, line: int, what: str | None) -> None:
+        """Note an ordering hazard; addresses and counts of repeats aside, each once."""
+        if what:
+            self._note(f"line {line}: {what}")
+
+    def _note(self, text: str) -> None:
+        self.report.hazards[text] = self.report.hazards.get(text, 0) + 1

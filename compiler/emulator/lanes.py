@@ -1,0 +1,33 @@
+"""Vectors of 32 lanes and masks of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LANES = 32
+FULL = 0xFFFFFFFF
+END = 1 << 60
+DTYPES: dict[int, Any] = {
+    1: np.bool_,
+    8: np.uint8,
+    16: np.uint16,
+    32: np.uint32,
+    64: np.uint64,
+}
+Array = npt.NDArray[Any]
+Value = Any  # int | bool | Array of 32, by the register's width
+LANE_IDS = np.arange(LANES, dtype=np.uint32)
+
+
+@lru_cache(maxsize=4096)
+def lanes_in(mask: int) -> Array:
+    """The lane numbers of a mask."""
+    return np.array([i for i in range(LANES) if mask >> i & 1])
+
+
+def mask_of(predicate: Array) -> int:
+    return int.from_bytes(np.packbits(predicate, bitorder="little").tobytes(), "little")

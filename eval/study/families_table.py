@@ -1,0 +1,113 @@
+"""A row a family of what was measured: `python -m ptxflow.eval.study.families_table --into PAGE`.
+
+The best right kernel of each workload among the samples of a policy, over the fastest library that
+was timed in the same rounds; a pure function of committed records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+from ptxflow.command import require_checkout
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.training_set import family_of
+from ptxflow.env.tasks.workload import degenerate
+from ptxflow.eval.bench.records import Record, RecordError, libraries, read_records
+from ptxflow.eval.bench.report import BLIND, SLOWER, best_ratios, best_records, settled
+from ptxflow.eval.study.tables import PageError, markdown, renew
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "eval" / "measurements"
+FILES = {
+    "H200": ("gemm", "gemm-rest", "streaming", "serving"),
+    "H100": ("",),
+}
+#: records name torch and cuBLAS, and not FlashInfer
+FLASHINFER = {"H200": "0.6.6", "H100": "0.7.2.post1"}
+NAME, NONE = "results", "-"
+
+
+def records(device: str) -> list[Record]:
+    """The samples of the H200's policy that were measured on a device."""
+    files = ["-".join(filter(None, (device.lower(), f, "policy"))) for f in FILES[device]]
+    return settled(r for f in files for r in read_records(FOLDER / f"{f}.jsonl.xz"))
+
+
+def row(record: Record) -> str:
+    """The row that a record counts in: its family; prefills of more queries than keys apart."""
+    family = family_of(load(record.definition)).name
+    return family + BLIND * degenerate(record.definition, record.axes)
+
+
+def cells(group: Sequence[Record]) -> list[str]:
+    """Workloads, geometric mean and least of the best ratios, and how many are behind."""
+    ratios = list(best_ratios(group).values())
+    if not ratios:
+        return [str(len(best_records(group))), NONE, NONE, NONE]
+    behind = sum(r < SLOWER for r in ratios)
+    return [str(len(ratios)), f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", str(behind)]
+
+
+def table(measured: dict[str, list[Record]]) -> str:
+    """The table in Markdown, from the records of each device by its name."""
+    groups: dict[str, dict[str, list[Record]]] = {}
+    order = {family_of(load(name)).name: i for i, name in reversed(list(enumerate(names())))}
+    for device, found in measured.items():
+        for record in found:
+            groups.setdefault(row(record), {}).setdefault(device, []).append(record)
+    rows = []
+    for name in sorted(groups, key=lambda n: (order[n.removesuffix(BLIND)], n)):
+        timed = {
+            library: None
+            for group in groups[name].values()
+            for r in group
+            for library in libraries(r.definition, r.peers)
+        }
+        of_each = [c for device in measured for c in cells(groups[name].get(device, []))]
+        rows.append([name, ", ".join(sorted(timed)) or NONE, *of_each])
+    heads = [f"{device} {head}" for device in measured
+             for head in ("workloads", "mean", "least", f"under {SLOWER}")]  # fmt: skip
+    return f"{versions(measured)}\n\n{markdown(('family', 'libraries', *heads), rows, 2)}"
+
+
+def versions(measured: dict[str, list[Record]]) -> str:
+    """What was timed beside: the versions of the libraries on each device."""
+    told = []
+    for device, found in measured.items():
+        stacks = {(r.gpu["torch"], r.gpu["cublas"]) for r in found if r.gpu}
+        ((torch, cublas),) = stacks
+        told.append(f"{device}: torch {torch}, cuBLAS {cublas}, FlashInfer {FLASHINFER[device]}")
+    return f"{'; '.join(told)}."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0, or 2 where a file or the page cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxflow.eval.study.families_table",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m ptxflow.eval.study.families_table --into README.md",
+    )
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
+    args = parser.parse_args(argv)
+    require_checkout("families_table")
+    try:
+        text = table({device: records(device) for device in FILES})
+        if args.into is None:
+            print(text)
+        else:
+            page = args.into.read_text(encoding="utf-8")
+            write_whole(args.into, renew(page, {NAME: text}))
+    except (RecordError, PageError, OSError) as error:
+        print(f"families_table: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
