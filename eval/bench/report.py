@@ -27,7 +27,6 @@ from ptxflow.env.measurements import (
     REFINE,
     SCREEN,
     Measurement,
-    MeasurementError,
     by_workload,
     load_measurements,
 )
@@ -36,7 +35,6 @@ from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
-    RecordError,
     best_baseline,
     libraries,
     require_records,
@@ -392,7 +390,7 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
-@reports("report", RecordError, MeasurementError)
+@reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
 from ptxflow.env.tasks.arguments import UsageError, parse_axes, positive_int, product
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load
+from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.env.tasks.sequences import spread
 from ptxflow.env.tasks.workload import workloads
 from ptxflow.eval.bench.baselines.registry import Baselines
@@ -110,7 +110,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@reports("baselines", UsageError, DefinitionError)
+@reports("baselines")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0; 1 where a library computes something else; 2 for bad input or without a GPU."""
     args = arguments(argv)
