@@ -292,6 +292,11 @@ def rectangle(tensor: UOp, row: Value, column: Value, rows: int, columns: int) -
     return UOp(Op.SLOT, (tensor, value(row), value(column)), (rows, columns))
 
 
+def anywhere(tensor: str) -> UOp:
+    """An element of a tensor, where the validator need not know which one an access reaches."""
+    return rectangle(global_tensor(tensor), 0, 0, 1, 1)
+
+
 _ROOT = Path(__file__).resolve().parent.parent
 _INSIDE = {"compiler/ir.py", "compiler/lower.py"}
 

@@ -147,6 +147,21 @@ class Arguments:
 NO_ARGUMENTS = Arguments()
 
 
+def parameter(
+    name: str, kind: str, value: Expr = "", inputs: Mapping[str, str] | None = None
+) -> PointerParam | InputParam | ScalarParam:
+    """What a kernel's parameter of kind ptr or u32 is given.
+
+    A scalar of `inputs` (dtypes by name) is an input of the definition; another has `value`, by
+    default the axis of its name.
+    """
+    if kind == "ptr":
+        return PointerParam(name)
+    if inputs and name in inputs:
+        return InputParam(name, inputs[name])
+    return ScalarParam(name, value or name)
+
+
 def _param(data: Mapping[str, Any]) -> Param:
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return _KINDS[data["kind"]](**fields)

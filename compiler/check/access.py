@@ -126,8 +126,8 @@ class Accesses(Contents):
         if step is not None:
             return ((step, step + K_BYTES),)
         whole = ((0, self.program.row_bytes.get(operand.src[0], 128)),)
-        told: tuple[tuple[int, int], ...] = node.arg.attr("across", whole)
-        return told
+        across: tuple[tuple[int, int], ...] = node.arg.attr("across", whole)
+        return across
 
     def _columns(
         self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int

@@ -109,14 +109,14 @@ class Contents(Run):
             return
         sources = {p.source for p in history.past if p.source and overlap(p.region, region)}
         if len(sources) > 1 and dict(atom(node.arg.atom).operands)[access.operand] == "desc":
-            told = ", ".join(
+            parts = ", ".join(
                 f"{name} at column {column}, row {row} upwards"
                 for name, column, row in sorted(sources)
             )
             self._refuse(
                 agent,
                 node,
-                f"{history.name} holds parts of different tiles ({told})",
+                f"{history.name} holds parts of different tiles ({parts})",
                 "let all CTAs that share an operand work on the same tile",
             )
 

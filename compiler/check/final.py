@@ -49,6 +49,12 @@ def check_end(run: Run) -> None:
                 f"{meeting.expected} warps have arrived ({left}) [{run.trip.name}]; "
                 "fix: a wait for each arrival"
             )
+    _tensor_memory(run)
+    _check_output(run)
+
+
+def _tensor_memory(run: Run) -> None:
+    """Each CTA frees its tensor memory, and gives up the right to allocate it."""
     for cta, memory in enumerate(run.tmem):
         if memory.state == "allocated":
             raise HazardError(
@@ -61,7 +67,6 @@ def check_end(run: Run) -> None:
                 f"[{run.trip.name}]; fix: tcgen05.relinquish_alloc_permit after the alloc, "
                 "else another CTA of the SM hangs in its own"
             )
-    _check_output(run)
 
 
 def _in_flight(agent: Agent) -> None:

@@ -36,7 +36,7 @@ class State:
         self, node: UOp, access: Access, region: Region, adds: bool, must: bool, refuse: Refuse
     ) -> State:
         """The state after an access. `adds`: it goes on from what was there. `must`: what is
-        written has to be read. What may not be is told to `refuse`."""
+        written has to be read. What may not be goes to `refuse`."""
         name = storage_of(node, access).arg.name
         written, unread, taken = self.written, self.unread, self.taken
         if access.mode in "ra" or (access.mode == "rw" and adds):

@@ -83,9 +83,9 @@ def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool, write
         if order.releases:
             signals.release(me, key, order.scope, actor.publish())
         else:
-            told = actor.released if order.scope in WIDE else actor.released_cta
-            if told is not None:
-                signals.release(me, key, order.scope, told)
+            message = actor.released if order.scope in WIDE else actor.released_cta
+            if message is not None:
+                signals.release(me, key, order.scope, message)
 
 
 def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:

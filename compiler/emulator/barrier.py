@@ -17,8 +17,8 @@ class MBarrier:
     9.7.13.15). `seen`: somebody waited for the last completed phase with success.
 
     `agent` is the stream of the asynchronous writes that it counts, `peers` that of peers' stores.
-    What arrivals tell is split in two: `near` is for every waiter, `far` for those that acquire at
-    cluster scope.
+    What arrivals publish is split in two: `near` is for every waiter, `far` for those that acquire
+    at cluster scope.
     """
 
     where: str
@@ -77,7 +77,7 @@ class MBarrier:
                 self.far.completed(self.peers, self.phase)
             self.done = self.near.copy(), self.far.copy()
 
-    def tell(self, message: Clocks, from_peer: bool) -> None:
+    def publish(self, message: Clocks, from_peer: bool) -> None:
         """An arrival's message; that of a peer's release needs a wait of cluster scope."""
         (self.far if from_peer else self.near).join(message)
 
@@ -150,8 +150,8 @@ class ClusterBarrier:
     done: Clocks = field(default_factory=Clocks)
     waiting: list[Actor] = field(default_factory=list)
 
-    def arrive(self, warp: int, told: Clocks) -> None:
-        self.message.join(told)
+    def arrive(self, warp: int, message: Clocks) -> None:
+        self.message.join(message)
         if warp in self.owed:
             raise Fault("barrier.cluster.arrive twice without a wait between")
         self.owed[warp] = self.generation
@@ -163,7 +163,7 @@ class ClusterBarrier:
         self._advance()
 
     def wait(self, warp: int, actor: Actor) -> int:
-        """The generation to wait to pass; the waiter learns what the arrivals told."""
+        """The generation to wait to pass; the waiter learns what the arrivals published."""
         if warp not in self.owed:
             raise Fault("barrier.cluster.wait without an arrive")
         mine = self.owed.pop(warp)

@@ -194,8 +194,8 @@ def cluster_barrier(line: Line) -> Step:
         bar = w.cta.machine.cluster_barrier
         if not waits:
             relaxed = line.match[2] == ".relaxed"
-            told = w.actor.publish_relaxed() if relaxed else w.actor.publish()
-            bar.arrive(w.cta.rank << 8 | w.index, told)
+            message = w.actor.publish_relaxed() if relaxed else w.actor.publish()
+            bar.arrive(w.cta.rank << 8 | w.index, message)
             return None
         mine = bar.wait(w.cta.rank << 8 | w.index, w.actor)
         joined(w)
@@ -260,9 +260,9 @@ def arrive(line: Line) -> Step:
                 machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
             use_barrier(w, bar)
             if relaxed or (rank != w.cta.rank and not wide):
-                bar.tell(w.actor.publish_relaxed(), rank != w.cta.rank)
+                bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
             else:
-                bar.tell(w.actor.publish(), rank != w.cta.rank)
+                bar.publish(w.actor.publish(), rank != w.cta.rank)
             if expects:
                 bar.expect(n)
             machine.hazard(line.ins.line, bar.arrive(1 if expects else n))

@@ -131,14 +131,14 @@ def arrive(line: Line) -> Step:
         use_barrier(w, bar)
         copies = [c for group in [*groups.groups, groups.open] for c in group]
         groups.open, groups.groups = [], []
-        by, told, lanes = stream(w, COPY), Clocks(), w.mask.bit_count()
-        told.learn(GENERIC, by.agent, by.clock)
+        by, message, lanes = stream(w, COPY), Clocks(), w.mask.bit_count()
+        message.learn(GENERIC, by.agent, by.clock)
         by.clock += 1
 
         def landed() -> None:
             for copy in copies:
                 land(w, copy)
-            bar.tell(told, False)
+            bar.publish(message, False)
             machine.hazard(line.ins.line, bar.arrive(lanes))
 
         w.issue((w.cta.rank,), landed, (w.cta.rank, w.index))

@@ -92,9 +92,9 @@ class Races:
         for agent in np.flatnonzero(known):
             if self.kinds[agent] == WARP:
                 known[agent] = 0
-        told = np.tile(known, (clocks.rows.shape[0], 1))
-        np.maximum(told[SHARED_ASYNC], clocks.rows[SHARED_ASYNC], out=told[SHARED_ASYNC])
-        return Clocks(told)
+        out = np.tile(known, (clocks.rows.shape[0], 1))
+        np.maximum(out[SHARED_ASYNC], clocks.rows[SHARED_ASYNC], out=out[SHARED_ASYNC])
+        return Clocks(out)
 
     def access(
         self,

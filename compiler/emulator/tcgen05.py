@@ -261,23 +261,23 @@ def commit(line: Line) -> Step:
                 raise Fault("multicast to no CTA")
             signals = [machine.peer(r).barrier(at & OFFSET_MASK) for r in ranks]
             issued = w.unit(Issued)
-            told = machine.races.completions(issued.behind.get(lane, Clocks()))
+            message = machine.races.completions(issued.behind.get(lane, Clocks()))
             by = stream(w, "tcgen05", lane)
-            told.completed(by.agent, by.clock)
+            message.completed(by.agent, by.clock)
             by.clock += 1
             for signal in signals:
                 use_barrier(w, signal)
             products = issued.products.pop(lane, [])
             touched = {*ranks, *(part.rank for p in products for part in p.parts)}
 
-            land = partial(_complete, w, line.ins.line, products, signals, told)
+            land = partial(_complete, w, line.ins.line, products, signals, message)
             w.issue(tuple(sorted(touched)), land, (w.cta.rank, w.index, lane))
 
     return run
 
 
 def _complete(
-    w: Warp, line: int, products: list[Product], signals: list[MBarrier], told: Clocks
+    w: Warp, line: int, products: list[Product], signals: list[MBarrier], message: Clocks
 ) -> None:
     """A commit lands: its products run, then its barriers get their arrival.
 
@@ -287,5 +287,5 @@ def _complete(
     for p in products:
         run_product(w, p)
     for signal in signals:
-        signal.tell(told, from_peer=False)
+        signal.publish(message, from_peer=False)
         w.cta.machine.hazard(line, signal.arrive())

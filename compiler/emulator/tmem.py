@@ -362,7 +362,7 @@ def _reach(w: Warp, address: int, shape: str) -> tuple[int, int]:
 
 
 def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
-    """No product or store of these columns is in flight (lanes are told apart for stores)."""
+    """No product or store of these columns is in flight (stores differ by lane)."""
     first, last = int(access.columns.min()), int(access.columns.max()) + 1
     for p in memory.products:
         if isinstance(access, Store) and p.reads(first, last):

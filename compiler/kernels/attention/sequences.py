@@ -12,11 +12,10 @@ from ptxflow.compiler.ir import (
     LANE,
     UOp,
     Value,
+    anywhere,
     frag,
-    global_tensor,
     loop,
     param,
-    rectangle,
     slot,
     value,
     value_of,
@@ -25,6 +24,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.launch import Expr
 
 WORD = 4  # bytes of an index
+SCALE = {"sm_scale": "float32"}  # the scalar input of a definition, with its dtype
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,6 @@ def load_index(
     register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False
 ) -> UOp:
     """Loads an entry of a table; `unread`: the last that is loaded is not used."""
-    place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
+    place = anywhere(tensor)
     said = {"unread": "dst"} if unread else {}
     return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD, **said)

@@ -11,12 +11,11 @@ from ptxflow.compiler.ir import (
     Body,
     Role,
     UOp,
+    anywhere,
     elect,
-    global_tensor,
     loop,
     param,
     part,
-    rectangle,
     role,
     slot,
     tmem,
@@ -107,7 +106,7 @@ class Kernel(Score):
 
     def load_weights(self) -> list[UOp]:
         """Of all heads, in every lane."""
-        where = rectangle(global_tensor("weights"), 0, 0, 1, 1)
+        where = anywhere("weights")
         own = self.row * (self.heads // QUAD)
         return [
             at.ld_global(part(self.weights, QUAD * i, QUAD), param("weights"), own + i, 1, where,

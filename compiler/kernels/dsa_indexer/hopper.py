@@ -11,12 +11,11 @@ from ptxflow.compiler.ir import (
     Body,
     Role,
     UOp,
+    anywhere,
     frag,
-    global_tensor,
     loop,
     param,
     part,
-    rectangle,
     role,
     slot,
     var,
@@ -62,7 +61,7 @@ class Kernel(Score):
 
     def load_weights(self) -> list[UOp]:
         """Of the heads of a lane's columns."""
-        where = rectangle(global_tensor("weights"), 0, 0, 1, 1)
+        where = anywhere("weights")
         own = self.row * (self.heads // PAIR) + (LANE & 3)
         return [
             at.ld_global(part(self.weights, PAIR * i, PAIR), param("weights"),

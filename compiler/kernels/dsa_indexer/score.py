@@ -18,6 +18,7 @@ from ptxflow.compiler.ir import (
     Body,
     KernelInfo,
     UOp,
+    anywhere,
     elect,
     global_tensor,
     loop,
@@ -98,7 +99,7 @@ class Score:
 
     def find(self) -> list[UOp]:
         """Every warp finds out how long the sequence is."""
-        where = rectangle(global_tensor("seq_lens"), 0, 0, 1, 1)
+        where = anywhere("seq_lens")
         prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
         return [
             elect(WARP.eq(self.warps), prefetch),
@@ -145,7 +146,7 @@ class Score:
         """What the warp that loads does: queries, pages, then tiles."""
         entry = self.first // self.page + LANE
         inside = entry * self.page < self.length
-        where = rectangle(global_tensor("block_table"), 0, 0, 1, 1)
+        where = anywhere("block_table")
         table, index = param("block_table"), self.row * param("width") + entry
         step, bar = var("load"), slot(self.q_full)
         load_queries = elect(
@@ -198,7 +199,7 @@ class Score:
                     slot(self.scales, stage, i * rows * SCALE, rows * SCALE),
                     param(cache),
                     scale + inside // (CHUNK // SCALE),
-                    rectangle(global_tensor(cache), 0, 0, 1, 1),
+                    anywhere(cache),
                     bar,
                     element=CHUNK,
                     bytes=rows * SCALE,

@@ -22,6 +22,7 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     alu,
+    anywhere,
     const,
     flatten,
     global_tensor,
@@ -96,7 +97,7 @@ class Select(Row):
 
     def start(self) -> Body:
         """Everything that waits for no score."""
-        where = rectangle(global_tensor("seq_lens"), 0, 0, 1, 1)
+        where = anywhere("seq_lens")
         zero, goal = self.r("zero", 1), self.r("goal_of_all", 1)
         words = (zero, zero, goal, self.r("size", 1))
         fill = [
@@ -271,7 +272,7 @@ class Select(Row):
         order = value_of(ranked)
         position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         inside = (number < self.listed) & (order < self.topk)
-        where = rectangle(global_tensor("block_table"), 0, 0, 1, 1)
+        where = anywhere("block_table")
         index = self.row * param("width") + position // self.page
         body: list[Body] = [
             at.ld_shared_vector(entry, slot(self.list), number * ENTRY_BYTES),

@@ -16,6 +16,7 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     alu,
+    anywhere,
     const,
     global_tensor,
     loop,
@@ -124,7 +125,7 @@ class Sorting:
         low, page, put = self.r(f"low_{i}_", 1), self.r(f"page_{i}_", 1), self.r("put", 1)
         position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         there = (c.listed - number.min(c.listed)).min(1)
-        tables, out = global_tensor("block_table"), global_tensor("topk_indices")
+        out = global_tensor("topk_indices")
         body: list[Body] = [
             at.copy(low, slot(self.own(i).src[0], 0, 0, 1)),
             at.ld_global(
@@ -132,7 +133,7 @@ class Sorting:
                 param("block_table"),
                 row * param("width") + position // c.page,
                 number < c.listed,
-                rectangle(tables, 0, 0, 1, 1),
+                anywhere("block_table"),
                 element=4,
             ),
             at.mov(put, (value_of(page) * c.page + position % c.page + 1) * there - 1),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, Body, UOp, global_tensor, param, rectangle, value_of
+from ptxflow.compiler.ir import LANE, Body, UOp, anywhere, param, value_of
 from ptxflow.compiler.kernels.attention.sequences import WORD
 from ptxflow.compiler.kernels.dsa_sparse.lists import LIST, Lists
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
@@ -42,7 +42,7 @@ class AttendToLists(Attend):
         for half in range(2):
             number = self.row * MMA_TOKENS + 8 * half + (LANE >> 2)
             table, index = self.work.entry(span, self.work.token(span, t, number))
-            place = rectangle(global_tensor(table), 0, 0, 1, 1)
+            place = anywhere(table)
             out.append(at.ld_global(self._entry(half), param(table), index, 1, place, element=WORD))
         return out
 

@@ -15,11 +15,10 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
+    anywhere,
     const,
-    global_tensor,
     param,
     part,
-    rectangle,
     slot,
     special,
     when,
@@ -96,7 +95,7 @@ class ChunkWarps(Shape):
                     param(name),
                     head,
                     1,
-                    rectangle(global_tensor(name), 0, 0, 1, 1),
+                    anywhere(name),
                     element=4,
                 )
                 for name in ("A_log", "dt_bias")
@@ -176,7 +175,7 @@ class ChunkWarps(Shape):
                     *self._ring_place(n, stream, i),
                     param(stream.tensor),
                     index + stream.first // (PIECE // ELEMENT),
-                    rectangle(global_tensor(stream.tensor), 0, 0, 1, 1),
+                    anywhere(stream.tensor),
                 )
                 out.append(self._some(i, total, copy))
         return out
@@ -220,7 +219,7 @@ class ChunkWarps(Shape):
             for i in range(self._lane_tokens):
                 token = (self.first(n) + LANE + i * WARP).min(self.end - 1)
                 index = token * self.value_heads + head
-                where = rectangle(global_tensor(name), 0, 0, 1, 1)
+                where = anywhere(name)
                 target = part(self.r(f"gate_{name}", self._lane_tokens), i, 1)
                 out.append(at.ld_global_narrow(target, param(name), index, where, dtype=self.dtype))
         return out

@@ -10,12 +10,11 @@ from ptxflow.compiler.ir import (
     WARP,
     KernelInfo,
     UOp,
+    anywhere,
     const,
     flatten,
-    global_tensor,
     loop,
     param,
-    rectangle,
     slot,
     var,
     when,
@@ -80,7 +79,7 @@ class Kernel(StateWarps):
 
     def _bounds(self) -> list[UOp]:
         """Where the sequence begins and ends: the low words of two bounds."""
-        place = rectangle(global_tensor("cu_seqlens"), 0, 0, 1, 1)
+        place = anywhere("cu_seqlens")
         return [
             at.ld_global(
                 slot(register),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
@@ -18,7 +19,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import problem
 from ptxflow.compiler.kernels.gqa_decode.shape import STATS
 from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
-from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam, Workspace
+from ptxflow.compiler.launch import Launch, Workspace, parameter
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
@@ -97,7 +98,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         block=32 * c.warps,
         cluster=(1, 1, 1),
         smem_bytes=c.smem_bytes,
-        params=tuple(map(_param, c.params)),
+        params=tuple(parameter(*given) for given in c.params),
         dependent=bool(s.dependent),
     )
     return Launch(
@@ -106,20 +107,15 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         block=32 * first.arg.warps,
         cluster=(1, 1, 1),
         smem_bytes=layout(first.arg).smem_bytes,
-        params=tuple(k.maps.get(name) or _param((name, kind)) for name, kind in k.params),
+        params=tuple(
+            k.maps.get(name) or parameter(name, kind, inputs=SCALE) for name, kind in k.params
+        ),
         then=(combine,),
         workspace=(
             Workspace("sums", f"{rows} * {4 * k.row_floats}"),
             Workspace("stats", f"{rows} * {4 * STATS}"),
         ),
     )
-
-
-def _param(param: tuple[str, str]) -> Param:
-    name, kind = param
-    if name == "sm_scale":
-        return InputParam(name, "float32")
-    return PointerParam(name) if kind == "ptr" else ScalarParam(name, name)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -18,10 +18,9 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
-    global_tensor,
+    anywhere,
     param,
     part,
-    rectangle,
     slot,
     smem,
     when,
@@ -104,7 +103,7 @@ class Weights(Tiles):
             param("q"),
             (first + row) * pieces + (block * (LINE // CHUNK) + chunk),
             row < self.group,
-            rectangle(global_tensor("q"), 0, 0, 1, 1),
+            anywhere("q"),
         )
 
     def begin(self) -> list[UOp]:

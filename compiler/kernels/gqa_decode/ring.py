@@ -12,9 +12,8 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
-    global_tensor,
+    anywhere,
     param,
-    rectangle,
     slot,
     smem,
     value_of,
@@ -109,7 +108,7 @@ class Ring:
                         lane_offset,
                         param(tensor),
                         index + ((LANE + piece) % pieces),
-                        rectangle(global_tensor(tensor), 0, 0, 1, 1),
+                        anywhere(tensor),
                     )
                 )
             if self.apart or storage is self.values:

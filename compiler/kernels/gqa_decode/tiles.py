@@ -20,11 +20,10 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
+    anywhere,
     elect,
-    global_tensor,
     loop,
     param,
-    rectangle,
     slot,
     smem,
     value,
@@ -319,7 +318,7 @@ class Tiles(Span):
                     (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4),
                     param(f"{name}_cache"),
                     index + (chunk + column * ELEMENT // CHUNK),
-                    rectangle(global_tensor(f"{name}_cache"), 0, 0, 1, 1),
+                    anywhere(f"{name}_cache"),
                 )
             )
         return out

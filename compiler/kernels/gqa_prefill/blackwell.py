@@ -332,7 +332,7 @@ class Kernel(Block):
             into = part(self.held, first, COLUMNS)
             out.append(at.tcgen05_ld(into, source, self.quarter, shape="32x32b"))
         out.append(at.tcgen05_wait_ld())
-        return [*out, self.tell(self.taken)] if self.s.overlap else out
+        return [*out, self.publish(self.taken)] if self.s.overlap else out
 
     def hand_over(self) -> list[Body]:
         """The lane's row of probs, two to a column."""
@@ -347,7 +347,7 @@ class Kernel(Block):
                 for first in range(0, self.tile_kv // 2, width)
             ),
             at.tcgen05_wait_st(),
-            self.tell(self.weighed),
+            self.publish(self.weighed),
         ]
 
     def rescale_outputs(self) -> list[Body]:
@@ -364,7 +364,7 @@ class Kernel(Block):
             ]
         return out
 
-    def tell(self, bar: UOp) -> list[Body]:
+    def publish(self, bar: UOp) -> list[Body]:
         """A warp's arrival: what it did to tensor memory is done."""
         arrive = single(at.mbar_arrive(slot(bar, self.mine)))
         return [at.tcgen05_fence_before(), at.warp_sync(), arrive]

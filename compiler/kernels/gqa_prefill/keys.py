@@ -19,12 +19,11 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
+    anywhere,
     const,
     elect,
-    global_tensor,
     loop,
     param,
-    rectangle,
     slot,
     smem,
     value,
@@ -120,7 +119,7 @@ class Keys(Work):
             param("kv_indices"),
             entry,
             entry < self.value("kv_end"),
-            rectangle(global_tensor("kv_indices"), 0, 0, 1, 1),
+            anywhere("kv_indices"),
             element=4,
         )
 
@@ -213,7 +212,7 @@ class Keys(Work):
                 source,
                 self.kv_head * self.dim + column + (chunk << 3),
                 token < self.keys,
-                rectangle(global_tensor(f"{name}_cache"), 0, 0, 1, 1),
+                anywhere(f"{name}_cache"),
                 pitch=self.kv_heads * self.dim * ELEMENT,
                 element=ELEMENT,
             )

@@ -16,11 +16,10 @@ from ptxflow.compiler.ir import (
     Role,
     UOp,
     Value,
+    anywhere,
     const,
-    global_tensor,
     loop,
     param,
-    rectangle,
     role,
     slot,
     value,
@@ -69,7 +68,7 @@ class Part:
         lane = row * self.pitch + (chunk << 4)
         piece, width = i % pieces, 128 // pieces
         target = slot(self.storage, stage, offset, rows * self.pitch)
-        source = rectangle(global_tensor(self.name), 0, 0, 1, 1)
+        source = anywhere(self.name)
         begin = (target, lane + piece * LANES * CHUNK, param(self.name), index)
         touched = ((piece * width, (piece + 1) * width),)
         if there is None:
@@ -145,7 +144,7 @@ class Attend(Multiplier):
         """The page of a row of the warp in a tile, a lane each."""
         token = self._token(span, t, LANE & (self.share - 1))
         table, index = self.asking.entry(span, token)
-        place = rectangle(global_tensor(table), 0, 0, 1, 1)
+        place = anywhere(table)
         page = self.r("next_page", 1)
         return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
 

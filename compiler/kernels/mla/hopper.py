@@ -12,10 +12,9 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     Role,
     UOp,
-    global_tensor,
+    anywhere,
     loop,
     param,
-    rectangle,
     role,
     slot,
     value_of,
@@ -114,7 +113,7 @@ class Hopper(Parts):
     def _ask_page(self, span: Span, t: UOp) -> UOp:
         """The page of a row of the warp in a tile, a lane each."""
         table, index = self.work.entry(span, self._token(span, t))
-        place = rectangle(global_tensor(table), 0, 0, 1, 1)
+        place = anywhere(table)
         page = self.r("next_page", 1)
         return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, param, rectangle, slot, smem
+from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, slot, smem
 from ptxflow.compiler.kernels.mla.hopper_decisions import COPIERS, LINE, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import Shape
@@ -67,7 +67,7 @@ class Part:
             param(tensor),
             index,
             chunk << 4,
-            rectangle(global_tensor(tensor), 0, 0, 1, 1),
+            anywhere(tensor),
             pitch=self.pitch,
             first=self.first,
             across=((half * LINE // 2, (half + 1) * LINE // 2),),

@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.mla.combine import Combine
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.shape import BLOCK, Shape
-from ptxflow.compiler.launch import (
-    Expr,
-    InputParam,
-    Launch,
-    Param,
-    PointerParam,
-    ScalarParam,
-    Workspace,
-)
+from ptxflow.compiler.launch import Expr, Launch, Workspace, parameter
 from ptxflow.compiler.lower import layout
 
 
@@ -29,7 +22,7 @@ def launch_of(kernel: UOp, grid: Expr, count: Expr) -> Launch:
         block=32 * info.warps,
         cluster=(1, 1, 1),
         smem_bytes=layout(info).smem_bytes,
-        params=tuple(_param(given, count) for given in info.params),
+        params=tuple(parameter(name, kind, count, SCALE) for name, kind in info.params),
     )
 
 
@@ -47,16 +40,9 @@ def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
         block=32 * SUM_WARPS,
         cluster=(1, 1, 1),
         smem_bytes=0,
-        params=tuple(_param(given, count) for given in c.params),
+        params=tuple(parameter(name, kind, count, SCALE) for name, kind in c.params),
         dependent=bool(c.s.dependent),
     )
     sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
     return replace(first, then=(then,), workspace=workspace)
-
-
-def _param(param: tuple[str, str], count: Expr) -> Param:
-    name, kind = param
-    if name == "sm_scale":
-        return InputParam(name, "float32")
-    return PointerParam(name) if kind == "ptr" else ScalarParam(name, count)

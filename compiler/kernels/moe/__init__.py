@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
-from ptxflow.compiler.launch import InputParam, Launch, Param, PointerParam, ScalarParam
+from ptxflow.compiler.launch import Launch, parameter
 
 SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
 
@@ -108,15 +108,9 @@ def _plain(
         block=32 * warps,
         cluster=(1, 1, 1),
         smem_bytes=smem_bytes,
-        params=tuple(_param(name, kind) for name, kind in params),
+        params=tuple(parameter(*given, inputs=SCALARS) for given in params),
         dependent=dependent,
     )
-
-
-def _param(name: str, kind: str) -> Param:
-    if kind == "ptr":
-        return PointerParam(name)
-    return InputParam(name, SCALARS[name]) if name in SCALARS else ScalarParam(name, name)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -15,6 +15,7 @@ from ptxflow.compiler.ir import (
     Body,
     KernelInfo,
     UOp,
+    anywhere,
     flatten,
     global_tensor,
     loop,
@@ -81,7 +82,7 @@ class Combine(Shape):
         for i in range(CHOSEN):
             row = self.value(f"row{i}_")
             packed = r(f"packed{i}_", 4)
-            place = rectangle(global_tensor("partial"), 0, 0, 1, 1)
+            place = anywhere("partial")
             loads.append(
                 at.ld_global(
                     packed,

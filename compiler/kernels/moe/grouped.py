@@ -24,6 +24,7 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     Value,
+    anywhere,
     const,
     elect,
     flatten,
@@ -42,7 +43,7 @@ from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.launch import Expr, Launch, Param, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, parameter
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 
@@ -175,7 +176,7 @@ class Grouped(Shape):
                 slot(self.scales, stage, j * each, each),
                 param("inner_scale"),
                 (k * self.scale_sets + j) * param("rows") + row,
-                rectangle(global_tensor("inner_scale"), 0, 0, 1, 1),
+                anywhere("inner_scale"),
                 bar,
                 bytes=each,
                 element=4,
@@ -188,7 +189,7 @@ class Grouped(Shape):
             k * BLOCK,
             row,
             bar,
-            rectangle(global_tensor("inner"), 0, 0, 1, 1),
+            anywhere("inner"),
             box=(BLOCK, self.tile_t),
             element=1,
         )
@@ -239,7 +240,7 @@ class Grouped(Shape):
                     self.value(f"token{g}_"),
                     k * BLOCK + (chunk << 4),
                     1,
-                    rectangle(global_tensor("hidden_states"), 0, 0, 1, 1),
+                    anywhere("hidden_states"),
                     pitch=self.hidden,
                     element=1,
                 )
@@ -251,7 +252,7 @@ class Grouped(Shape):
                 param("hidden_states_scale"),
                 k * param("seq_len") + self.value(f"scale_token{w}_"),
                 self._own_rows > LANE if self._own_rows < 32 else 1,
-                rectangle(global_tensor("hidden_states_scale"), 0, 0, 1, 1),
+                anywhere("hidden_states_scale"),
             )
             for w in range(self.scale_words)
         ]
@@ -278,7 +279,7 @@ class Grouped(Shape):
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
         block = self.value("c_expert") * blocks + value(row) // BLOCK
-        place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
+        place = anywhere(tensor)
         index = block * (self.k // BLOCK) + k
         return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
 
@@ -365,9 +366,7 @@ class Grouped(Shape):
     def _param(self, name: str, kind: str) -> Param:
         if kind == "map":
             return self._weights_map if name == "weights_map" else self._inner_map
-        if kind == "ptr":
-            return PointerParam(name)
-        return ScalarParam(name, self.rows if name == "rows" else name)
+        return parameter(name, kind, self.rows if name == "rows" else name)
 
     @property
     def _weights_map(self) -> TensorMapParam:

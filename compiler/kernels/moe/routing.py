@@ -19,6 +19,7 @@ from ptxflow.compiler.ir import (
     Body,
     KernelInfo,
     UOp,
+    anywhere,
     flatten,
     global_tensor,
     loop,
@@ -234,7 +235,7 @@ class Permute(Shape):
                 at.begin_experts(start, first, rows, tiles, total, tile=self.tile_t),
                 at.add_words(following, start, before),
             ]
-        tiles_here = rectangle(global_tensor("tiles"), 0, 0, 1, 1)
+        tiles_here = anywhere("tiles")
         write = at.st_global(param("tiles"), 0, LANE < 1, tiles_here, tiles, element=4)
         return [*out, at.copy(r("tiles", 1), tiles), when(WARP.eq(0), write)]
 

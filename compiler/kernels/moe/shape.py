@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp, Value, global_tensor, param, rectangle, value_of
+from ptxflow.compiler.ir import UOp, Value, anywhere, param, value_of
 from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Workspace
@@ -46,7 +46,7 @@ class Shape:
 
     def word(self, name: str, tensor: str, index: Value, inside: Value = 1) -> UOp:
         """Demand a word that a kernel before has written."""
-        place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
+        place = anywhere(tensor)
         return at.ld_global(
             self.r(name, 1), param(tensor), index, inside, place, element=4, handed=True
         )
