@@ -14,15 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.compilation import CompiledKernel, Job, compile_many
+from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
+from ptxflow.eval.bench.candidates import compile_all
 from ptxflow.eval.verify.draws import (
     add_arguments,
     by_definition,
@@ -56,8 +55,7 @@ def survey(
 ) -> Outcome:
     """Compile every job, behind a progress bar."""
     began = time.monotonic()
-    with tqdm(total=len(jobs), desc=f"compile for {device.arch}", unit="kernel") as bar:
-        outcomes = compile_many(jobs, device, workers=workers, progress=bar.update)
+    outcomes = compile_all(jobs, device, workers)
     compiled = [o for o in outcomes if isinstance(o, CompiledKernel)]
     refused = [(job, o) for job, o in zip(jobs, outcomes, strict=True) if isinstance(o, Exception)]
     return Outcome(jobs, compiled, refused, empty or [], time.monotonic() - began)

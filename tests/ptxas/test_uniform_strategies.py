@@ -104,7 +104,7 @@ def test_the_survey_of_random_shapes_counts_by_family(capsys, monkeypatch):  # t
     shown = capsys.readouterr().out
     assert shown.count("2 of 2 strategies build") == 2 and shown.count("\nsampling  1 ") == 2
     refusal = IllegalStrategy("no such thing")
-    monkeypatch.setattr(survey, "compile_many", lambda jobs, *_, **__: [refusal] * len(jobs))
+    monkeypatch.setattr(survey, "compile_all", lambda jobs, *_, **__: [refusal] * len(jobs))
     assert survey.main([*few, "--device", "h200"]) == 1
     shown = capsys.readouterr().out
     assert "{'rules': 4}" in shown and "vocab_size=" in shown and "residency=" in shown
