@@ -45,8 +45,7 @@ POLICY_OF = {"h100": "h200"}
 MOST = 10_000  # kernels of a run: some hours
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, brief="sample")
+def what_is_sampled(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--definition",
@@ -72,6 +71,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="draws of the policy, the reward's best of all valid strategies, or half of each "
         "(default: both); far from what was trained the reward's are the better",
     )
+
+
+def how_it_is_ranked(parser: Parser) -> None:
+    add = parser.add_argument
     add(
         "--out",
         type=Path,
@@ -112,7 +115,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "from half a second, GEMM, to 20, sampling; what was right before is not run again)",
     )
     add("--jobs", type=int, help="compiler processes (default: one per core)")
-    args = parser.parse_args(argv)  # fmt: skip
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, brief="sample")
+    what_is_sampled(parser)
+    how_it_is_ranked(parser)
+    args = parser.parse_args(argv)
     if not 1 <= args.k <= MOST:
         parser.error(f"-k must be from 1 to {MOST}, not {args.k}")
     if args.jobs is not None and args.jobs < 1:

@@ -141,9 +141,8 @@ class Trainer:
             self.log_z = LogZNetwork(shape).to(self.compute)
         self.bar = bar
         self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space
-        self.groups = [
-            Group([self.spaces[i] for i in ids], ids, self) for ids in _by_family(spaces)
-        ]
+        families = _by_family(spaces)
+        self.groups = [Group([self.spaces[i] for i in ids], ids, self) for ids in families]
         self.curriculum = Curriculum(
             [s.problem for s in spaces], config.stages, config.stage_threshold, config.stage_share
         )

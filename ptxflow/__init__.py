@@ -1,7 +1,7 @@
 """ptxflow: a generative GPU kernel autotuner with a checked raw PTX compiler.
 
 The four subpackages `gfn`, `env`, `compiler` and `eval` are the top-level folders of the
-repository, `sample`, `train` and `evaluate` its scripts. They are reached through symbolic links
+repository, `sample` and `train` its scripts. They are reached through symbolic links
 beside this file; where a checkout has no symbolic links, the repository root is searched first.
 The folders are never imported under their bare names, because torchgfn installs as `gfn`.
 """

@@ -81,9 +81,7 @@ def main_source(definition: Definition, device: Device, launch: Launch, key: str
     _check_names(definition, launch)
     text = (Path(__file__).parent / "standalone.py").read_text()
     launcher = text.partition(START)[2].partition(END)[0].strip()
-    tensors = ", ".join([*definition.inputs, *definition.outputs])
-    inputs = ", ".join(definition.inputs)
-    outputs = ", ".join(definition.outputs)
+    inputs, outputs = (", ".join(t) for t in (definition.inputs, definition.outputs))
     expected = "\n".join(_expectations(definition, launch))
     made = "\n".join(
         f"    {n} = torch.empty({_shape(t.shape or ())}, dtype=torch.{t.dtype}, "
@@ -112,7 +110,7 @@ CAPABILITY = {CAPABILITY[device.arch]!r}
 RANDOM_STEP = {RANDOM_STEP if draws else 0}
 
 
-def geometry({tensors}):
+def geometry({inputs}, {outputs}):
     """Workspaces, and grid and parameters of each launch, for these tensors."""
 {_axis_lines(definition, launch, f"{space} {places}")}
 {space}    return [{", ".join(spaces)}], [
@@ -125,7 +123,7 @@ def run({inputs}):
 {_axis_lines(definition, launch, f"{expected} {made}")}
 {expected}
 {made}
-    launch(geometry, ({tensors}))
+    launch(geometry, ({inputs}, {outputs}))
     return {outputs}
 '''
 

@@ -65,9 +65,8 @@ def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], 
 
 def tune(args: argparse.Namespace) -> int:
     """Tune a trained policy to one workload: by a reward, by measurements, by measuring."""
-    definition, axes, space = one_workload(args)  # what is wrong with names is said before torch
-
-    from ptxflow.gfn.checkpoint import Checkpoint, write
+    definition, axes, space = one_workload(args)
+    from ptxflow.gfn.checkpoint import Checkpoint, write  # torch, once the input makes sense
     from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
     from ptxflow.gfn.inference import load_policy
     from ptxflow.gfn.walks import family_shape
