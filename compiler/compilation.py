@@ -25,7 +25,7 @@ Validator = Callable[[UOp, Sequence[Trip], Device], list[str]]
 
 @dataclass(frozen=True)
 class Draft:
-    """A proven kernel as text: what is assembled, how it is launched, what it promises."""
+    """A validated kernel as text: what is assembled, how it is launched, what it promises."""
 
     problem: Problem
     strategy: Strategy
@@ -33,7 +33,7 @@ class Draft:
     launch: Launch
     ptx: str
     expected: tuple[str, ...]  # techniques that the machine code must show
-    checks: tuple[str, ...]  # what was proven
+    checks: tuple[str, ...]  # a line for each check that held
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class CompiledKernel:
 
 
 def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> CompiledKernel:
-    """Compile and prove one strategy. Raises a CompileError (or ptxas' own error) that says why."""
+    """Compile one strategy for a problem, through every stage.
+
+    Raises a CompileError that says why: IllegalStrategy, SpecError or HazardError from before
+    ptxas, AssemblyError from behind it; and PtxasError, ptxas' own words.
+    """
     draft = prepare(problem, strategy, device, cache.check)
     assembly = cache.assemble(draft.ptx, device.arch)
     report = sass.check(assembly.cubin, device.arch, draft.expected)
@@ -60,13 +64,17 @@ def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> Comp
 
 
 def prepare(
-    problem: Problem, strategy: Strategy, device: Device, prove: Validator = check
+    problem: Problem, strategy: Strategy, device: Device, validate: Validator = check
 ) -> Draft:
-    """Everything before ptxas: the strategy's kernel, proven and written."""
+    """Everything before ptxas: build the strategy's kernel, validate it, and write its PTX.
+
+    `validate` is given the kernel, its trip classes and the device, and returns a line for each
+    check. Raises IllegalStrategy for a strategy that breaks a rule, SpecError, HazardError.
+    """
     maker = family(strategy.family)
     _refuse_illegal(maker.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
-    checks = prove(kernel, maker.trips(problem, strategy, device), device)
+    checks = validate(kernel, maker.trips(problem, strategy, device), device)
     launch = maker.launch(problem, strategy, device)
     check_launch(kernel, launch)
     text = write(kernel, device)
@@ -74,7 +82,11 @@ def prepare(
 
 
 def finish(draft: Draft, assembly: Assembly, report: SassReport) -> CompiledKernel:
-    """Everything after ptxas: no spills, no C75xx notes, and the techniques that were claimed."""
+    """Everything after ptxas: no spills, no C75xx notes, and the techniques that were claimed.
+
+    `assembly` is the draft's cubin with its resource usage, `report` what its machine code shows.
+    Raises AssemblyError, which lists all complaints.
+    """
     complaints = [*ptxas.check(assembly), *report.complaints()]
     if complaints:
         raise AssemblyError(f"strategy {draft.strategy.key}: {'; '.join(complaints)}")
@@ -92,7 +104,7 @@ def finish(draft: Draft, assembly: Assembly, report: SassReport) -> CompiledKern
 
 
 def techniques(kernel: UOp) -> tuple[str, ...]:
-    """What the machine code of a kernel must show, from the atom rows that it uses."""
+    """Names of sass_signatures.json that the machine code must show, from the atoms used."""
     found: set[str] = set()
     for _, node in walk(kernel):
         if node.op is Op.ATOM:
@@ -119,9 +131,10 @@ def compile_many(
     workers: int,
     progress: Callable[[int], None] = lambda n: None,
 ) -> list[CompiledKernel | Exception]:
-    """Compile jobs on `workers` processes, in the order of the jobs; a refusal takes its place.
+    """Compile (problem, strategy) jobs on `workers` processes.
 
-    `progress(n)` is called as n more jobs are done.
+    Returns a kernel for each job, in their order, or in its place the CompileError or PtxasError
+    that refused it. `progress(n)` is called as n more jobs are done.
     """
     tasks = [(problem, strategy, device) for problem, strategy in jobs]
     size = max(1, min(_CHUNK, -(-len(tasks) // max(workers, 1))))
@@ -151,7 +164,7 @@ def _gather(
 def compile_chunk(
     tasks: list[tuple[Problem, Strategy, Device]],
 ) -> list[CompiledKernel | Exception]:
-    """Compile a few jobs in this process, sharing one disassembly; a refusal takes its place."""
+    """Compile a few jobs in this process, with one run of the disassembler: see compile_many."""
     outcomes: list[CompiledKernel | Exception | tuple[Draft, Assembly]] = []
     for task in tasks:
         try:

@@ -28,7 +28,7 @@ C = TypeVar("C")  # a family's table of costs
 
 @dataclass(frozen=True)
 class Problem:
-    """A definition with every axis bound; `flops` and `bytes` are the unavoidable work.
+    """A definition with every axis bound; `flops` (FLOP) and `bytes` are the compulsory work.
 
     `constants` are what else its mathematics fixes, such as an epsilon.
     """
@@ -42,9 +42,11 @@ class Problem:
     constants: tuple[tuple[str, float], ...] = ()
 
     def __getitem__(self, axis: str) -> int:
+        """The value of an axis. Raises KeyError for an unknown one."""
         return dict(self.axes)[axis]
 
     def constant(self, name: str) -> float:
+        """A constant of the mathematics. Raises KeyError for an unknown one."""
         return dict(self.constants)[name]
 
     @property
@@ -53,7 +55,7 @@ class Problem:
         return self.flops / self.bytes
 
     def peak_tflops(self, device: Device) -> float:
-        """Of the tensor cores, for operands of the problem's type: twice as much in 8 bits."""
+        """TFLOP/s of the tensor cores for the problem's operands: twice as many in 8 bits."""
         return device.tflops_16bit * (2 if self.dtype.startswith("float8") else 1)
 
     def bound(self, device: Device) -> str:
@@ -152,9 +154,11 @@ class Strategy:
         raise AttributeError(f"strategy of {self.family!r} has no decision {name!r}")
 
     def fields(self) -> Fields:
+        """Its choices as rules read them."""
         return Fields(dict(self.choices))
 
     def replace(self, **changes: Choice) -> Strategy:
+        """The strategy with other choices. Raises KeyError for a decision it has not."""
         unknown = set(changes) - {k for k, _ in self.choices}
         if unknown:
             raise KeyError(f"strategy of {self.family!r} has no decisions {sorted(unknown)}")
@@ -169,7 +173,7 @@ class Strategy:
 
     @property
     def key(self) -> str:
-        """Stable hash, the same in every process."""
+        """16 hexadecimal digits of a hash that is the same in every process."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -178,7 +182,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Resources:
-    """What strategies take of an SM; every field an int array over candidates (or an int)."""
+    """What strategies take of an SM; every field an int array [candidates], or an int."""
 
     smem_bytes: Any  # dynamic shared memory of a block
     registers: Any  # per thread, the most any role is given
@@ -189,7 +193,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Demand:
-    """What strategies ask of the machine, for the analytic model; arrays over candidates.
+    """What strategies ask of the machine, for the analytic model; arrays [candidates], or numbers.
 
     A block (or a cluster's share of one) works through `tiles` output tiles in sequence, each of
     `steps` pipeline steps. Per step it takes `mma_cycles` of the tensor core (or of whatever else
@@ -198,7 +202,7 @@ class Demand:
     they were asked for, for `stages` steps at a time: a ring's, or 1 where a block asks, waits and
     works in turn. `epilogue_cycles` follow each tile, of which the fraction `overlap` is hidden
     under the next tile. `dram_bytes` is for the whole problem. Where kernels run one after another,
-    each has a load: see `following`.
+    each has a demand: see `following`.
     """
 
     blocks: Any  # launched
@@ -239,8 +243,8 @@ def any_inputs(names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class Trip:
-    """One abstract run: values for dimensions, parameters, specials and what registers hold, and
-    what it must write.
+    """A trip class, one abstract run: the values of dimensions, parameters, specials and registers,
+    and what it must write.
 
     `outputs` are (tensor, rows, columns): the simulated cluster must write every element of each.
     `entry` names the kernel of a program that runs.
@@ -254,7 +258,10 @@ class Trip:
 
 @dataclass(frozen=True)
 class Trial:
-    """A small problem on which a strategy's kernel takes every path; `blocks` replaces the grid."""
+    """An emulation problem: small, and chosen so that a strategy's kernel takes every path.
+
+    `blocks` (CTAs along x) replaces the grid's.
+    """
 
     problem: Problem
     blocks: int | None = None
@@ -262,7 +269,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel family: everything the rest of the system asks of it."""
+    """A kernel family: everything the rest of the system asks of it.
+
+    `problem` binds a definition's axes and raises ValueError, one line, for what the family does
+    not take. `resources` and `demand` are vectorised over candidates. `build`, `trips`, `launch`
+    and `trial` take a legal strategy: the lowered kernel or program, its trip classes, how it is
+    launched, and the problem on which its PTX is emulated.
+    """
 
     name: str
     op_types: tuple[str, ...]
@@ -278,14 +291,17 @@ class Family:
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
     #: which definitions of its op types, by the names of their inputs
     accepts: Callable[[Collection[str]], bool] = any_inputs
-    #: device -> frozen dataclass of the constants that `load` uses; calibration replaces entries
+    #: device -> frozen dataclass of the constants that `demand` uses; calibration replaces entries
     costs: dict[str, Any] = field(default_factory=dict)
     #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
     #: where today's have nothing that would take as long
     revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
-        """The sentences of every rule the strategy breaks; empty when it is legal."""
+        """The sentence of every rule that the strategy breaks; empty when it is legal.
+
+        Choices that a decision does not offer are named first, and alone.
+        """
         fields = strategy.fields()
         out = []
         for decision in self.decisions:

@@ -26,7 +26,10 @@ _BINARY = {
 
 
 def evaluate(expr: Expr, axes: Mapping[str, int]) -> int:
-    """The integer value of a launch expression; raises ValueError on anything else than one."""
+    """The integer value of a launch expression, for axis values by name.
+
+    Raises ValueError for an unknown axis and for anything that is not a launch expression.
+    """
 
     def walk(node: ast.AST) -> int:
         match node:
@@ -132,7 +135,7 @@ class Arguments:
     offset: int = 0
 
     def word(self, param: InputParam | RandomParam) -> int:
-        """The 32 bits of a parameter that is passed by value; KeyError for an unknown input."""
+        """The 32 bits of a parameter passed by value. Raises KeyError for a missing input."""
         if isinstance(param, RandomParam):
             return (self.seed | self.offset << 64) >> 32 * param.word & 0xFFFFFFFF
         value = self.scalars[param.name] or 0
@@ -153,7 +156,8 @@ def _param(data: Mapping[str, Any]) -> Param:
 class Workspace:
     """Memory that the kernels of a program hand on: a pointer parameter names it like a tensor.
 
-    It holds nothing when a call begins, and nothing of it outlives the call.
+    `bytes` is its size for given axes. Its content is undefined when a call begins, and nothing of
+    it outlives the call.
     """
 
     name: str
@@ -164,6 +168,8 @@ class Workspace:
 class Launch:
     """A kernel launch, `params` in the order of the kernel's parameters, and those behind it.
 
+    `grid` counts CTAs, `block` threads (along x), `cluster` CTAs along each axis; `smem_bytes` is
+    dynamic shared memory of a CTA.
     `then` are the launches that follow in the same call, of other entries of the same module.
     `dependent`: the grid may start while the one before it in the call still runs; it waits for it
     itself. `workspace` belongs to the whole call and stands at its first launch.

@@ -23,7 +23,7 @@ class LayoutError(ValueError):
 
 
 def flatten(t: IntTuple) -> tuple[int, ...]:
-    """The integers of a nested tuple, in order."""
+    """The integers of a nested tuple, from left to right."""
     return (t,) if isinstance(t, int) else tuple(i for part in t for i in flatten(part))
 
 
@@ -187,7 +187,10 @@ def complement(a: Layout, extent: int) -> Layout:
 
 
 def logical_divide(a: Layout, tile: Layout) -> Layout:
-    """a, rearranged into (within a tile, over the tiles); `tile` picks from a's linear indices."""
+    """a, rearranged into (within a tile, over the tiles); `tile` picks from a's linear indices.
+
+    Raises LayoutError where tiles do not divide a.
+    """
     return composition(a, concat(tile, complement(tile, a.size)))
 
 
@@ -258,20 +261,26 @@ _TCGEN05_CODE = {"f16": 0, "bf16": 1, "e4m3": 0}  # by kind, which the instructi
 
 
 def descriptor_hopper(address: int, leading: int, stride: int, swizzle: int) -> int:
-    """The 64-bit wgmma matrix descriptor; address and both offsets in bytes, base offset 0."""
+    """The 64-bit wgmma matrix descriptor, base offset 0.
+
+    `address`, `leading`, `stride` and `swizzle` are bytes. Raises LayoutError unless the first
+    three are multiples of 16, the offsets below 2^18.
+    """
     return _fields(address, leading, stride) | _HOPPER_CODE[swizzle] << 62
 
 
 def descriptor_blackwell(address: int, leading: int, stride: int, swizzle: int) -> int:
-    """The 64-bit tcgen05 matrix descriptor; bit 46 is the constant that Hopper has not."""
+    """The 64-bit tcgen05 matrix descriptor: as descriptor_hopper, with the constant bit 46."""
     return _fields(address, leading, stride) | 1 << 46 | _BLACKWELL_CODE[swizzle] << 61
 
 
 def instruction_descriptor(
     m: int, n: int, dtype: str, a_transposed: bool = False, b_transposed: bool = False
 ) -> int:
-    """The 32-bit descriptor of a dense tcgen05.mma with float32 accumulators (9.7.16.4.2); operands
-    are K-major, or transposed."""
+    """The 32-bit descriptor of a dense tcgen05.mma, [m, n] in float32 (PTX ISA 9.7.16.4.2).
+
+    `dtype` is f16, bf16 or e4m3, of both operands; they are K-major, or transposed.
+    """
     code, majors = _TCGEN05_CODE[dtype], a_transposed << 15 | b_transposed << 16
     return 1 << 4 | code << 7 | code << 10 | majors | n >> 3 << 17 | m >> 4 << 24
 

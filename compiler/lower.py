@@ -68,7 +68,7 @@ def finish(info: KernelInfo, *body: UOp, drained: bool = False, meet: bool = Tru
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
     CTA needs no barrier before it frees TMEM. `meet`: the CTAs of a cluster end together; not
-    needed where each has seen all that others do to it. The validator proves both.
+    needed where each has seen all that others do to it. The validator checks both.
     """
     meet = meet and info.cluster > 1
     plan = layout(info)
@@ -94,7 +94,7 @@ def _cluster_sync(release: bool = False) -> list[UOp]:
 def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
     bars = [slot(b, i) for b in info.storage if b.op is Op.MBAR for i in range(b.arg.stages)]
     if not bars and not allocate:
-        return []  # CTAs of a cluster meet before they access each other: the validator proves it
+        return []  # CTAs of a cluster meet before they access each other: the validator checks it
     init = elect(WARP.eq(0), [at.mbar_init(b) for b in bars], at.fence_mbar_init())
     if info.cluster == 1:
         return [init, *allocate, at.cta_sync()]

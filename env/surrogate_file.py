@@ -62,13 +62,9 @@ def write(path: Path, surrogate: Surrogate) -> None:
 
 def family_of(path: Path) -> str:
     """The family of a surrogate, from its header alone; SurrogateError says what is wrong."""
+    data = _bytes(path)
     try:
-        data = path.read_bytes()
-        header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-        return str(json.loads(header["__metadata__"][KEY])["family"])
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SurrogateError(f"{path}: cannot read the surrogate: {reason}") from None
+        return str(_about(data)["family"])
     except (ValueError, struct.error):
         raise SurrogateError(f"{path}: the surrogate is damaged") from None
     except (KeyError, TypeError):
@@ -77,15 +73,10 @@ def family_of(path: Path) -> str:
 
 def read(path: Path) -> Surrogate:
     """Read a surrogate and check it against the present code; SurrogateError says what is wrong."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SurrogateError(f"{path}: cannot read the surrogate: {reason}") from None
+    data = _bytes(path)
     try:
         tensors = load(data)
-        (size,) = struct.unpack("<Q", data[:8])
-        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][KEY])
+        about = _about(data)
         digest = checked(data, path)
         if about["format"] != FORMAT:
             raise SurrogateError(
@@ -100,6 +91,21 @@ def read(path: Path) -> Surrogate:
         raise SurrogateError(f"{path}: a safetensors file, but not a surrogate") from None
     require_features(path, surrogate)
     return surrogate
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SurrogateError(f"{path}: cannot read the surrogate: {reason}") from None
+
+
+def _about(data: bytes) -> dict[str, Any]:
+    """What the header of a file's bytes says of a surrogate; KeyError where it is of none."""
+    (size,) = struct.unpack("<Q", data[:8])
+    about: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][KEY])
+    return about
 
 
 def _build(about: dict[str, Any], tensors: dict[str, Any], digest: str) -> Surrogate:

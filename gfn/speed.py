@@ -10,7 +10,6 @@ Rounds alternate between the variants, so that load on the machine falls on all 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
 import time
@@ -20,6 +19,7 @@ import torch
 from gfn.gflownet import TBGFlowNet
 from torch import Tensor
 
+from ptxflow.command import Parser
 from ptxflow.compiler.device import device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
@@ -118,7 +118,7 @@ def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m ptxflow.gfn.speed", description=__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1024])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -109,7 +109,7 @@ def assemble(ptx: str, arch: str, *, timeout: float = ptxas.TIMEOUT) -> Assembly
 
 
 def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
-    """As `check.check`, but a kernel that was proven before is not proven again.
+    """As `check.check`, but a kernel that was checked before is not checked again.
 
     The key holds the kernel, the trips, the device and the compiler's sources. Refusals are not
     kept.
@@ -127,7 +127,7 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
 @functools.cache
 def sources(folder: Path = Path(__file__).parents[1]) -> str:
     """Digest of a folder's Python files, by default the compiler's: kernels of two digests may
-    differ for one strategy, and proofs of one."""
+    differ for one strategy, and checks of one."""
     state = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         state.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())

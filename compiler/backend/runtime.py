@@ -81,7 +81,10 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class Driver:
-    """The driver's entry points, with every result checked."""
+    """The CUDA driver's entry points, with every result checked.
+
+    `library` stands in for libcuda.so.1 in tests. Raises RuntimeUnavailable without driver or GPU.
+    """
 
     def __init__(self, library: Any = None):
         if library is None:
@@ -120,6 +123,7 @@ class Driver:
         self("cuCtxSetCurrent", context)
 
     def synchronize(self) -> None:
+        """Wait for all work of the context. Raises LaunchError with what a kernel failed of."""
         self("cuCtxSynchronize")
 
 
@@ -132,7 +136,11 @@ def address_aligned(size: int, alignment: int) -> tuple[Any, int]:
 def encode_tensor_map(
     driver: Driver, param: TensorMapParam, address: int, axes: Mapping[str, int]
 ) -> tuple[Any, int]:
-    """The 128-byte tensor map over the tensor at `address`: its storage, and where it starts."""
+    """The 128-byte tensor map over the tensor at device address `address`.
+
+    Returns the host storage, which must stay alive, and the address in it of the map. Raises
+    ValueError for strides or a box of another rank than `dims`, LaunchError for limits broken.
+    """
     dims = [evaluate(d, axes) for d in param.dims]
     strides = [evaluate(s, axes) for s in param.strides]
     rank = len(dims)
@@ -225,6 +233,7 @@ class BoundLaunch:
         return ctypes.addressof(value)
 
     def __call__(self, stream: int = 0) -> None:
+        """Launch on a stream (a CUstream handle). Raises LaunchError."""
         self.config.stream = stream
         self._driver(
             "cuLaunchKernelEx",
@@ -243,6 +252,7 @@ class BoundCall:
         self.steps, self._driver, self._workspace = tuple(steps), driver, workspace
 
     def __call__(self, stream: int = 0) -> None:
+        """Launch all kernels, in order, on a stream (a CUstream handle). Raises LaunchError."""
         for step in self.steps:
             step(stream)
 
@@ -255,7 +265,8 @@ class BoundCall:
 
 class LoadedKernel:
     """A kernel's image (a cubin, or PTX for the driver to translate) in the current context; of a
-    program, all its kernels."""
+    program, all its kernels. Raises LaunchError for an image that does not load.
+    """
 
     def __init__(self, launch: Launch, image: bytes, driver: Driver | None = None):
         self.launch = launch
@@ -299,6 +310,7 @@ class LoadedKernel:
         """The call over the tensors at these device addresses, for these axis values.
 
         An optional tensor that is not given has the address None. The workspace is allocated here.
+        Raises KeyError for a tensor or axis that is missing, LaunchError where the driver refuses.
         """
         places, size = dict[str, int](), 0
         for w in self.launch.workspace:
@@ -319,6 +331,7 @@ class LoadedKernel:
         return address.value
 
     def unload(self) -> None:
+        """Free every call's workspace and the module; nothing bound may be in flight."""
         while self._bound:
             self._bound.pop().free()
         self._driver("cuModuleUnload", self._module)

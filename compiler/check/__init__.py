@@ -1,4 +1,4 @@
-"""The validator: a kernel that is not proven safe here never becomes PTX."""
+"""The validator: a kernel that fails a check here never becomes PTX."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute
 
 
 def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
-    """Prove a lowered kernel or program: static rules, then abstract execution of all trip classes.
+    """Check a lowered kernel or program: static rules, then abstract runs of all trip classes.
 
-    Returns one line per proof. Raises SpecError or HazardError with who, where, which rule, which
-    facts, and what would fix it.
+    Returns a line for each check that held. Raises SpecError or HazardError with who, where, which
+    rule, which facts, and what would fix it.
     """
     kernels = kernels_of(lowered)
     check_order(kernels)

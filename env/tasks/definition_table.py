@@ -1,4 +1,6 @@
-"""The definitions that come with ptxflow, one a line, as `ptxflow definitions` prints them.
+"""The definitions that come with ptxflow, one a line.
+
+    ptxflow definitions | grep rmsnorm
 
 Of each the name, the op, the family that builds its kernels, and its variable axes: the value that
 `--axes` has by default, and in brackets from where to where policies were trained. Other values and

@@ -13,7 +13,7 @@ from typing import Any
 
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.kernels import family_for
-from ptxflow.env.tasks.arguments import find_problem, product
+from ptxflow.env.tasks.arguments import find_family, find_problem, product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
 from ptxflow.env.tasks.sequences import axes_of
 
@@ -288,11 +288,11 @@ class Member:
 
 
 def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
-    """The workloads of the definitions, by kind; DefinitionError or ValueError, one line each."""
+    """The workloads of the definitions, by kind; BadInput, one line, where there are none."""
     out: list[Member] = []
     for name in chosen:
         definition = load(name)
-        family_of(definition)
+        find_family(definition)
         row = row_of(definition, preset.rows) or row_of(definition)
         if row is None:
             axes = ", ".join(definition.var_axes)
@@ -310,15 +310,7 @@ def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
     return sorted(out, key=lambda m: KINDS.index(m.kind))
 
 
-def family_of(definition: Definition) -> Family:
-    """The definition's family; DefinitionError where none is registered."""
-    try:
-        return family_for(definition.op_type, definition.inputs)
-    except KeyError as error:
-        raise DefinitionError(f"{definition.name}: {error.args[0]}") from None
-
-
 def _member(label: str, definition: Definition, sizes: Mapping[str, int], kind: str) -> Member:
-    family, axes = family_of(definition), axes_of(definition, sizes)
-    problem = family.problem(definition.to_json(), definition.bind(axes))
+    axes = axes_of(definition, sizes)
+    family, problem = find_problem(definition, axes)
     return Member(label, definition, family, axes, problem, kind)

@@ -11,11 +11,11 @@ import json
 import math
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ptxflow.command import require_checkout
+from ptxflow.command import Parser, require_checkout
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import split
@@ -99,7 +99,10 @@ def rows(definition: Definition) -> Iterator[Workload]:
         yield Workload(definition.name, row_id, axes, inputs, OURS)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write our rows after the public ones of every attention definition."""
+    prog = "python -m ptxflow.eval.bench.attention_workloads"
+    Parser(prog=prog, description=__doc__).parse_args(argv)
     require_checkout("attention_workloads")
     for name in names():
         definition = load(name)

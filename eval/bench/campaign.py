@@ -1,4 +1,4 @@
-"""Measure strategies on this machine's GPUs: `ptxflow campaign --help`.
+"""Measure strategies on this machine's GPUs.
 
 Strategies are drawn uniformly from a workload's space or a stated part of it, taken whole, or read
 from files. Compilation on all cores runs ahead of the GPUs; each kernel is checked, then timed
@@ -28,7 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import Parser, reports
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
@@ -45,7 +45,7 @@ from ptxflow.env.tasks.arguments import (
     product,
     read_strategies,
 )
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
+from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.workload import workloads as workload_rows
 from ptxflow.eval.bench.candidates import (
     Origin,
@@ -55,15 +55,12 @@ from ptxflow.eval.bench.candidates import (
     make_record,
     sample_workload,
 )
-from ptxflow.eval.bench.records import Record, RecordError, RecordFile, read_records
+from ptxflow.eval.bench.records import Record, RecordFile, read_records
 from ptxflow.eval.bench.report import bench_table, settled, totals
 from ptxflow.eval.bench.schedule import Measured, ProcessCompiler, Schedule, Task, make_task
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
-FAILURES = (
-    UsageError, DefinitionError, RecordError, RuntimeUnavailable, WorkerError, ptxas.ToolMissing,
-    BrokenProcessPool,
-)  # fmt: skip
+FAILURES = (BadInput, RuntimeUnavailable, WorkerError, ptxas.ToolMissing, BrokenProcessPool)
 SHOWN = 20  # failures that are printed as they come; all are in the records
 STOPPED = 3  # exit code where the time limit left strategies unmeasured
 
@@ -327,7 +324,7 @@ def warn_of_other_code(recorded: Sequence[Record], origin: Origin) -> None:
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="ptxflow campaign",
-        description=__doc__.partition("\n")[2],
+        description=__doc__,
         epilog="""examples:
   8 strategies of every definition that varies in M alone, at five sizes:
     ptxflow campaign --axes M=1,17,128,1000,4096 --out runs/h200.jsonl

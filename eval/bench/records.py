@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ptxflow.command import Parser, reports
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import (
     COPY,
@@ -41,7 +41,7 @@ SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process
 Identity = tuple[str, tuple[tuple[str, int], ...], str, str, str]
 
 
-class RecordError(RuntimeError):
+class RecordError(BadInput):
     """The record file cannot be read or written; the message says why."""
 
 
@@ -362,7 +362,7 @@ def _time(start: str, second: int | None) -> str:
     return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()
 
 
-@reports("records", RecordError)
+@reports("records")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(

@@ -1,18 +1,18 @@
 """Write our references into the definition files: `python -m ptxflow.eval.bench.reference_text`.
 
 The JSON files are where the facts of the definitions live (axes, constraints, inputs, outputs,
-description); their `reference` is generated from eval/references. `--check` writes nothing and
-fails when a file is out of step.
+description); their `reference` is generated from `references`. `--check` writes nothing and fails
+when a file is out of step.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ptxflow.command import require_checkout
+from ptxflow.command import Parser, require_checkout
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.definition import FOLDER, Definition, DefinitionError, load
 from ptxflow.eval.bench.references import source
@@ -33,10 +33,12 @@ def stale() -> dict[Path, str]:
     return {p: text for p, text in wanted.items() if p.read_text(encoding="utf-8") != text}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0; with --check 1 where a file is out of step."""
+    prog = "python -m ptxflow.eval.bench.reference_text"
+    parser = Parser(prog=prog, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
-    check = parser.parse_args().check
+    check = parser.parse_args(argv).check
     require_checkout("reference_text")
     changed = stale()
     for path, text in changed.items():

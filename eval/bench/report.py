@@ -1,4 +1,4 @@
-"""Records as text: `ptxflow report FILE...` prints the table of record files.
+"""Records as tables.
 
 One line per definition and axes: how many kernels are right, the best latency, that of the best
 library in the same rounds, and the ratios to it (above 1 is faster than any); where the best were
@@ -27,7 +27,6 @@ from ptxflow.env.measurements import (
     REFINE,
     SCREEN,
     Measurement,
-    MeasurementError,
     by_workload,
     load_measurements,
 )
@@ -36,7 +35,6 @@ from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
-    RecordError,
     best_baseline,
     libraries,
     require_records,
@@ -44,7 +42,7 @@ from ptxflow.eval.bench.records import (
 )
 
 SLOWER = 0.97  # a ratio below this is a loss, and not the noise of two campaigns
-BLIND = ", queries > keys"  # after the name of prefills with more queries than cached tokens
+FULLY_MASKED = ", queries > keys"  # after the name of prefills with more queries than cached tokens
 EAGER = "eager reference"
 
 
@@ -91,7 +89,7 @@ def baseline_name(records: Iterable[Record]) -> str:
 def _speed(right: Sequence[Record]) -> tuple[str, ...]:
     """Best latency, the library's, best and median ratio, share of a copy, best ratio to the
     fastest eager reference, eight best ratios."""
-    best = speaking([r for r in right if r.latency_us is not None])
+    best = comparable([r for r in right if r.latency_us is not None])
     if not best:
         return "-", "-", "-", "-", "-", "-", ""
     latency = min(r.latency_us["median"] for r in best if r.latency_us)
@@ -129,7 +127,7 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
     return f"{library / ours:.2f}" if library and ours else "-"
 
 
-def speaking(right: Sequence[Record]) -> list[Record]:
+def comparable(right: Sequence[Record]) -> list[Record]:
     """Of right records of one workload, those whose times compare best: the refined, if any."""
     refined = [r for r in right if r.timing_pass == REFINE]
     return refined or list(right)
@@ -144,7 +142,7 @@ def best_records(records: Iterable[Record]) -> dict[Place, list[Record]]:
     for r in records:
         if r.status == "ok" and r.latency_us is not None:
             groups.setdefault((r.definition, tuple(r.axes.items())), []).append(r)
-    return {place: speaking(group) for place, group in groups.items()}
+    return {place: comparable(group) for place, group in groups.items()}
 
 
 def best_ratios(records: Iterable[Record]) -> dict[Place, float]:
@@ -197,11 +195,11 @@ def means(records: Iterable[Record]) -> list[str]:
             f"{geometric_mean(ratios):.2f}; least {min(ratios):.2f}, "
             f"{sum(r < SLOWER for r in ratios)} under {SLOWER}"
         )
-    blind = {place for place in found if degenerate(place[0], dict(place[1]))}
-    if blind and len(blind) < len(found):
-        apart = [[r for p, r in found.items() if (p in blind) == of] for of in (True, False)]
+    masked = {place for place in found if degenerate(place[0], dict(place[1]))}
+    if masked and len(masked) < len(found):
+        apart = [[r for p, r in found.items() if (p in masked) == of] for of in (True, False)]
         lines.append(
-            f"of these {len(blind)} are prefills of more queries than keys: "
+            f"of these {len(masked)} are prefills of more queries than keys: "
             f"{geometric_mean(apart[0]):.2f}; the others {geometric_mean(apart[1]):.2f}"
         )
     if len(_baselines(best.values(), eager=False)) > 1:
@@ -240,7 +238,7 @@ def kind(place: Place) -> str:
     """What a workload is put together with: its definition's name without sizes, and whether it is
     a prefill of more queries than keys."""
     name, axes = place
-    return re.split(r"_[a-z]+\d", name)[0] + BLIND * degenerate(name, dict(axes))
+    return re.split(r"_[a-z]+\d", name)[0] + FULLY_MASKED * degenerate(name, dict(axes))
 
 
 def kinds(records: Iterable[Record]) -> str:
@@ -392,7 +390,7 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
-@reports("report", RecordError, MeasurementError)
+@reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
     parser = Parser(

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ class Session:
         self._driver = Driver()
         self._flush = L2Flush()
         self._clock = ClockReader(self.uuid)
-        self._held: tuple[Any, Definition, Bench] | None = None
+        self._problem: tuple[Any, Definition, Bench] | None = None
         self._suite: Baselines | None = None
         self._baselines: dict[str, Call] = {}
         self._loaded: list[LoadedKernel] = []
@@ -216,19 +216,19 @@ class Session:
 
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
         key = (job["definition"], job["axes"], job["seeds"])
-        if self._held is None or self._held[0] != key:
-            self._held, self._suite, self._baselines = None, None, {}
+        if self._problem is None or self._problem[0] != key:
+            self._problem, self._suite, self._baselines = None, None, {}
             torch.cuda.empty_cache()
             definition = parse(job["definition"])
             case = case_of(definition, job["axes"], self.device)
             bench = Bench(case, self.device, job["seeds"])
             self._suite = Baselines(definition, job["axes"], bench)
-            self._held = key, definition, bench
+            self._problem = key, definition, bench
             self._busy_until = -math.inf  # another load: settle anew
         assert self._suite is not None
         self._baselines = self._suite.calls(job.get("every_baseline", True))
         torch.cuda.synchronize()
-        return self._held[1], self._held[2]
+        return self._problem[1], self._problem[2]
 
     def _run(self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None]) -> Json:
         stage("check")
@@ -242,7 +242,7 @@ class Session:
         latency = Timing.of(samples.pop(OURS)).to_json()
         baselines = {name: Timing.of(values).median for name, values in samples.items()}
         timed = {"latency_us": latency, "peers": baselines, "timing": timing}
-        return timed | self._after_timing(bench, calls, verdict)
+        return timed | self._after_timing(bench, calls, bench.seeds[-1:], verdict)
 
     def _refine(
         self, job: Json, definition: Definition, bench: Bench, stage: Callable[[str], None]
@@ -257,16 +257,9 @@ class Session:
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         outcomes = []
         for name, call in calls.items():
-            verdict = check(call.checked, bench, exact=call.exact)
-            outcomes.append({
-                "status": "ok" if verdict.correct else "wrong",
-                "detail": "" if verdict.correct else f"after timing, {verdict.reason}",
-                "check": verdict.to_json(),
-                "latency_us": Timing.of(samples[name]).to_json(),
-                "peers": baselines,
-                "timing": timing,
-            })  # fmt: skip
-        torch.cuda.synchronize()
+            latency = Timing.of(samples[name]).to_json()
+            outcome = {"latency_us": latency, "peers": baselines, "timing": timing}
+            outcomes.append(outcome | self._after_timing(bench, call, bench.seeds))
         return {"status": "ok", "outcomes": outcomes}
 
     def _time(
@@ -299,14 +292,16 @@ class Session:
         }
         return samples, about | self._suite.about()
 
-    def _after_timing(self, bench: Bench, calls: Calls, before: Verdict) -> Json:
+    def _after_timing(
+        self, bench: Bench, calls: Calls, seeds: Sequence[int], before: Verdict | None = None
+    ) -> Json:
         """Still right after all those runs? A rare race shows here."""
-        after = check(calls.checked, bench, bench.seeds[-1:], calls.exact)
+        after = check(calls.checked, bench, seeds, calls.exact)
         torch.cuda.synchronize()
         if after.correct:
-            return {"status": "ok", "detail": "", "check": before.to_json()}
-        return {"status": "wrong", "detail": f"after timing, {after.reason}",
-                "check": after.to_json()}  # fmt: skip
+            return {"status": "ok", "detail": "", "check": (before or after).to_json()}
+        detail = f"after timing, {after.reason}"
+        return {"status": "wrong", "detail": detail, "check": after.to_json()}
 
     def _cuda_error(self, error: RuntimeError) -> str:
         try:

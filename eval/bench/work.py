@@ -102,8 +102,8 @@ def _attention(problem: Problem, made: Inputs, width: int, token: int, query: in
     """`width` products for each pair and head, bytes of a `token` in the cache and of a `query`."""
     axes = dict(problem.axes)
     found = attended(axes, made)
-    blind = axes.get("total_q", found.queries) - found.queries  # their rows are written, not read
-    bytes_ = problem.bytes - token * (cached_tokens(axes) - found.tokens) - query * blind
+    masked = axes.get("total_q", found.queries) - found.queries  # their rows are written, not read
+    bytes_ = problem.bytes - token * (cached_tokens(axes) - found.tokens) - query * masked
     return replace(problem, flops=max(2.0 * width * found.pairs, 1.0), bytes=bytes_)
 
 

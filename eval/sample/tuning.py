@@ -14,12 +14,9 @@ from ptxflow.env.reward_source import build, describe
 from ptxflow.env.space import Codes, Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem, parse_axes
 from ptxflow.env.tasks.definition import Definition, load
-from ptxflow.eval.bench.live_reward import MEASUREMENTS, Live, count_gpus
-from ptxflow.gfn.checkpoint import Checkpoint, write
-from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
-from ptxflow.gfn.inference import load_policy
+from ptxflow.eval.bench import live_reward
+from ptxflow.eval.bench.live_reward import Live
 from ptxflow.gfn.options import known_device, require_there, require_writable
-from ptxflow.gfn.walks import family_shape
 
 
 def prior(
@@ -33,12 +30,12 @@ def prior(
         built, _ = build(describe(asked, name, args.surrogate or ()), name)
         base = CachedReward(built)
     try:
-        gpus = count_gpus(space.device) if args.measure else 0
+        gpus = live_reward.count_gpus(space.device) if args.measure else 0
     except RuntimeUnavailable as error:
         raise BadInput(str(error)) from None
     if args.measure and args.definition.endswith(".json"):
         raise BadInput("--measure records by name: give a definition of env/tasks/definitions")
-    path = args.export.with_name(f"{args.export.stem}-{MEASUREMENTS}")
+    path = args.export.with_name(f"{args.export.stem}-{live_reward.MEASUREMENTS}")
     files = args.measurements or ()
     return base, Live([definition], [space], path, ModelReward(), files, gpus)
 
@@ -68,7 +65,12 @@ def one_workload(args: argparse.Namespace) -> tuple[Definition, dict[str, int], 
 
 def tune(args: argparse.Namespace) -> int:
     """Tune a trained policy to one workload: by a reward, by measurements, by measuring."""
-    definition, axes, space = one_workload(args)
+    definition, axes, space = one_workload(args)  # what is wrong with names is said before torch
+
+    from ptxflow.gfn.checkpoint import Checkpoint, write
+    from ptxflow.gfn.fine_tuning import distance, fine_tune, tune_by_measuring
+    from ptxflow.gfn.inference import load_policy
+    from ptxflow.gfn.walks import family_shape
 
     name = space.device.name
     policy = load_policy(args.init)

@@ -7,7 +7,7 @@ within a workload more than its level, and a constant that the data do not deter
 is. Nothing is written: the table is to be read, doubted and pasted. How well it carries over is
 judged on workloads that the fit has not seen.
 
-    ptxflow calibrate --device h200 --measurements FILE... [--folds 4]
+    ptxflow calibrate --measurements eval/measurements/h200-gemm-trained.jsonl.xz --family gemm
 """
 
 from __future__ import annotations

@@ -113,15 +113,15 @@ def gap(results: Results) -> Figure:
     return figure
 
 
-def losses(axes: Axes) -> None:
+def losses(axes: Axes, along: str = "y") -> None:
     """A logarithmic axis of losses in percent, whose lowest tick stands for that and less."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.set_yscale("log")
-    axes.set_ylim(LEAST_GAP * 0.8, None)
-    axes.yaxis.set_major_locator(FixedLocator([LEAST_GAP, 1e-3, 1e-2, 1e-1, 1.0, 10.0]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(loss_label))
+    axes.set(**{f"{along}scale": "log", f"{along}lim": (LEAST_GAP * 0.8, None)})
+    axis = axes.yaxis if along == "y" else axes.xaxis
+    axis.set_major_locator(FixedLocator([LEAST_GAP, 1e-3, 1e-2, 1e-1, 1.0, 10.0]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(loss_label))
 
 
 def loss_label(value: float, _: object = None) -> str:
@@ -175,7 +175,8 @@ def workloads(results: Results) -> Figure:
         axes.set_ylim(len(names) - 0.4, -0.6)
         kind = "never trained" if part is held else "trained"
         axes.set_title(f"{kind}: {counted(len(part), 'workload')}", fontsize="medium", loc="left")
-    _loss_row(grid[-1][0])
+    losses(grid[-1][0], "x")
+    grid[-1][0].set_xlabel(f"loss of the best of {FEW} measurements against the optimum (%)")
     style.legend(figure, *grid[:, 0], below=True)
     lost = {n: m["policy"]["gap"][0] for n, m in results["each"].items() if "policy" in m}
     if lost:
@@ -201,17 +202,6 @@ def _points(axes: Axes, method: str, found: Sequence[Mapping[str, Any] | None]) 
         markerfacecolor="none" if ours else own["color"], markeredgewidth=2 if ours else 0.8,
         elinewidth=2 if ours else 0.7, label=method,
     )  # fmt: skip
-
-
-def _loss_row(axes: Axes) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axes.set_xscale("log")
-    axes.set_xlim(LEAST_GAP * 0.8, None)
-    axes.xaxis.set_major_locator(FixedLocator([LEAST_GAP, 1e-3, 1e-2, 1e-1, 1.0, 10.0]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(loss_label))
-    axes.set_xlabel(f"loss of the best of {FEW} measurements against the optimum (%)")
 
 
 def tuning(results: Results) -> Figure | None:

@@ -25,7 +25,7 @@ from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.records import Record, RecordError, read_records
-from ptxflow.eval.bench.report import BLIND, Place, best_ratios, best_records, settled
+from ptxflow.eval.bench.report import FULLY_MASKED, Place, best_ratios, best_records, settled
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
 from ptxflow.eval.verify import results
@@ -104,7 +104,7 @@ def speeds(records: Sequence[Record]) -> dict[str, Speed]:
     groups: dict[str, dict[Place, list[Record]]] = {}
     for r in settled(r for r in records if r.device == H200.name):
         place = r.definition, tuple(r.axes.items())
-        name = r.definition + BLIND * degenerate(r.definition, r.axes)
+        name = r.definition + FULLY_MASKED * degenerate(r.definition, r.axes)
         groups.setdefault(name, {}).setdefault(place, []).append(r)
     out = {}
     for name, held in groups.items():
@@ -128,7 +128,9 @@ def measured(records: Sequence[Record]) -> str:
     """The table of what was measured, a row a definition that kernels were measured of."""
     found = speeds(records)
     rows = []
-    for name in filter(found.__contains__, (n + end for n in names() for end in ("", BLIND))):
+    for name in filter(
+        found.__contains__, (n + end for n in names() for end in ("", FULLY_MASKED))
+    ):
         s = found[name]
         rows.append([
             name, str(len(s.shares)), f"{s.kernels:,}", f"{s.right:,}",

@@ -14,11 +14,11 @@ from statistics import geometric_mean
 
 from ptxflow.command import require_checkout
 from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.arguments import find_family
 from ptxflow.env.tasks.definition import load, names
-from ptxflow.env.tasks.training_set import family_of
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.records import Record, RecordError, libraries, read_records
-from ptxflow.eval.bench.report import BLIND, SLOWER, best_ratios, best_records, settled
+from ptxflow.eval.bench.report import FULLY_MASKED, SLOWER, best_ratios, best_records, settled
 from ptxflow.eval.study.tables import PageError, markdown, renew
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +40,8 @@ def records(device: str) -> list[Record]:
 
 def row(record: Record) -> str:
     """The row that a record counts in: its family; prefills of more queries than keys apart."""
-    family = family_of(load(record.definition)).name
-    return family + BLIND * degenerate(record.definition, record.axes)
+    family = find_family(load(record.definition)).name
+    return family + FULLY_MASKED * degenerate(record.definition, record.axes)
 
 
 def cells(group: Sequence[Record]) -> list[str]:
@@ -56,12 +56,12 @@ def cells(group: Sequence[Record]) -> list[str]:
 def table(measured: dict[str, list[Record]]) -> str:
     """The table in Markdown, from the records of each device by its name."""
     groups: dict[str, dict[str, list[Record]]] = {}
-    order = {family_of(load(name)).name: i for i, name in reversed(list(enumerate(names())))}
+    order = {find_family(load(name)).name: i for i, name in reversed(list(enumerate(names())))}
     for device, found in measured.items():
         for record in found:
             groups.setdefault(row(record), {}).setdefault(device, []).append(record)
     rows = []
-    for name in sorted(groups, key=lambda n: (order[n.removesuffix(BLIND)], n)):
+    for name in sorted(groups, key=lambda n: (order[n.removesuffix(FULLY_MASKED)], n)):
         timed = {
             library: None
             for group in groups[name].values()

@@ -22,7 +22,7 @@ from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.measurer import seconds
 from ptxflow.eval.bench.records import Record
-from ptxflow.eval.bench.report import BLIND, best_ratios, best_records, settled
+from ptxflow.eval.bench.report import FULLY_MASKED, best_ratios, best_records, settled
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
 from ptxflow.eval.study.metrics import plain
@@ -46,7 +46,7 @@ def summary(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def _kind(definition: str, axes: tuple[tuple[str, int], ...]) -> str:
-    return load(definition).op_type + BLIND * degenerate(definition, dict(axes))
+    return load(definition).op_type + FULLY_MASKED * degenerate(definition, dict(axes))
 
 
 def _of(records: Sequence[Record]) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import Ensemble, matrix, strategy_features
 from ptxflow.env.surrogate_fit import FitConfig, solve, table
+from ptxflow.env.tasks.arguments import find_family
 from ptxflow.env.tasks.definition import load
-from ptxflow.env.tasks.training_set import PRESETS, family_of, members
+from ptxflow.env.tasks.training_set import PRESETS, members
 from ptxflow.eval.study.ranking import deal
 
 Array = NDArray[np.float64]
@@ -53,7 +54,7 @@ def look_up(space: Space, reward: Reward, trained: Sequence[Problem]) -> Array |
 @functools.cache
 def trained_problems(definitions: tuple[str, ...], family: str) -> list[Problem]:
     """Of a policy of these definitions the trained problems of a family."""
-    chosen = [name for name in definitions if family_of(load(name)).name == family]
+    chosen = [name for name in definitions if find_family(load(name)).name == family]
     return [m.problem for m in members(chosen, PRESETS["full"]) if m.kind == "trained"]
 
 

@@ -1,4 +1,7 @@
-"""What a policy's samples lose against brute force: `ptxflow optimum --help`.
+"""What a policy's samples lose against brute force.
+
+    ptxflow optimum --space eval/measurements/h200-gemm-held-out.jsonl.xz \\
+        --samples eval/measurements/h200-gemm-policy.jsonl.xz
 
 Times count beside the yardstick's in the same campaign, so that campaigns compare. A loss is the
 time of the best of k over that of the best of a brute-forced sub-space, less 1; below 0 the samples
@@ -109,8 +112,10 @@ def table(rows: Sequence[Loss]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ptxflow optimum", description=__doc__)
     add = parser.add_argument
-    add("--space", nargs="+", type=Path, required=True, metavar="FILE", help="brute force")
-    add("--samples", nargs="+", type=Path, required=True, metavar="FILE", help="of a policy")
+    add("--space", nargs="+", type=Path, required=True, metavar="FILE",
+        help="measurements of brute-forced sub-spaces")  # fmt: skip
+    add("--samples", nargs="+", type=Path, required=True, metavar="FILE",
+        help="measurements of what a policy drew, at the same workloads")  # fmt: skip
     add("--least", type=positive_int, default=LEAST,
         help=f"strategies of a sub-space (default: {LEAST})")  # fmt: skip
     args = parser.parse_args(argv)

@@ -7,8 +7,8 @@ were measured, any 8 hold a good one. The surrogate is fitted anew without the w
 judged on; with --surrogate a file is judged as it is, be they in its data or not. Each family that
 the files hold is judged by itself.
 
-    ptxflow ranking --device h200 --measurements FILE... [--folds 8]
-    ptxflow ranking --device h200 --measurements FILE... --hold-out M=17,128,1000
+    ptxflow ranking --measurements eval/measurements/h200-gemm-trained.jsonl.xz --folds 8
+    ptxflow ranking --measurements eval/measurements/h200-gemm-*.xz --hold-out M=17,128,1000
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Spearman and regret beside the model's, and for several kappas (the standard dev
 reward is pessimistic). Then it is fitted to everything and written. It takes no GPU. A surrogate is
 of one family on one device; --family chooses where the files hold several.
 
-    ptxflow fit-surrogate --device h200 --measurements FILE... \\
-        --out checkpoints/surrogate-gemm-h200.safetensors
+    ptxflow fit-surrogate --measurements eval/measurements/h200-gemm-trained.jsonl.xz \\
+        --family gemm --out checkpoints/surrogate-gemm-h200.safetensors
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Emulator against hardware: the same kernels of emulation problems on a GPU, `ptxflow agree`.
+"""Emulator against hardware: the same kernels of emulation problems on a GPU.
 
 Each sampled strategy's kernel runs in the emulator and on the GPU, on integer-valued data (the bits
 must be equal) and on random normal data (sums differ by their order: the difference is in units of
@@ -28,13 +28,12 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import (
-    UsageError,
     find_device,
     natural_int,
     parse_axes,
     positive_int,
 )
-from ptxflow.env.tasks.definition import DefinitionError, names
+from ptxflow.env.tasks.definition import names
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import draw
 
@@ -111,7 +110,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@reports("agree", UsageError, DefinitionError, RuntimeUnavailable, ptxas.ToolMissing)
+@reports("agree", RuntimeUnavailable, ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if all bits agree on integers, 1 if not, 2 where it cannot run."""
     args = arguments().parse_args(argv)

@@ -1,4 +1,4 @@
-"""How many mutants the validator kills: `ptxflow mutation --device b200`.
+"""How many mutants the validator kills.
 
 A few kernels of each family, of different structures, some mutants of each or all, and what became
 of them. The PTX of every mutant that the validator accepts runs under several schedules. One is
@@ -33,8 +33,7 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
-from ptxflow.env.tasks.arguments import UsageError, natural_int, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
@@ -287,7 +286,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@reports("mutation", UsageError, DefinitionError, ptxas.ToolMissing)
+@reports("mutation", ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if the validator refuses no equivalent mutant, and accepts no other but those that are
     wrong in their values alone; 1 if not, 2 on bad arguments."""

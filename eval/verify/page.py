@@ -131,7 +131,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@reports("page", UsageError)
+@reports("page")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)

@@ -1,4 +1,4 @@
-"""Prove sampled strategies without the hardware: `ptxflow verify --help`.
+"""Verify sampled strategies without the hardware.
 
 For each strategy: the validator's verdict, what ptxas reports, the machine code that was claimed,
 the emulator's verdict on the emitted PTX, run on a small problem with tails under several
@@ -23,8 +23,7 @@ from ptxflow.compiler.compilation import Job, prepare
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.env.tasks.arguments import UsageError, natural_int, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_emulation
@@ -261,7 +260,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@reports("verify", UsageError, DefinitionError, ptxas.ToolMissing)
+@reports("verify", ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every strategy is verified, and no mutant of one that the validator accepts shows a
     fault or hazard; 1 if not, 2 on misuse."""

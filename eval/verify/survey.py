@@ -1,4 +1,4 @@
-"""Compile uniformly drawn strategies and count what holds: `ptxflow survey`.
+"""Compile uniformly drawn strategies and count what holds.
 
 The claim under test: whatever the masks allow builds, passes the validator, assembles with no spill
 and no C75xx note, and shows in its machine code what the strategy claims; for any shape that a
@@ -22,8 +22,7 @@ from ptxflow.compiler.compilation import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.env.tasks.arguments import UsageError, find_device, parse_axes, positive_int
-from ptxflow.env.tasks.definition import DefinitionError
+from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
 from ptxflow.eval.verify.draws import (
     add_arguments,
     by_definition,
@@ -149,7 +148,7 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
     return draw_shapes(args.families, device, each, args.seed)
 
 
-@reports("survey", UsageError, DefinitionError, ptxas.ToolMissing)
+@reports("survey", ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every drawn strategy compiles, 1 if not, 2 on bad arguments."""
     args = arguments().parse_args(argv)

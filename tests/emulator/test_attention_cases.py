@@ -4,7 +4,6 @@ probabilities; a token, a page or a rule that is missed lies outside."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ import torch
 from ptxflow.compiler.family import Problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.references import load_reference
-from ptxflow.eval.verify.cases import MODULES, case_of
+from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.attention import choose
 from ptxflow.eval.verify.cases.case import Case, plain, stored
-from ptxflow.eval.verify.cases.gqa import case as gqa
-from ptxflow.eval.verify.cases.mla import case as mla
+from ptxflow.eval.verify.cases.causal import case as causal
 
 GQA = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 MLA = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
@@ -76,7 +74,7 @@ def outside(case: Case, found: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_references_lie_inside(key: tuple[str, str], seed: int) -> None:
     p = problem(key)
-    case = import_module(f"ptxflow.eval.verify.cases.{MODULES[key[0]]}").case(p, seed=seed)
+    case = causal(p, seed=seed)
     definition = load(key[1])
     shapes = definition.shapes({**definition.inputs, **definition.outputs}, dict(p.axes))
     for name, tensor in case.tensors.items():
@@ -130,7 +128,7 @@ def test_rounded_probabilities_lie_inside_and_a_missing_token_outside(
 ) -> None:
     p = problem(key, dtype, num_kv_indices=200, num_pages=220)
     for seed in range(4):
-        case = gqa(p, seed=seed)
+        case = causal(p, seed=seed)
         fine = attend(p, case, lambda w: w)
         rounded = attend(p, case, lambda w: plain(stored(w, dtype)))
         assert outside(case, fine) == outside(case, rounded) == {"output": 0, "lse": 0}
@@ -143,32 +141,32 @@ def test_rounded_probabilities_lie_inside_and_a_missing_token_outside(
 def test_sequences_are_those_asked_for() -> None:
     key = ("gqa_decode", "gqa_paged_decode_h32_kv4_d128_ps64")
     p = problem(key, num_kv_indices=6)
-    tensors = gqa(p, lengths=(9, 0, 10)).tensors
+    tensors = causal(p, lengths=(9, 0, 10)).tensors
     assert tensors["kv_indptr"].tolist() == [0, 3, 3, 6]
     assert tensors["kv_last_page_len"].tolist() == [1, 0, 2]
     with pytest.raises(ValueError, match="fill 5 pages of 4 in 3 sequences; the axes say 6"):
-        gqa(p, lengths=(9, 0, 8))
-    idle = gqa(p, seed=1).tensors  # a page that holds no token
+        causal(p, lengths=(9, 0, 8))
+    idle = causal(p, seed=1).tensors  # a page that holds no token
     assert np.diff(idle["kv_indptr"])[1] == 1
     assert idle["kv_last_page_len"][1] == 0
     with pytest.raises(ValueError, match="own 15 pages and the cache has 9"):
-        gqa(problem(key, num_pages=9))
+        causal(problem(key, num_pages=9))
 
 
 def test_prefills_have_every_kind_of_sequence() -> None:
     paged = problem(("gqa_prefill", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"))
-    case = gqa(paged)
+    case = causal(paged)
     tensors: dict[str, Any] = dict(case.tensors)
     queries, pages = (np.diff(tensors[n]) for n in ("qo_indptr", "kv_indptr"))
     keys = pages * 4 - np.where(pages > 0, 4 - tensors["kv_last_page_len"], 0)
     assert queries[1] == 2 and keys[1] == 0  # queries without keys
     assert (queries > keys)[keys > 0].any() and (queries < keys).any()
-    exact = gqa(paged, lengths=(40, 3, 16), queries=(10, 5, 5))
+    exact = causal(paged, lengths=(40, 3, 16), queries=(10, 5, 5))
     assert np.isneginf(exact.expected["lse"][0][10:12]).all()  # 5 queries of 3 keys: 2 see none
     assert not np.isneginf(exact.expected["lse"][0][12:]).any()
     latent = problem(("mla_prefill", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps1"))
     with pytest.raises(ValueError, match="are not total_q=11 in 3 rows"):
-        mla(latent, queries=(1, 2, 3))
+        causal(latent, queries=(1, 2, 3))
 
 
 @pytest.mark.parametrize("key", [key for key in PROBLEMS if "prefill" in key[0]], ids=str)

@@ -13,7 +13,7 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.cases.causal import case
 from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_decode_cases import (
     B200,

@@ -13,7 +13,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Op, edit, walk
 from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.cases.causal import case
 from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_prefill_cases import (
     B200,

@@ -11,7 +11,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.gqa import case
+from ptxflow.eval.verify.cases.causal import case
 from ptxflow.eval.verify.emulation import run_emulation
 from tests.gqa_prefill_cases import CASES, H200, IDS, PREFILL, problem, space, strategy
 

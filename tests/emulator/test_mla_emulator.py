@@ -13,7 +13,7 @@ from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.mla import case as case_of
+from ptxflow.eval.verify.cases.causal import case as case_of
 from ptxflow.eval.verify.emulation import run_emulation
 from tests.mla_cases import (
     B200,

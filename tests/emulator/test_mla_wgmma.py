@@ -11,7 +11,7 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.mla import case as case_of
+from ptxflow.eval.verify.cases.causal import case as case_of
 from tests.mla_cases import H200, PREFILL, definition, problem, wgmma
 from tests.reference_check import assert_as_reference
 

@@ -12,9 +12,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
-from ptxflow.eval.verify.cases import dsa_sparse, gqa
+from ptxflow.eval.verify.cases import causal, dsa_sparse
 from ptxflow.eval.verify.cases.case import Case, plain
-from ptxflow.eval.verify.cases.mla import case as mla_case
 from tests import dsa_cases as dsa
 from tests import gqa_decode_cases as gqa_d
 from tests import gqa_prefill_cases as gqa_p
@@ -47,11 +46,11 @@ KERNELS: dict[str, tuple[Device, Problem, Strategy]] = {
     "gqa_prefill by tcgen05, lazy": (B200, PACKED, gqa_p.strategy(rescale="lazy")),
 }
 CASES: dict[str, Callable[..., Case]] = {
-    "mla_decode": mla_case,
-    "mla_prefill": mla_case,
+    "mla_decode": causal.case,
+    "mla_prefill": causal.case,
     "dsa_sparse": dsa_sparse.case,
-    "gqa_decode": gqa.case,
-    "gqa_prefill": gqa.case,
+    "gqa_decode": causal.case,
+    "gqa_prefill": causal.case,
 }
 
 

@@ -14,8 +14,7 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.reward_source import describe
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.definition import load
-from ptxflow.env.tasks.trained_range import far_from_training
-from ptxflow.eval.sample.selection import reward_of
+from ptxflow.eval.sample.selection import far_from_training, reward_of
 from ptxflow.gfn.checkpoint import read
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ptxflow.command import BadInput
 from ptxflow.env.tasks.arguments import find_problem, parse_axes
 from ptxflow.env.tasks.definition import DefinitionError, load, names
 from ptxflow.env.tasks.definition_table import HEADS, definition_table
@@ -89,7 +90,7 @@ def test_a_definition_that_no_row_names_takes_the_row_of_its_family(tmp_path: Pa
 
 
 def test_a_definition_without_kernels_or_row_is_refused() -> None:
-    with pytest.raises(DefinitionError, match="no kernel family"):
+    with pytest.raises(BadInput, match="no kernel family"):
         members([str(Path(__file__).parents[1] / "unbuilt.json")], FULL)
 
 

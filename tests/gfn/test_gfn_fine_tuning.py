@@ -20,11 +20,11 @@ from ptxflow.gfn.fine_tuning import (
     TuneConfig,
     distance,
     fine_tune,
+    posterior,
     posterior_log_rewards,
     propose,
 )
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
-from ptxflow.gfn.posterior import posterior
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 SpaceOf = Callable[[int], Space]

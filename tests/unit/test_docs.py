@@ -23,10 +23,10 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, edit, walk
 from ptxflow.compiler.kernels import family, family_for
 from ptxflow.env.space import enumerate_space
-from ptxflow.env.tasks.arguments import find_problem
+from ptxflow.env.tasks.arguments import find_family, find_problem
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.sequences import axes_of
-from ptxflow.env.tasks.training_set import family_of, row_of
+from ptxflow.env.tasks.training_set import row_of
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.report import SLOWER, best_ratios, settled
 from ptxflow.eval.study import data_path, families_table
@@ -285,7 +285,7 @@ def test_what_loses_is_what_the_records_say() -> None:
         ratios = [
             r
             for (definition, _), r in found.items()
-            if definition.startswith(name) or family_of(load(definition)).name == name
+            if definition.startswith(name) or find_family(load(definition)).name == name
         ]
         assert (len(ratios), sum(r < SLOWER for r in ratios)) == (int(workloads), int(losses)), name
         assert f"{min(ratios):.2f}" == least, name

@@ -1,7 +1,8 @@
-"""Time libraries without a kernel of ours: `ptxflow baselines --help`.
+"""Time libraries alone, without a kernel of ours.
 
 Each is compared with the reference on one seed, then timed in the same rounds, L2 flushed, as
-campaigns time them. One line a workload, how outputs differ, and why a library is absent.
+campaigns time them. Prints a line for each workload, how outputs differ from the reference's, and
+why a library is absent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
 from ptxflow.env.tasks.arguments import UsageError, parse_axes, positive_int, product
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load
+from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.env.tasks.sequences import spread
 from ptxflow.env.tasks.workload import workloads
 from ptxflow.eval.bench.baselines.registry import Baselines
@@ -93,13 +94,13 @@ def plan(args: argparse.Namespace) -> list[tuple[Definition, dict[str, int]]]:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="ptxflow baselines",
-        description=__doc__.partition("\n")[2],
-        epilog="example: ptxflow baselines --definition "
-        "gqa_paged_decode_h32_kv8_d128_ps1 --axes batch_size=64 len_indptr=65 "
-        "num_kv_indices=65536 num_pages=81936",
+        description=__doc__,
+        epilog="examples: ptxflow baselines --definition rmsnorm_h4096 --rows public\n"
+        "ptxflow baselines --definition gemm_n4096_k4096 --axes M=1,128 --out runs/libraries.jsonl",
     )
     add = parser.add_argument
-    add("--definition", nargs="+", required=True, metavar="NAME|PATH")
+    add("--definition", nargs="+", required=True, metavar="NAME|PATH",
+        help="whose libraries to time")  # fmt: skip
     add("--axes", nargs="+", metavar="M=1,17", help="values of the variable axes, by comma")
     add("--rows", choices=ROWS, default="ours",
         help="without --axes: which workloads of the definition (default: ours)")  # fmt: skip
@@ -109,7 +110,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@reports("baselines", UsageError, DefinitionError)
+@reports("baselines")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0; 1 where a library computes something else; 2 for bad input or without a GPU."""
     args = arguments(argv)

@@ -1,4 +1,4 @@
-"""Peers of products, norms and sampling, and those that any operator has: a copy, the reference."""
+"""Baselines of products, norms and sampling, and of any operator: a copy, the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers of the gated delta rule over packed sequences: the chunked form in torch, FlashInfer's."""
+"""Baselines of gated delta rule prefill: the chunked form in torch, FlashInfer's kernel."""
 
 from __future__ import annotations
 

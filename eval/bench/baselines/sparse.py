@@ -1,4 +1,4 @@
-"""Peers of sparse attention and its indexer: batched formulas in torch, over gathered keys.
+"""Baselines of sparse attention and its indexer: batched formulas in torch over gathered keys.
 
 Nothing here waits for the device, and shapes follow from those of the inputs alone.
 """

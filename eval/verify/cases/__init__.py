@@ -1,6 +1,6 @@
 """Emulation problems: their inputs, and what outputs must be, exactly or between bounds.
 
-One module for each kernel family, or for two, with a function `case(problem)`.
+One module for each kernel family, or for several, with a function `case(problem)`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ptxflow.compiler.family import Problem
 from ptxflow.eval.verify.cases.case import Case
 
 #: families whose cases differ in their axes alone
-MODULES = {"gqa_decode": "gqa", "gqa_prefill": "gqa", "mla_decode": "mla", "mla_prefill": "mla"}
+MODULES = dict.fromkeys(("gqa_decode", "gqa_prefill", "mla_decode", "mla_prefill"), "causal")
 
 
 def case_of(problem: Problem) -> Case:
