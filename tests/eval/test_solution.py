@@ -188,7 +188,7 @@ def test_numbers_optional_tensors_and_randomness(
     module.functions[0] = None
     generator = Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", [generator])
-    config, addresses, _ = module.prepare(module.STEPS[0], *module.geometry(*arguments)[1][0])
+    config, addresses, _held = module.prepare(module.STEPS[0], *module.geometry(*arguments)[1][0])
     for _ in range(2):
         module.draw(torch.device("cuda", 0))
         module.driver("cuLaunchKernelEx", ctypes.byref(config), None, addresses, None)
