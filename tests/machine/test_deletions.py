@@ -6,27 +6,12 @@ import re
 
 import pytest
 
-from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import Op, edit, walk
-from tests.gemm_cases import CASES, IDS, build
+from tests.families.gemm import CASES, build
 
 SITE = re.compile(r"(?:compiler|tests)/[\w/]+\.py:\d+")
-
-
-@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
-def test_every_ordering_statement_is_needed(dev, name, s):  # type: ignore[no-untyped-def]
-    kernel, trips = build(dev, s)
-    assert check(kernel, trips, dev)
-    ordering = [path for path, n in walk(kernel) if n.op is Op.ATOM and atom(n.arg.atom).orders]
-    assert len(ordering) >= 8
-    for path in ordering:
-        with pytest.raises(CompileError) as refusal:
-            check(edit(kernel, path, ()), trips, dev)
-        message = str(refusal.value)
-        assert "; fix: " in message, message
-        assert SITE.search(message), message
 
 
 @pytest.mark.parametrize(

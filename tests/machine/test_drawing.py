@@ -15,7 +15,7 @@ from ptxflow.eval.verify.draws import draw_families, draw_shapes, places, random
 from ptxflow.eval.verify.mutation import Judged, by_family, chosen_structures, structures
 from ptxflow.eval.verify.page import mutated
 from ptxflow.eval.verify.summary import read
-from tests.gemm_cases import B200, H200
+from tests.families.gemm import B200, H200
 
 
 def test_every_family_has_workloads_to_draw_from() -> None:

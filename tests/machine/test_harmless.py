@@ -16,7 +16,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.equivalent import HARMLESS, HINTS, names, reason
 from ptxflow.eval.verify.mutants import Mutant, mutants
-from tests.gemm_cases import CASES, H200, build
+from tests.families.gemm import CASES, H200, build
 
 Lowered = tuple[UOp, list[Trip], Device]
 

@@ -21,7 +21,17 @@ from ptxflow.eval.verify.mutation import (
     table,
 )
 from ptxflow.eval.verify.summary import read
-from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem, problem_for
+from tests.families.gemm import (
+    B200,
+    BLACKWELL,
+    CASES,
+    H200,
+    HOPPER,
+    IDS,
+    build,
+    problem,
+    problem_for,
+)
 
 PART = 4  # mutants of each kernel that are judged here
 

@@ -8,7 +8,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.ir import Buffer, Op, Role, UOp, edit, kernel, role, slot, walk
-from tests.gemm_cases import B200, BLACKWELL, H200, HOPPER, build
+from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 
 
 def find(tree: UOp, name: str, which: int = 0) -> tuple[tuple[int, ...], UOp]:

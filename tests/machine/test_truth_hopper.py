@@ -30,7 +30,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )  # fmt: skip
-from tests.gemm_cases import H200
+from tests.families.gemm import H200
 from tests.machine.truth import (
     ACC,
     OUT,

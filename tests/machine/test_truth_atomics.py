@@ -1,61 +1,28 @@
-"""The validator proves sampling kernels, and misses every barrier and value that is taken out."""
+"""Shared atomics: they commute with each other, and with nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
-from ptxflow.compiler.atoms import at, atom
-from ptxflow.compiler.check import check, check_launch
-from ptxflow.compiler.errors import CompileError, SpecError
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.check import check
+from ptxflow.compiler.device import H200
+from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import (
     CTA_RANK,
     LANE,
     Body,
-    Op,
     Role,
     UOp,
-    edit,
     flatten,
     frag,
     kernel,
     role,
     slot,
     smem,
-    walk,
     when,
-)  # fmt: skip
+)
 from tests.machine.truth import Options, info, table
-from tests.sampling_cases import CASES, H200, IDS, SAMPLING, problem
-
-VOCAB = 4000
-
-
-@pytest.mark.parametrize(("dev", "filters", "s"), CASES, ids=IDS)
-def test_every_ordering_statement_is_needed(dev, filters, s):  # type: ignore[no-untyped-def]
-    p = problem(VOCAB, 4, filters)
-    kernel_, trips = SAMPLING.build(p, s, dev), SAMPLING.trips(p, s, dev)
-    assert len(check(kernel_, trips, dev)) == len(trips) + 1
-    check_launch(kernel_, SAMPLING.launch(p, s, dev))
-    atoms = [(path, node) for path, node in walk(kernel_) if node.op is Op.ATOM]
-    barriers = [path for path, node in atoms if atom(node.arg.atom).orders]
-    assert len(barriers) >= 8
-    for path in {*barriers, *(path for path, _ in atoms[:: max(1, len(atoms) // 12)])}:
-        with pytest.raises(CompileError, match="; fix: "):
-            check(edit(kernel_, path, ()), trips, dev)
-
-
-def test_everything_is_zeroed_before_it_is_added_to() -> None:
-    _, filters, s = CASES[2]
-    p = problem(VOCAB, 4, filters)
-    kernel_, trips = SAMPLING.build(p, s, H200), SAMPLING.trips(p, s, H200)
-    zeros = [p for p, n in walk(kernel_) if n.op is Op.ATOM and n.arg.atom == "zero_shared"]
-    assert len(zeros) >= 8
-    for path in zeros:
-        with pytest.raises(CompileError, match="was never written"):
-            check(edit(kernel_, path, ()), trips, H200)
-
-
-# -- shared atomics: they commute with each other, and with nothing else ---------------------------
 
 BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)
 WORDS, GOAL = frag("words", 4, "b32"), frag("goal", 1, "b32")
