@@ -11,6 +11,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import emulate, to_bfloat16
 from ptxflow.compiler.ir import (
     CTAID,
@@ -30,7 +31,6 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single
-from tests.gdn_decode_cases import H200
 
 RNG = np.random.default_rng(0)
 A, B, C = (frag(name, 4, "b32") for name in ("given_a", "given_b", "given_c"))

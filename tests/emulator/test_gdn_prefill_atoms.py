@@ -9,6 +9,7 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import emulate, from_bfloat16, to_bfloat16
 from ptxflow.compiler.ir import (
     LANE,
@@ -23,7 +24,6 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish
-from tests.gdn_prefill_cases import H200
 
 A, B, OUT = (frag(name, 4, "b32") for name in ("given_a", "given_b", "result"))
 PAIR = frag("packed", 2, "b32")

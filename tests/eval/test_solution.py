@@ -40,7 +40,7 @@ from ptxflow.eval.sample.solution import (
     read_solution,
     solution,
 )
-from tests.moe_cases import HOPPER, MOE, sized
+from tests.families.moe import HOPPER, MOE, sized
 
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch(

@@ -158,16 +158,32 @@ def _runs() -> tuple[Run, ...]:
         for page, q, k in kinds:
             name = f"sm_90a, {q} of {k}, pages of {page}, share {s.share}"
             p = sized(q, k, page, heads=2)
-            out.append(Run(name, p, s, {"lengths": k, "queries": q}, slow=bool(i) and page != 5))
+            out.append(
+                Run(
+                    name, p, s, {"lengths": k, "queries": q}, slow=bool(i) and page != 5, legal=True
+                )
+            )
     for rescale in ("always", "lazy"):
         for page, q, k in (kinds[0], kinds[2], (64, [40, 2], [0, 2]), kinds[5]):
             s = strategy(consumers=1, tile_kv=32, rescale=rescale)
             name = f"sm_100a, {q} of {k}, pages of {page}, rescaled {rescale}"
             given = {"lengths": k, "queries": q}
-            out.append(Run(name, sized(q, k, page), s, given, B200, slow=page == 0 and len(q) > 1))
+            out.append(
+                Run(
+                    name,
+                    sized(q, k, page),
+                    s,
+                    given,
+                    B200,
+                    slow=page == 0 and len(q) > 1,
+                    legal=True,
+                )
+            )
     n = [1 + i % 3 for i in range(70)]  # more sequences than a warp has lanes
     s = strategy(consumers=1, share=2, tile_kv=32)
-    out.append(Run("70 sequences", sized(n, n, heads=2), s, {"lengths": n, "queries": n}))
+    out.append(
+        Run("70 sequences", sized(n, n, heads=2), s, {"lengths": n, "queries": n}, slow=True)
+    )
     paged, packed = (
         problem(*of, heads=4, kv_heads=2, dim=64) for of in ((16, 3, 60, 160), (0, 3, 60, 150))
     )

@@ -263,7 +263,7 @@ def _shared_runs(packed: bool) -> list[Run]:
     }  # fmt: skip
     p = problem(packed, 1, 3, 40, 5, heads=128, latent=128, rope=64)
     return [
-        Run(f"128 heads, {n}", p, s, device=d, slow=True)
+        Run(f"128 heads, {n}", p, s, device=d, slow=True, legal=True)
         for n, (d, s) in kinds.items() if (s.family == "mla_prefill") == packed
     ]  # fmt: skip
 

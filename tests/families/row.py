@@ -101,6 +101,7 @@ class Run:
     given: Mapping[str, Any] = field(default_factory=dict)
     device: Device = H200
     blocks: int | None = None  # in place of the grid
+    legal: bool = False  # no rule refuses the strategy
     slow: bool = False
 
 

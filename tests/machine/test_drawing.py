@@ -90,6 +90,7 @@ def test_rows_of_families() -> None:
     assert "| h200 | all | 2 | 3 | 2 | 0 | 0 | 1 |" in text
 
 
+@pytest.mark.slow
 def test_the_commands_take_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.json"
     asked = ["--families", "sampling", "gdn_decode", "--device", "h200", "--jobs", "1"]

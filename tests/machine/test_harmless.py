@@ -51,6 +51,7 @@ def test_a_harmless_change_is_accepted(entry):  # type: ignore[no-untyped-def]
     assert check(mutant.within(kernel), trips, dev), mutant
 
 
+@pytest.mark.slow
 def test_nothing_deleted_is_harmless_but_hints():
     for kernel, _, _ in [*lowered()][::5]:
         deleted = [m for m in mutants(kernel) if m.operator == "delete"]

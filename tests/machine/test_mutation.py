@@ -47,7 +47,9 @@ def test_mutants_are_different_trees():
     assert seen >= set(OPERATORS) - {"rank"}
 
 
-@pytest.mark.parametrize("i", range(len(CASES)), ids=IDS)
+@pytest.mark.parametrize(
+    "i", [pytest.param(i, id=n, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, n in enumerate(IDS)]
+)
 def test_a_part_of_the_mutants(i):  # type: ignore[no-untyped-def]
     """Another part of each kernel, spread evenly over its mutants."""
     dev, _, s = CASES[i]
@@ -115,6 +117,7 @@ def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatc
     assert summarise(judged)["all"]["caught"] == 2
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

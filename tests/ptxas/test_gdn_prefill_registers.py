@@ -8,7 +8,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.backend.ptxas import assemble, check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
-from tests.gdn_prefill_cases import B200, H200, PREFILL, problem, space, strategy
+from tests.families.gdn_prefill import B200, H200, PREFILL, problem, strategy
 
 LARGE = strategy(chunk=32, helpers=4, stages=4, operands="pairs", solve="pairs", order="sequences")
 SMALL = strategy(chunk=64, rows=64, helpers=6, operands="pairs", order="sequences")
@@ -39,8 +39,3 @@ def test_states_in_two_terms_that_would_spill_are_refused(
 def test_the_like_that_are_allowed_do_not_spill(dev: Device, size: int, s: Strategy) -> None:
     assert not PREFILL.refusals(problem(512, 8, size, 2, 16), s, dev)
     assert complaints(s, size, dev) == []
-
-
-@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
-def test_heads_of_128_have_the_space_that_policies_know(dev: Device) -> None:
-    assert len(space(problem(4096, 4, 128, 16, 32), dev)) == 1924

@@ -6,7 +6,7 @@ import pytest
 
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.family import Strategy
-from tests.gqa_prefill_cases import H200, PATHS, PREFILL, problem, strategy
+from tests.families.gqa_prefill import H200, PATHS, PREFILL, problem, strategy
 
 #: head dimension and strategies whose registers are what a consumer may have at the most
 EDGES = [
@@ -18,7 +18,17 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["turns of two, pinned", "pages of half a tile", "small pages"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("turns of two, pinned", marks=SLOW),
+        pytest.param("pages of half a tile", marks=SLOW),
+        "small pages",
+    ],
+)
 def test_the_machine_code_shows_what_is_claimed(name: str) -> None:
     page, s = PATHS[name]
     kernel = compile_kernel(problem(page), s, H200)
@@ -27,11 +37,13 @@ def test_the_machine_code_shows_what_is_claimed(name: str) -> None:
     assert kernel.usage.spill_stores == kernel.usage.stack == 0
 
 
+@pytest.mark.slow
 def test_scattered_rows_are_copied() -> None:
     kernel = compile_kernel(problem(1), PATHS["scattered tokens"][1], H200)
     assert kernel.sass.counts["cp.async"] and kernel.sass.counts["fence.proxy.async smem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "page", "s"), EDGES)
 def test_nothing_spills_at_the_edges(dim: int, page: int, s: Strategy) -> None:
     p = problem(page, dim=dim)

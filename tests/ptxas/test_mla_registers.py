@@ -10,7 +10,8 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.backend.ptxas import assemble, check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
-from tests.mla_cases import B200, H200, decode, family_of, prefill, problem, wgmma
+from ptxflow.compiler.kernels import family
+from tests.families.mla import B200, H200, decode, prefill, problem, wgmma
 
 WIDE: dict[str, int | str] = {"tile": 64, "warps": 8, "scores": "dims"}
 
@@ -33,9 +34,9 @@ def test_parts_of_scores_that_would_spill_are_refused(
     dev: Device, s: Strategy, sizes: dict[str, Any]
 ) -> None:
     p = problem(s.family == "mla_prefill", 1, 4, 2048, 40, **sizes)
-    (refusal,) = family_of(s).refusals(p, s, dev)
+    (refusal,) = family(s.family).refusals(p, s, dev)
     assert "sums and queries exceed the registers of a thread" in refusal
-    text = write(family_of(s).build(p, s, dev), dev)
+    text = write(family(s.family).build(p, s, dev), dev)
     assert any("registers spill" in line for line in check(assemble(text, dev.arch)))
 
 
@@ -57,5 +58,5 @@ def test_parts_of_scores_that_would_spill_are_refused(
 def test_many_heads_do_not_spill(dev: Device, s: Strategy, sizes: dict[str, Any]) -> None:
     """Where a query's latent and rotary parts are of one length, indices serve both."""
     p = problem(s.family == "mla_prefill", 64, 4, 2048, 40, **sizes)
-    assert not family_of(s).refusals(p, s, dev)
-    assert check(assemble(write(family_of(s).build(p, s, dev), dev), dev.arch)) == []
+    assert not family(s.family).refusals(p, s, dev)
+    assert check(assemble(write(family(s.family).build(p, s, dev), dev), dev.arch)) == []

@@ -30,7 +30,7 @@ from ptxflow.env.tasks.training_set import row_of
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.report import best_ratios, summary
 from ptxflow.eval.study import optimum
-from tests.gemm_cases import H200, build, strategy
+from tests.families.gemm import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
