@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import Fault
@@ -85,7 +86,7 @@ def test_kernels_pass_the_check_of_a_gpu(row: Row, r: Reference) -> None:
     assert_as_reference(row.family, r.problem, r.strategy, given, made, r.within, r.steeper)
 
 
-def _planted() -> list[object]:
+def _planted() -> list[ParameterSet]:
     """A row, a kernel and a fault each; and every kernel without one."""
     out = []
     for row in ROWS:

@@ -31,7 +31,7 @@ NAME = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
 
 def definition(heads: int = 64, dim: int = 128, page: int = 64, topk: int = 256) -> Json:
     sizes = {"num_index_heads": heads, "index_head_dim": dim, "head_dim_with_scale": dim + 4}
-    return resized(NAME, page_size=page, topk=topk, **sizes)
+    return resized(NAME, "", page_size=page, topk=topk, **sizes)
 
 
 def problem(batch: int = 64, pages: int = 1024, total: int = 0, **constants: int) -> Problem:

@@ -94,7 +94,7 @@ def _lists() -> Any:
     return lists
 
 
-def _bad(message: str, axes: dict[str, int] | None = None, **sizes: int) -> Bad:
+def _bad(message: str, axes: dict[str, int] | None = None, **sizes: Any) -> Bad:
     return Bad(definition(**sizes), _AXES | (axes or {}), message)
 
 

@@ -54,7 +54,7 @@ def strategy(**changes: int | str) -> Strategy:
 
 
 _LOADED: dict[str, int | str] = {"path": "bulk_load", "head_ctas": 1}
-_BOTH: dict[str, int | str] = {"path": "bulk", "head_ctas": 1}
+_BOTH: dict[str, Any] = {"path": "bulk", "head_ctas": 1}
 #: one kernel for every path through the builder
 PATHS = {
     "one step": strategy(),
@@ -89,7 +89,7 @@ def _bad(path: str, value: object, message: str) -> Bad:
     return Bad(altered(definition(), path, value), _ONE, message)
 
 
-def _refused(sentence: str, size: int = 128, **changes: int | str) -> Refused:
+def _refused(sentence: str, size: int = 128, **changes: Any) -> Refused:
     return Refused(problem(64, size), strategy(**changes), sentence)
 
 

@@ -82,7 +82,7 @@ PATHS = {
     "chunks are shared": strategy(sum_split=1, sum_warps=4, sum_chunks=4, dependent=0),
     "wide tiles, long chunks": strategy(tile=64, tiles=64, stages=1, sum_warps=8, sum_chunks=8),
 }
-_WARPGROUP: dict[str, int | str] = {"mma": "async", "warps": 4, "tile": 64}
+_WARPGROUP: dict[str, Any] = {"mma": "async", "warps": 4, "tile": 64}
 #: those of a warpgroup, with tokens of a page
 GROUP_PATHS = {
     "copied rows": (1, strategy(**_WARPGROUP)),
@@ -157,7 +157,7 @@ def _bad(path: str, value: object, message: str) -> Bad:
     return Bad(altered(definition(), path, value), _AXES, message)
 
 
-def _refused(sentence: str, shape: dict[str, int] | None = None, **changes: int | str) -> Refused:
+def _refused(sentence: str, shape: dict[str, int] | None = None, **changes: Any) -> Refused:
     return Refused(problem(**(shape or {})), strategy(**changes), sentence)
 
 

@@ -73,15 +73,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class Ordered:
-    """A kernel of which every ordering statement is needed, but at most `missed` of those in
-    `free`; and so are `kept` others, spread evenly over those that `others` names."""
+    """A kernel of which every ordering statement is needed, but those in `free`, or at most
+    `missed` of them; and so are `kept` others, spread evenly over those that `others` names."""
 
     name: str
     problem: Problem
     strategy: Strategy
     device: Device = H200
     free: frozenset[str] = frozenset()
-    missed: int = 99
+    missed: int | None = None  # of those in `free`; None: these are not left out
     least: int = 1
     kept: int = 0
     others: Callable[[UOp], bool] = lambda node: True
