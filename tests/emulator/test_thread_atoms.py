@@ -1,4 +1,4 @@
-"""The streaming atoms compute in the emulator what numpy does."""
+"""The atoms of threads, streams and recurrences compute in the emulator what numpy does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.emulator import emulate, to_bfloat16
+from ptxflow.compiler.emulator import emulate, from_bfloat16, to_bfloat16
 from ptxflow.compiler.ir import (
     CTAID,
     LANE,
@@ -34,7 +34,7 @@ from ptxflow.compiler.lower import finish, single
 
 RNG = np.random.default_rng(0)
 A, B, C = (frag(name, 4, "b32") for name in ("given_a", "given_b", "given_c"))
-OUT = frag("result", 4, "b32")
+OUT, PAIR = frag("result", 4, "b32"), frag("packed", 2, "b32")
 Floats = np.ndarray[Any, Any]
 
 
@@ -201,3 +201,62 @@ def test_gates() -> None:
     assert (
         np.abs(found[:, 1] - beta) <= 2.0**-20 * (1 + np.abs(wide[:, 3])) * beta + 2.0**-126
     ).all()
+
+
+def normal() -> Floats:
+    return RNG.normal(size=(32, 4)).astype(np.float32)
+
+
+def lanes(body: list[UOp], **inputs: Floats) -> Floats:
+    """What one warp leaves in OUT when `a` and `b` are in A and B."""
+    loads = [_given(n, {"a": A, "b": B}[n]) for n in inputs]
+    return run([*loads, *body], (A, B, OUT, PAIR), **inputs)
+
+
+def test_factors_are_taken_in_turn() -> None:
+    a, b = normal(), normal()
+    two = slot(B, 0, 0, 2)
+    turns = b[:, [0, 1, 0, 1]]
+    np.testing.assert_array_equal(
+        lanes([at.scale_f32(slot(OUT), slot(A), two)], a=a, b=b), a * turns
+    )
+    found = lanes([at.fma_f32(slot(OUT), slot(A), two, slot(B))], a=a, b=b)
+    np.testing.assert_allclose(found, a.astype("f8") * turns + b, rtol=2.0**-22, atol=2.0**-23)
+    found = lanes([at.exp2_gap(slot(OUT), slot(A, 0, 1, 1), two)], a=a, b=b)
+    np.testing.assert_allclose(found, np.exp2(a[:, 1:2].astype("f8") - turns), rtol=2.0**-20)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_two_terms_hold_what_one_leaves_out(dtype: str) -> None:
+    """The second is the rounded rest, so that both are off by at most its half ulp."""
+    a = normal()
+    halves = [slot(OUT, 0, 0, 2), slot(OUT, 0, 2, 2)]
+    body = [
+        at.pack(slot(PAIR), slot(A), dtype=dtype),
+        at.pack_rest(halves[1], slot(A), slot(PAIR), dtype=dtype),
+        at.copy(halves[0], slot(PAIR)),
+    ]
+    words = np.ascontiguousarray(lanes(body, a=a)).view(np.uint16).reshape(32, 2, 4)
+    plain = from_bfloat16 if dtype == "bf16" else lambda w: w.view(np.float16).astype("f4")
+    first, rest = plain(words[:, 0].copy()), plain(words[:, 1].copy())
+    rounded = from_bfloat16(to_bfloat16(a)) if dtype == "bf16" else a.astype("f2").astype("f4")
+    np.testing.assert_array_equal(first, rounded)
+    digits = 8 if dtype == "bf16" else 11
+    assert (
+        np.abs(first.astype("f8") + rest - a) <= np.abs(a) * 2.0 ** (-2 * digits) + 2.0**-25
+    ).all()
+    assert np.abs(rest).max() > 0
+
+
+def test_lanes_add_what_lanes_before_hold() -> None:
+    a = normal()
+    found = lanes([at.copy(slot(OUT), slot(A)), at.prefix_sum(slot(OUT, 0, 2, 1))], a=a)
+    np.testing.assert_allclose(found[:, 2], np.cumsum(a[:, 2].astype("f8")), atol=1e-5)
+    np.testing.assert_array_equal(found[:, [0, 1, 3]], a[:, [0, 1, 3]])
+
+
+def test_what_is_outside_is_zero_whatever_it_was() -> None:
+    a = normal()
+    a[3], a[20] = np.nan, np.inf
+    found = lanes([at.copy(slot(OUT), slot(A)), at.keep_inside(slot(OUT), LANE < 3)], a=a)
+    np.testing.assert_array_equal(found, np.where(np.arange(32)[:, None] < 3, a, 0))
