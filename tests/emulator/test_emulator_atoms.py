@@ -15,8 +15,7 @@ from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.ir import Op, kernels_of, walk
 from ptxflow.compiler.kernels import family
-from tests import dsa_indexer_cases as indexer
-from tests import moe_cases as moe
+from tests.families import dsa_indexer, moe
 
 FORMS: dict[str, tuple[Any, ...]] = {  # of attributes; the others have one value below
     "dtype": ("f16", "bf16"),
@@ -126,13 +125,11 @@ GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 
 def test_atoms_of_one_family_are_known_in_all_its_kernels() -> None:
     seen = set[str]()
-    cases = [(moe.problem(), *case) for case in moe.CASES]
-    cases += [(indexer.problem(), *case) for case in indexer.CASES]
-    for problem, dev, _, strategy in cases:
-        program = family(strategy.family).build(problem, strategy, dev)
-        for kernel in kernels_of(program):
+    for case in (*moe.ROW.cases, *dsa_indexer.ROW.cases):
+        p = case.emulated or case.problem
+        for kernel in kernels_of(family(p.family).build(p, case.strategy, case.device)):
             seen |= {node.arg.atom for _, node in walk(kernel) if node.op is Op.ATOM}
-            assert Program(parse(write(kernel, dev))).code
+            assert Program(parse(write(kernel, case.device))).code
     assert seen >= IN_KERNELS
 
 

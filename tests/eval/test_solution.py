@@ -41,8 +41,8 @@ from ptxflow.eval.sample.solution import (
     solution,
 )
 from tests.builders import refused
+from tests.families.moe import HOPPER, MOE, sized
 from tests.libcuda import Cuda
-from tests.moe_cases import HOPPER, MOE, sized
 
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch(

@@ -34,8 +34,8 @@ KERNELS = Path(__file__).with_name("kernels.json")
 ROOT = Path(__file__).resolve().parents[2]
 #: definitions of more heads and longer lists than those that come with ptxflow
 MORE = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "definitions").glob("*.json"))]
-BUILDERS = "/compiler/families/"
-ELSEWHERE = ("__init__.py", "problem.py", "decisions.py", "load.py", "work.py", "rounds.py")
+BUILDERS = "/compiler/kernels/"
+ELSEWHERE = ("__init__.py", "problem.py", "decisions.py", "cost.py", "work.py", "waves.py")
 WORKLOADS = 3  # of each definition
 DRY = 60  # draws without a new branch, after which a family is exhausted
 Branch = tuple[str, int, int]  # file, line, and the line before it in the same call

@@ -1,4 +1,4 @@
-"""The emitted PTX, byte for byte: two kernels and a program in full, a digest for the others.
+"""The emitted PTX, byte for byte: two kernels and a program.
 
 `pytest tests/golden --update-golden` writes what is emitted now; read the difference before you
 commit it.
@@ -6,7 +6,6 @@ commit it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -15,66 +14,53 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.compilation import prepare
-from tests import gqa_decode_cases as decode
-from tests.gemm_cases import CASES, IDS, problem_for
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.device import DEVICES
+from tests.emulation import text_of
+from tests.families import gemm, gqa_decode
+from tests.golden.kernels import read
+from tests.golden.test_golden_machine import DIGESTS, digest, numbered
 
 HERE = Path(__file__).parent
-FULL = {"sm_90a: cooperative, staged, persistent", "sm_100a: pair", "sm_90a: decode, one tile"}
 
 
 def emitted() -> dict[str, str]:
-    gemms = {
-        name: prepare(problem_for(s), s, dev).ptx
-        for name, (dev, _, s) in zip(IDS, CASES, strict=True)
+    """PTX by file."""
+    hopper, blackwell = gemm.HOPPER["cooperative, staged, persistent"], gemm.BLACKWELL["pair"]
+    decode = gqa_decode.problem(page_size=16, size=64)
+    return {
+        "sm_90a-cooperative-staged-persistent.ptx": text_of(gemm.problem(), hopper),
+        "sm_100a-pair.ptx": text_of(gemm.problem(), blackwell, gemm.B200),
+        "sm_90a-decode-one_tile.ptx": text_of(decode, gqa_decode.PATHS["one tile"]),
     }
-    decodes = {
-        f"{dev.arch}: decode, {name}": prepare(decode.problem(page_size=16, size=64), s, dev).ptx
-        for dev, name, s in decode.CASES
-        if name in ("one tile", "chunks are shared")
-    }
-    groups = {
-        f"{dev.arch}: decode by a warpgroup, {name}": prepare(
-            decode.problem(64, 4096, page_size, size=64), s, dev
-        ).ptx
-        for dev in (decode.H200, decode.B200)
-        for name, (page_size, s) in decode.GROUP_PATHS.items()
-        if name in ("copied rows, values later", "pages in boxes")
-    }
-    return gemms | decodes | groups
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def numbers() -> dict[str, str]:
+    """Digests of the PTX of all kernels whose machine code is pinned."""
+    return {str(k): digest(numbered(write(k.build(), DEVICES[k.device]))) for k in read()}
 
 
-def path(name: str) -> Path:
-    return HERE / f"{name.replace(': ', '-').replace(', ', '-').replace(' ', '_')}.ptx"
+def test_golden(request: pytest.FixtureRequest) -> None:
+    for name, text in emitted().items():
+        if request.config.getoption("--update-golden"):
+            (HERE / name).write_text(text)
+        assert text == (HERE / name).read_text()
 
 
-def test_golden(request: pytest.FixtureRequest):
-    texts, digests = emitted(), HERE / "digests.json"
-    if request.config.getoption("--update-golden"):
-        for name in FULL:
-            path(name).write_text(texts[name])
-        digests.write_text(json.dumps({n: digest(t) for n, t in texts.items()}, indent=1) + "\n")
-    for name in FULL:
-        assert texts[name] == path(name).read_text()
-    assert {n: digest(t) for n, t in texts.items()} == json.loads(digests.read_text())
-
-
-def test_text_does_not_depend_on_the_hash_seed():
-    program = (
-        "import json; from tests.golden.test_golden_ptx import emitted, digest; "
-        "print(json.dumps({n: digest(t) for n, t in emitted().items()}))"
-    )
+@pytest.mark.parametrize("what", ["emitted", pytest.param("numbers", marks=pytest.mark.slow)])
+def test_text_does_not_depend_on_the_hash_seed(what: str) -> None:
+    program = f"import json; from tests.golden.test_golden_ptx import {what} as f; "
     root = HERE.parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program + "print(json.dumps(f()))"],
         env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(root)},
         cwd=root,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) == json.loads((HERE / "digests.json").read_text())
+    found = json.loads(done.stdout)
+    if what == "emitted":
+        assert found == {name: (HERE / name).read_text() for name in found} and len(found) == 3
+    else:
+        assert found == {n: row["ptx"] for n, row in json.loads(DIGESTS.read_text()).items()}

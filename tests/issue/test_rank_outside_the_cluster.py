@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from gemm_cases import H200, HOPPER, build
 
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, UOp, const, edit, walk
+from tests.families.gemm import H200, HOPPER, build
 
 
 def test_a_store_beyond_the_cluster_is_refused() -> None:

@@ -18,7 +18,7 @@ from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.lower import layout
 from ptxflow.env.space import enumerate_space
-from tests.gemm_cases import B200, GEMM, H200, problem, swapped
+from tests.families.gemm import B200, GEMM, H200, problem, swapped
 
 NARROW = swapped(tile_n=8, tile_k=32, num_stages=3, consumers=1, split_k=3)
 SHAPES = ((8, 4096, 4096), (100, 512, 1024), (4096, 4096, 4096))

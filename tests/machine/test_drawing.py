@@ -15,7 +15,7 @@ from ptxflow.eval.verify.draws import draw_families, draw_shapes, places, random
 from ptxflow.eval.verify.mutation import Judged, by_family, chosen_structures, structures
 from ptxflow.eval.verify.page import mutated
 from ptxflow.eval.verify.results import read
-from tests.gemm_cases import B200, H200
+from tests.families.gemm import B200, H200
 
 
 def test_every_family_has_workloads_to_draw_from() -> None:
@@ -90,6 +90,7 @@ def test_rows_of_families() -> None:
     assert "| h200 | all | 2 | 3 | 2 | 0 | 0 | 1 |" in text
 
 
+@pytest.mark.slow
 def test_the_commands_take_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.json"
     asked = ["--families", "sampling", "gdn_decode", "--device", "h200", "--jobs", "1"]

@@ -16,7 +16,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.equivalent import EQUIVALENT, HINTS, names, reason
 from ptxflow.eval.verify.mutants import Mutant, mutants
-from tests.gemm_cases import CASES, H200, build
+from tests.families.gemm import CASES, H200, build
 
 Lowered = tuple[UOp, list[Trip], Device]
 
@@ -51,6 +51,7 @@ def test_a_harmless_change_is_accepted(entry):  # type: ignore[no-untyped-def]
     assert check(mutant.within(kernel), trips, dev), mutant
 
 
+@pytest.mark.slow
 def test_nothing_deleted_is_harmless_but_hints():
     for kernel, _, _ in [*lowered()][::5]:
         deleted = [m for m in mutants(kernel) if m.operator == "delete"]

@@ -31,7 +31,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.launch import Launch, PointerParam, Workspace
 from ptxflow.compiler.lower import finish
-from tests.gqa_decode_cases import H200
+from tests.families.row import H200
 
 COUNT, HELD, OTHER = frag("count", 1, "b32"), frag("held", 1, "b32"), frag("other", 1, "b32")
 TILE = smem("tile", 1024, 1, align=16)

@@ -21,7 +21,17 @@ from ptxflow.eval.verify.mutation import (
     table,
 )
 from ptxflow.eval.verify.results import read
-from tests.gemm_cases import B200, BLACKWELL, CASES, H200, HOPPER, IDS, build, problem, problem_for
+from tests.families.gemm import (
+    B200,
+    BLACKWELL,
+    CASES,
+    H200,
+    HOPPER,
+    IDS,
+    build,
+    problem,
+    problem_for,
+)
 
 PART = 4  # mutants of each kernel that are judged here
 
@@ -37,7 +47,9 @@ def test_mutants_are_different_trees():
     assert seen >= set(OPERATORS) - {"rank"}
 
 
-@pytest.mark.parametrize("i", range(len(CASES)), ids=IDS)
+@pytest.mark.parametrize(
+    "i", [pytest.param(i, id=n, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, n in enumerate(IDS)]
+)
 def test_a_part_of_the_mutants(i):  # type: ignore[no-untyped-def]
     """Another part of each kernel, spread evenly over its mutants."""
     dev, _, s = CASES[i]
@@ -104,6 +116,7 @@ def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatc
     assert summarise(judged)["all"]["caught"] == 2
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

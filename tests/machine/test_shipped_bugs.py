@@ -34,7 +34,7 @@ from ptxflow.compiler.ir import (
     when,
 )  # fmt: skip
 from ptxflow.compiler.kernels.pipeline import Ring
-from tests.gemm_cases import B200, BLACKWELL, H200, HOPPER, build
+from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (
     ACC,
     ONCE,

@@ -29,7 +29,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )  # fmt: skip
-from tests.gemm_cases import B200, CASES, H200, IDS, build
+from tests.families.gemm import B200, CASES, H200, IDS, build
 
 BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")
 

@@ -26,7 +26,7 @@ from ptxflow.compiler.ir import (
     tmem,
     when,
 )  # fmt: skip
-from tests.gemm_cases import B200
+from tests.families.gemm import B200
 from tests.machine.truth import (
     OUT,
     TILE,

@@ -22,7 +22,7 @@ from ptxflow.compiler.ir import (
     smem,
     var,
 )  # fmt: skip
-from tests.gemm_cases import H200
+from tests.families.gemm import H200
 from tests.machine.truth import (
     OUT,
     TILE,

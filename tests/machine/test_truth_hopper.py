@@ -10,16 +10,13 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import (
     CTA_RANK,
-    LANE,
     WARP,
     Body,
-    Op,
     Role,
     UOp,
     const,
     elect,
     frag,
-    global_tensor,
     kernel,
     loop,
     mbar,
@@ -30,7 +27,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )  # fmt: skip
-from tests.gemm_cases import H200
+from tests.families.gemm import H200
 from tests.machine.truth import (
     ACC,
     OUT,
@@ -433,51 +430,6 @@ def test_every_phase_is_waited_for():
         )
 
     table("see hear", build, lambda o: o.see and o.hear, H200)
-
-
-# -- one warp -----------------------------------------------------------------------------------
-
-
-def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
-    """A kernel of one warp."""
-    return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
-
-
-def test_lanes_of_a_warp_hand_over():
-    """What lanes stored, others of the warp may read when all have met."""
-
-    def build(o: Options) -> UOp:
-        return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
-
-    table("meet", build, lambda o: o.meet, H200)
-
-
-def test_copies_refill_a_stage():
-    """A stage that is read again is refilled whole, or not at all."""
-    halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
-    source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
-    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
-    landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
-
-    def build(o: Options) -> UOp:
-        refill = [o("first", first), o("second", second), landed]
-        begin = [first, second, landed, read(A), at.warp_sync()]
-        return lonely((A, OUT), begin, refill, o("again", read(A)))
-
-    table("first second again", build, lambda o: o.first == o.second or not o.again, H200)
-
-
-def test_sums_in_memory():
-    """Nothing is added to a sum that was read until it is begun anew, and then something is."""
-    bins, keys, meet = smem("bins", 512, 1), frag("keys", 4, "b32"), at.warp_sync()
-    begin = [at.zero_shared(slot(bins), begun=True), meet]
-    count = [at.mov(slot(keys), 0), at.count_keys(slot(bins), slot(keys), bits=7), meet]
-
-    def build(o: Options) -> UOp:
-        again = [*o("begin", *begin), *o("add", *count), read(bins)]
-        return lonely((bins, OUT, keys), begin, count, read(bins), meet, again)
-
-    table("begin add", build, lambda o: o.begin == o.add, H200)
 
 
 # -- grids and registers ----------------------------------------------------------------------

@@ -19,13 +19,17 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
+    edit,
     elect,
     frag,
     global_tensor,
+    kernels_of,
     param,
+    program,
     slot,
     smem,
     tmem,
+    walk,
 )  # fmt: skip
 from ptxflow.compiler.lower import finish
 
@@ -66,6 +70,18 @@ def table(
             wrong.append(f"{sorted(o.on)}: {'safe, but refused: ' if told else 'accepted'}{told}")
     assert verdicts == {True, False}, "the truth is constant"
     assert not wrong, "\n".join(wrong)
+
+
+def atoms(tree: UOp, name: str) -> list[tuple[tuple[int, ...], UOp]]:
+    """Where the statements of one instruction are."""
+    return [(p, n) for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == name]
+
+
+def put(lowered: UOp, number: int, path: tuple[int, ...], *statements: UOp) -> UOp:
+    """The program with these statements in the place of one, in its kernel of that number."""
+    kernels = list(kernels_of(lowered))
+    kernels[number] = edit(kernels[number], path, statements)
+    return program(*kernels) if len(kernels) > 1 else kernels[0]
 
 
 def refusal(kernel: UOp, dev: Device, trips: list[Trip] = ONCE) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
-from tests.rmsnorm_cases import B200, H200, problem, strategy
+from tests.families.rmsnorm import B200, H200, problem, strategy
 
 
 def loads_before_the_sum(row_threads: int, residual: bool, dev: Device) -> dict[str, int]:

@@ -17,11 +17,11 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_kernel, compile
 from ptxflow.compiler.device import device
 from ptxflow.compiler.errors import IllegalStrategy
 from ptxflow.compiler.kernels import family
-from ptxflow.env.space import enumerate_space
 from ptxflow.eval.verify import survey
 from ptxflow.eval.verify.draws import draw, draw_shapes
-from tests import sampling_cases
-from tests.gemm_cases import B200, CASES, GEMM, H200, IDS, problem, problem_for, strategy
+from tests.families import ROWS, sampling
+from tests.families.gemm import B200, CASES, GEMM, H200, problem, problem_for, strategy
+from tests.families.row import Case, Row, cases, space
 
 CLAIMS = {
     "h200": {"wgmma f16", "TMA tensor load"},
@@ -29,11 +29,14 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["h200", "b200"])
-def test_a_seeded_forty(name: str):
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [(name, n) for name in CLAIMS for n in (3, pytest.param(40, marks=pytest.mark.slow))],
+)
+def test_a_seeded_few(name: str, count: int):
     dev = device(name)
     definitions = ["gemm_n128_k2048", "gemm_n256_k7168", "gemm_n4096_k4096", "gemm_n28672_k4096"]
-    jobs = draw(definitions, {"M": [1, 1000]}, dev, 40, seed=7)
+    jobs = draw(definitions, {"M": [1, 1000]}, dev, count, seed=7)
     outcomes = compile_many(jobs, dev, workers=1)
     assert [o for o in outcomes if not isinstance(o, CompiledKernel)] == []
     for kernel in outcomes:
@@ -50,13 +53,15 @@ def test_a_seeded_forty(name: str):
             assert kernel.usage.registers <= resources.registers
 
 
-@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
-def test_every_path_through_the_builders(dev, name, s):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("row", "case"), cases(ROWS[:1], "machine"))
+def test_every_path_through_the_builders(row: Row, case: Case):
+    s, dev = case.strategy, case.device
     kernel = compile_kernel(problem_for(s), s, dev)
     assert kernel.sass.ok and kernel.cubin
     assert len(kernel.checks) == 1 + len(GEMM.trips(problem_for(s), s, dev))
 
 
+@pytest.mark.slow
 @profile(max_examples=15)
 @given(
     m=st.integers(1, 20000),
@@ -69,8 +74,8 @@ def test_every_path_through_the_builders(dev, name, s):  # type: ignore[no-untyp
 def test_legal_by_mask_means_proven_and_assembled(m, n, k, pick, dev, dtype):  # type: ignore[no-untyped-def]
     """Any problem with rows of whole 16-byte units, any strategy that the mask allows."""
     p = problem(m, n, k, dtype)
-    space = enumerate_space(GEMM, p, dev)
-    s = space.strategy(int(space.codes[pick % len(space)]))
+    found = space(p, dev)
+    s = found.strategy(int(found.codes[pick % len(found)]))
     kernel = compile_kernel(p, s, dev)
     assert kernel.sass.ok
 
@@ -86,15 +91,15 @@ def test_a_random_shape_of_every_family_assembles_without_spills(dev):  # type: 
 
 @pytest.mark.parametrize("vocab", [202048, 201088])
 @pytest.mark.parametrize(
-    ("dev", "filters"), [(H200, sampling_cases.K), (B200, sampling_cases.P)], ids=["h200", "b200"]
+    ("dev", "filters"), [(H200, sampling.K), (B200, sampling.P)], ids=["h200", "b200"]
 )
 def test_rows_in_registers_fit_at_large_vocabularies(dev, filters, vocab):  # type: ignore[no-untyped-def]
-    space = sampling_cases.space(sampling_cases.problem(vocab, 64, filters), dev)
-    kept = [c for c, r in zip(space.codes, space.fields().residency, strict=True)
+    found = space(sampling.problem(vocab, 64, filters), dev)
+    kept = [c for c, r in zip(found.codes, found.fields().residency, strict=True)
             if r == "registers"]  # fmt: skip
     assert len(kept) == 48
-    for s in [space.strategy(int(c)) for c in kept[::16]]:
-        ptx = write(space.family.build(space.problem, s, dev), dev)
+    for s in [found.strategy(int(c)) for c in kept[::16]]:
+        ptx = write(found.family.build(found.problem, s, dev), dev)
         assert complaints(assemble(ptx, dev.arch)) == [], s
 
 

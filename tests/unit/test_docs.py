@@ -31,7 +31,7 @@ from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.report import SLOWER, best_ratios, settled
 from ptxflow.eval.study import data_path, families_table
 from tests import house
-from tests.gemm_cases import H200, build, strategy
+from tests.families.gemm import H200, build, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 README, COMPILER = ROOT / "README.md", ROOT / "compiler" / "README.md"

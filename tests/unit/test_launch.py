@@ -16,7 +16,7 @@ from ptxflow.compiler.launch import (
     RandomParam,
     evaluate,
 )
-from tests.gemm_cases import CASES, GEMM, IDS, problem_for
+from tests.families.gemm import CASES, GEMM, IDS, problem_for
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s):  # type: ignore[no-untyped-def]
     from ptxflow.compiler.lower import layout
-    from tests.gemm_cases import build
+    from tests.families.gemm import build
 
     p = problem_for(s)
     tree, _ = build(dev, s)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ptxflow.compiler.backend.ptx import reciprocal, reduced, write
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.ir import KernelInfo, const, kernel
-from tests.gemm_cases import CASES, IDS, build
+from tests.families.gemm import CASES, IDS, build
 
 INFO = KernelInfo("k", "sm_90a", 4, 1, (), ())
 

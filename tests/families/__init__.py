@@ -1,0 +1,37 @@
+"""The table of kernel families: a row a family, which every suite reads.
+
+A new family is a module with a `ROW`, named here, and gets the suites of problems (tests/unit),
+validator (tests/machine), emulator and golden machine code.
+"""
+
+from __future__ import annotations
+
+from tests.families import (
+    dsa_indexer,
+    dsa_sparse,
+    gdn_decode,
+    gdn_prefill,
+    gemm,
+    gqa_decode,
+    gqa_prefill,
+    mla,
+    moe,
+    rmsnorm,
+    sampling,
+)
+from tests.families.row import Row
+
+ROWS: tuple[Row, ...] = (
+    gemm.ROW,
+    gqa_decode.ROW,
+    gqa_prefill.ROW,
+    mla.DECODE_ROW,
+    mla.PREFILL_ROW,
+    dsa_indexer.ROW,
+    dsa_sparse.ROW,
+    gdn_decode.ROW,
+    gdn_prefill.ROW,
+    moe.ROW,
+    rmsnorm.ROW,
+    sampling.ROW,
+)

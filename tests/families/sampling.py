@@ -1,0 +1,154 @@
+"""Sampling with a top-k filter, a top-p filter or both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.kernels.sampling.decisions import registers
+from tests.altered import altered
+from tests.families.row import (
+    B200,
+    BOTH,
+    H200,
+    Bad,
+    Case,
+    Json,
+    Ordered,
+    Planted,
+    Refused,
+    Row,
+    Same,
+    Size,
+    resized,
+)
+
+SAMPLING = family("sampling")
+K, P, EACH = ("top_k",), ("top_p",), ("top_k", "top_p")
+_BASE: dict[str, int | str] = {
+    "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1, "bits": 10,
+    "copies": 1, "candidates": 1024, "group": 1, "resident": 1, "load_cache": "default",
+    "load_prefetch": 0,
+}  # fmt: skip
+
+
+def definition(vocab: int, filters: tuple[str, ...] = K) -> Json:
+    return resized(f"{'_'.join(filters)}_sampling_from_probs_v128256", vocab_size=vocab)
+
+
+def problem(vocab: int = 128256, batch: int = 64, filters: tuple[str, ...] = K) -> Problem:
+    return SAMPLING.problem(definition(vocab, filters), {"batch_size": batch})
+
+
+def strategy(**changes: int | str) -> Strategy:
+    return Strategy("sampling", tuple({**_BASE, **changes}.items()))
+
+
+#: one kernel for every path through the builder; with the filters that it is for
+PATHS = {
+    "a cluster, k": (K, strategy()),
+    "a cluster, p": (P, strategy(bits=11)),
+    "a cluster, both": (EACH, strategy()),
+    "one CTA, both": (EACH, strategy(ctas=1, bits=12, candidates=2048)),
+    "copies": (P, strategy(copies=4, vector=2)),
+    "copies, both": (EACH, strategy(ctas=1, copies=2, vector=1)),
+    "read again": (EACH, strategy(residency="reread", unroll=4, load_cache="no_allocate")),
+    "read again, alone": (K, strategy(ctas=1, residency="reread", resident=2, bits=11)),
+    "shared": (P, strategy(residency="shared", unroll=4, group=2, load_prefetch=128)),
+    "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, candidates=2048)),
+    "four CTAs, wide": (K, strategy(ctas=4, threads=512, bits=12, candidates=4096)),
+}  # fmt: skip
+_QUICK = (
+    "sm_90a: a cluster, k", "sm_90a: a cluster, p", "sm_90a: copies, both",
+    "sm_90a: read again, alone",
+)  # fmt: skip
+_GIVEN = definition(100)
+_ONE = {"batch_size": 1}
+ALONE = strategy(ctas=1)
+
+
+def _whole(f: Fields, p: Problem, dev: Device) -> Any:
+    """A row has whole vectors, and an SM the registers of the blocks that it holds."""
+    fits = registers(f, p) * f.threads * f.resident <= dev.registers_per_sm
+    return fits & (p["vocab_size"] % f.vector == 0)
+
+
+def _bad(path: str, value: object) -> Bad:
+    return Bad(altered(_GIVEN, path, value), _ONE, "sampling takes probs")
+
+
+def _refused(sentence: str, vocab: int = 128256, **changes: int | str) -> Refused:
+    return Refused(problem(vocab), strategy(**changes), sentence)
+
+
+def _planted(name: str, filters: tuple[str, ...], faults: dict[str, tuple[str, str]]) -> Planted:
+    return Planted(name, problem(filters=filters), ALONE, faults, trial=True)  # type: ignore[arg-type]
+
+
+ROW = Row(
+    SAMPLING,
+    cases=tuple(
+        Case(n, d, s, problem(4000, 4, f), problem(filters=f), (0,))
+        for d in BOTH for n, (f, s) in PATHS.items()
+    ),
+    quick={"emulator": _QUICK},
+    forced=True,
+    largest_feature=10,
+    sizes=(
+        *(Size(problem(batch=n, filters=f), 5000) for n in (1, 64) for f in (K, P, EACH)),
+        *(Size(problem(v, n, f), devices=(H200,), holds=_whole)
+          for v in (1, 2, 3, 5, 1000, 128257, 151936, 262144, 1_000_000)
+          for n in (1, 512) for f in (K, P, EACH)),
+    ),
+    refused=(
+        _refused("the vocabulary is a multiple of the vector", 4001),
+        _refused("a lane loads single elements of odd rows alone", 4000, vector=1),
+        _refused("half as many CTAs would cover the row", 1000, ctas=8),
+        _refused("half as many threads would cover the row", 800, ctas=1, threads=512),
+        _refused("a row that stays in registers is loaded whole", 4000, unroll=4),
+        _refused("fewer vectors than are unrolled", 4000, residency="reread", unroll=8),
+        _refused("a vote decides on a part of the vectors", 1000, group=4),
+        _refused("a thread holds more than 64 elements"),
+        _refused("row and temporaries exceed the registers", 60_000, threads=512, resident=4),
+        _refused("a lane adds up more than", 8000, ctas=8, copies=4),
+        _refused("a list has fewer than 16 slots", ctas=8, threads=1024),
+        _refused("more than 1024 segments", 4_000_000, residency="reread"),
+        _refused("row and histograms exceed the shared memory", residency="shared"),
+        _refused("exceed those of an SM", resident=3, threads=1024),
+    ),
+    bad=(
+        Bad(_GIVEN, {}, "axis batch_size is not given"),
+        Bad(_GIVEN, {"batch_size": 0}, "positive integer, not 0"),
+        Bad(_GIVEN, _ONE | {"vocab_size": 8}, "is 100 by definition, not 8"),
+        Bad(definition(2**20), {"batch_size": 2**12}, "at most 4294967295 are counted"),
+        _bad("inputs", {"probs": _GIVEN["inputs"]["probs"]}),
+        _bad("inputs.probs.dtype", "float16"),
+        _bad("inputs.top_k.dtype", "int64"),
+        _bad("outputs", {}),
+    ),
+    ordered=tuple(
+        Ordered(f"{d.arch}: {n}", problem(4000, 4, f), s, d, least=8, kept=12,
+                slow=f"{d.arch}: {n}" not in _QUICK[1:])
+        for d in BOTH for n, (f, s) in PATHS.items()
+    ),
+    planted=(
+        _planted("k", K, {
+            "a quarter of k": ("add.u32 %_a, %top_k0, -1;", "shr.u32 %_a, %top_k0, 2;"),
+            "a multiplier of the generator": ("3449720151", "3449720153"),
+        }),
+        _planted("p", P, {
+            "an eighth of p": ("shr.u64 %_m, %_m, 31;", "shr.u64 %_m, %_m, 34;"),
+            "the other side": (
+                "setp.ge.u32 %_p, %_up, %_sum;", "setp.lt.u32 %_p, %_up, %_sum;"
+            ),
+        }),
+        _planted("both", EACH, {
+            "the share of the filtered": (
+                "mul.hi.u64 %_target, %_target, %_wide;", "shr.u64 %_target, %_target, 36;"
+            ),
+        }),
+    ),
+    same=(Same(strategy(), tuple(problem(4000, n, EACH) for n in (1, 64)), B200),),
+)  # fmt: skip

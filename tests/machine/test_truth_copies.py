@@ -1,0 +1,213 @@
+"""Copies by lanes and in bulk, and sums: who waits for what before memory is read or written."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import B200, H200, Device
+from ptxflow.compiler.ir import (
+    LANE,
+    Body,
+    Op,
+    Role,
+    UOp,
+    const,
+    flatten,
+    frag,
+    global_tensor,
+    mbar,
+    param,
+    rectangle,
+    role,
+    slot,
+    smem,
+)
+from tests.machine.truth import OUT, A, Options, block, expect, one, read, table, write
+from tests.machine.truth import TILE as TILE_BYTES
+
+SIZE = 512  # of a copy by each lane
+TILE, HELD = smem("tile", SIZE, 1, align=16), frag("held", 4, "b32")
+ROWS = smem("rows", SIZE, 1, align=128)
+
+
+def _copy() -> UOp:
+    place = rectangle(global_tensor("A"), 0, 0, 1, 1)
+    return at.copy_async(slot(TILE), 0, param("C"), 0, place)
+
+
+def _read() -> UOp:
+    return at.ld_shared_v4(slot(HELD), slot(TILE), 0)
+
+
+def test_copies_are_read_when_all_lanes_have_theirs() -> None:
+    """Each lane waits for its own; the others' have landed once all have met."""
+
+    def build(o: Options) -> UOp:
+        body = [
+            _copy(),
+            *o("commit", at.copies_commit()),
+            *o("wait", at.copies_wait(pending=0)),
+            *o("sync", at.warp_sync()),
+            _read(),
+        ]
+        return block(H200, (TILE, HELD), *flatten(body), warps=1)
+
+    table("commit wait sync", build, lambda o: len(o.on) == 3, H200)
+
+
+def test_a_wait_leaves_as_many_groups_as_it_says() -> None:
+    """`more` is a group behind the copy's, `empty` one before; one may be pending."""
+
+    def build(o: Options) -> UOp:
+        body = [
+            *o("empty", at.copies_commit()),
+            _copy(),
+            at.copies_commit(),
+            *o("more", at.copies_commit()),
+            at.copies_wait(pending=1),
+            at.warp_sync(),
+            _read(),
+        ]
+        return block(H200, (TILE, HELD), *flatten(body), warps=1)
+
+    table("empty more", build, lambda o: o.more, H200)
+
+
+def test_a_tile_is_read_by_all_before_copies_take_its_place() -> None:
+    """A lane that comes first would overwrite what others read."""
+
+    def build(o: Options) -> UOp:
+        arrive = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
+        body = [_copy(), *arrive, *o("read", _read()), *o("sync", at.warp_sync()), _copy(), *arrive]
+        return block(H200, (TILE, HELD), *flatten([*body, _read()]), warps=1)
+
+    table("read sync", build, lambda o: o.sync or not o.read, H200)
+
+
+def test_copied_rows_need_their_wait_and_a_meeting() -> None:
+    """Of the lanes: each waits for its own copies."""
+    place = rectangle(global_tensor("A"), 0, 0, 1, 128)
+
+    def build(o: Options) -> UOp:
+        copy = at.copy_chunks(
+            slot(ROWS), LANE * 16, param("C"), const(0), LANE * 8, 1, place, pitch=1024, element=2
+        )
+        body = [
+            copy,
+            *o("commit", at.copies_commit()),
+            *o("wait", at.copies_wait(pending=0)),
+            *o("meet", at.warp_sync()),
+            at.ld_shared_v4(slot(HELD), slot(ROWS), 0),
+        ]
+        return block(H200, (ROWS, HELD), *flatten(body), warps=1)
+
+    table("commit wait meet", build, lambda o: len(o.on) == 3, H200)
+
+
+@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
+def test_copies_that_arrive_by_themselves(dev: Device) -> None:
+    """Who waits at the barrier at which copies arrive may read them; a wait for the group tells
+    the issuing lane alone."""
+    bar = mbar("bar", 1, 32)
+
+    def build(o: Options) -> UOp:
+        place = rectangle(global_tensor("A"), 0, 0, 1, 256)
+        body = [
+            at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, place),
+            *o("arrive", at.copies_arrive(slot(bar))),
+            *o("wait", at.mbar_wait(slot(bar), 0)),
+            at.ld_shared_v4(slot(HELD), slot(TILE), 0),
+        ]
+        return block(dev, (TILE, bar, HELD), *flatten(body), warps=1)
+
+    table("arrive wait", build, lambda o: len(o.on) == 2, dev)
+
+
+def _load(bar: UOp, asked: bool = True) -> UOp:
+    place = rectangle(global_tensor("A"), 0, 0, 1, 128)
+    load = at.bulk_load(slot(TILE), param("C"), 0, place, slot(bar), bytes=SIZE, element=4)
+    return one(expect(bar, SIZE) if asked else None, load)
+
+
+def test_a_tile_comes_and_goes_in_bulk() -> None:
+    """Bytes are awaited by all lanes; what they write is fenced and joined before it leaves."""
+    bar = mbar("bar", 1, 1)
+
+    def build(o: Options) -> UOp:
+        place = rectangle(global_tensor("C"), 0, 0, 1, 128)
+        store = at.bulk_store(slot(TILE), param("C"), 0, place, bytes=SIZE, element=4)
+        body = [
+            _load(bar, o.expect),
+            *o("wait", at.mbar_wait(slot(bar), 0)),
+            _read(),
+            at.st_shared_v4(slot(TILE), 0, slot(HELD)),
+            *o("fence", at.fence_proxy_async()),
+            *o("sync", at.warp_sync()),
+            one(store, o("commit", at.bulk_commit()), o("over", at.bulk_wait_read(pending=0))),
+        ]
+        return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
+
+    names = "expect wait fence sync commit over"
+    table(names, build, lambda o: len(o.on) == len(names.split()), H200)
+
+
+def test_a_tile_is_read_before_the_next_takes_its_place() -> None:
+    bar = mbar("bar", 1, 1)
+
+    def build(o: Options) -> UOp:
+        body = [
+            _load(bar),
+            at.mbar_wait(slot(bar), 0),
+            *o("first", _read()),
+            *o("fence", at.fence_proxy_async()),
+            *o("sync", at.warp_sync()),
+            _load(bar),
+            at.mbar_wait(slot(bar), 1),
+            *o("second", _read()),
+        ]
+        return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
+
+    table("first fence sync second", build, lambda o: len(o.on) == 4, H200)
+
+
+def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
+    """A kernel of one warp."""
+    return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
+
+
+def test_lanes_of_a_warp_hand_over():
+    """What lanes stored, others of the warp may read when all have met."""
+
+    def build(o: Options) -> UOp:
+        return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
+
+    table("meet", build, lambda o: o.meet, H200)
+
+
+def test_copies_refill_a_stage():
+    """A stage that is read again is refilled whole, or not at all."""
+    halves = [slot(A, 0, begin, TILE_BYTES // 2) for begin in (0, TILE_BYTES // 2)]
+    source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
+    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
+    landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
+
+    def build(o: Options) -> UOp:
+        refill = [o("first", first), o("second", second), landed]
+        begin = [first, second, landed, read(A), at.warp_sync()]
+        return lonely((A, OUT), begin, refill, o("again", read(A)))
+
+    table("first second again", build, lambda o: o.first == o.second or not o.again, H200)
+
+
+def test_sums_in_memory():
+    """Nothing is added to a sum that was read until it is begun anew, and then something is."""
+    bins, keys, meet = smem("bins", 512, 1), frag("keys", 4, "b32"), at.warp_sync()
+    begin = [at.zero_shared(slot(bins), begun=True), meet]
+    count = [at.mov(slot(keys), 0), at.count_keys(slot(bins), slot(keys), bits=7), meet]
+
+    def build(o: Options) -> UOp:
+        again = [*o("begin", *begin), *o("add", *count), read(bins)]
+        return lonely((bins, OUT, keys), begin, count, read(bins), meet, again)
+
+    table("begin add", build, lambda o: o.begin == o.add, H200)
