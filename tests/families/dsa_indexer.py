@@ -134,7 +134,7 @@ ROW = Row(
     ),
     sampled=tuple(
         Sampled(f"{d.arch}, {h} heads of {dim}", problem(heads=h, dim=dim, page=page), d, h,
-                slow=h > 16)
+                slow=h > 16 or d is H200)
         for h, dim, page in ((16, 64, 32), (48, 128, 128)) for d in BOTH
     ),
     runs=_runs(),

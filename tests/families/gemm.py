@@ -186,17 +186,11 @@ ROW = Row(
     ),
     sampled=tuple(
         Sampled(
-            f"{d.arch}, M {m}",
-            problem(m, 328, 200),
-            d,
-            m,
-            12,
-            seeds=(m % 2,),
-            whole=True,
-            slow=m > 1,
+            f"{d.arch}, M {m}, {n} draws", problem(m, 328, 200), d, m, n, whole=True, slow=n > 2
         )
         for d in (H200, B200)
         for m in (200, 1)
+        for n in (2, 12)
     ),
     planted=(
         Planted(

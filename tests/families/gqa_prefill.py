@@ -209,7 +209,7 @@ def _sampled() -> tuple[Sampled, ...]:
             sizes = {"heads": heads, "kv_heads": kv_heads, "dim": dim}
             p = problem(page, 3, 1000, 3000, **sizes, dtype=dtype)
             name = f"{dev.arch}, {heads} and {kv_heads} heads of {dim}, pages of {page}"
-            out.append(Sampled(name, p, dev, heads, slow=dim > 64))
+            out.append(Sampled(name, p, dev, heads, slow=dim > 64 or heads > 4))
     return tuple(out)
 
 

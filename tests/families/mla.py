@@ -243,7 +243,7 @@ def _sampled(packed: bool) -> tuple[Sampled, ...]:
     return tuple(
         Sampled(f"{h} heads, {n} and {r} dims", problem(packed, 16, 3, 25, 5, heads=h, latent=n,
                 rope=r, dtype=dtype), B200 if packed else H200, h, seeds=(0,), whole=True,
-                slow=h > 8)
+                slow=packed or h > 8)
         for h, n, r, dtype in ((8, 128, 32, "float16"), (32, 512, 128, "bfloat16"),
                                (96, 64, 64, "bfloat16"), (128, 128, 32, "float16"))
     )  # fmt: skip

@@ -162,8 +162,8 @@ ROW = Row(
     ),
     planted=(
         Planted(
-            "columns", problem(20, **_SMALL), HOPPER["columns"],
-            {
+            "columns", problem(20, **_SMALL), HOPPER["columns"], slow=True,
+            faults={
                 "the scale of the gates": (
                     "%u_factor2, %u_token_scale0, %u_weight_scale1_0",
                     "%u_factor2, %u_token_scale0, %u_weight_scale0_0",
@@ -183,7 +183,7 @@ ROW = Row(
               (ONE, None, 11), (NONE, None, 3), (SPREAD, 254, 8), (SPREAD, -1, 2), (SPREAD, 31, 1),
           )),
         Run("more local experts than lanes", problem(5, local=40, hidden=128, inner=128),
-            strategy(), {"routing": ONE}),
+            strategy(), {"routing": ONE}, slow=True),
     ),
     same=tuple(
         Same(paths["rows"], tuple(problem(n) for n in (1, 64, 14107)), d)
