@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("compiler", "env", "gfn", "eval")
+OWN = (*FOLDERS, "tests", "docs")
 SCRIPTS = ("train.py", "sample.py")
 #: what a room may import, each room itself and those before it
 ROOMS = (
@@ -25,12 +25,9 @@ Graph = Mapping[str, frozenset[str]]
 
 def files(ending: str) -> list[Path]:
     """The repository's own files of an ending, symbolic links apart."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", f"*{ending}"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    paths = (ROOT / name for name in listed)
-    return sorted(p for p in paths if p.is_file() and not p.is_symlink())
+    inside = (p for folder in OWN for p in (ROOT / folder).rglob(f"*{ending}"))
+    found = (*ROOT.glob(f"*{ending}"), *(ROOT / "ptxflow").glob(f"*{ending}"), *inside)
+    return sorted(p for p in found if not p.is_symlink() and "__pycache__" not in p.parts)
 
 
 def module(path: Path) -> str:
