@@ -123,10 +123,12 @@ IN_KERNELS = {
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 
 
+@pytest.mark.slow
 def test_atoms_of_one_family_are_known_in_all_its_kernels() -> None:
     seen = set[str]()
     for case in (*moe.ROW.cases, *dsa_indexer.ROW.cases):
-        p = case.emulated or case.problem
+        if (p := case.emulated) is None:
+            continue
         for kernel in kernels_of(family(p.family).build(p, case.strategy, case.device)):
             seen |= {node.arg.atom for _, node in walk(kernel) if node.op is Op.ATOM}
             assert Program(parse(write(kernel, case.device))).code

@@ -212,7 +212,7 @@ def normal() -> Floats:
 def lanes(body: list[UOp], **inputs: Floats) -> Floats:
     """What one warp leaves in OUT when `a` and `b` are in A and B."""
     loads = [_given(n, {"a": A, "b": B}[n]) for n in inputs]
-    return run([*loads, *body], (A, B, OUT, PAIR), **inputs)
+    return run([*loads, *body], (A, B, OUT, PAIR), 0, **inputs)
 
 
 def test_factors_are_taken_in_turn() -> None:

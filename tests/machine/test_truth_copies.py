@@ -1,4 +1,4 @@
-"""Copies by lanes and in bulk, and sums: who waits for what before memory is read or written."""
+"""Copies by lanes and in bulk: who has to wait for what before a tile is read or written anew."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.ir import (
     LANE,
-    Body,
-    Op,
-    Role,
     UOp,
     const,
     flatten,
@@ -19,12 +16,10 @@ from ptxflow.compiler.ir import (
     mbar,
     param,
     rectangle,
-    role,
     slot,
     smem,
 )
-from tests.machine.truth import OUT, A, Options, block, expect, one, read, table, write
-from tests.machine.truth import TILE as TILE_BYTES
+from tests.machine.truth import Options, block, expect, one, table
 
 SIZE = 512  # of a copy by each lane
 TILE, HELD = smem("tile", SIZE, 1, align=16), frag("held", 4, "b32")
@@ -169,45 +164,3 @@ def test_a_tile_is_read_before_the_next_takes_its_place() -> None:
         return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
 
     table("first fence sync second", build, lambda o: len(o.on) == 4, H200)
-
-
-def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
-    """A kernel of one warp."""
-    return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
-
-
-def test_lanes_of_a_warp_hand_over():
-    """What lanes stored, others of the warp may read when all have met."""
-
-    def build(o: Options) -> UOp:
-        return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
-
-    table("meet", build, lambda o: o.meet, H200)
-
-
-def test_copies_refill_a_stage():
-    """A stage that is read again is refilled whole, or not at all."""
-    halves = [slot(A, 0, begin, TILE_BYTES // 2) for begin in (0, TILE_BYTES // 2)]
-    source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
-    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
-    landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
-
-    def build(o: Options) -> UOp:
-        refill = [o("first", first), o("second", second), landed]
-        begin = [first, second, landed, read(A), at.warp_sync()]
-        return lonely((A, OUT), begin, refill, o("again", read(A)))
-
-    table("first second again", build, lambda o: o.first == o.second or not o.again, H200)
-
-
-def test_sums_in_memory():
-    """Nothing is added to a sum that was read until it is begun anew, and then something is."""
-    bins, keys, meet = smem("bins", 512, 1), frag("keys", 4, "b32"), at.warp_sync()
-    begin = [at.zero_shared(slot(bins), begun=True), meet]
-    count = [at.mov(slot(keys), 0), at.count_keys(slot(bins), slot(keys), bits=7), meet]
-
-    def build(o: Options) -> UOp:
-        again = [*o("begin", *begin), *o("add", *count), read(bins)]
-        return lonely((bins, OUT, keys), begin, count, read(bins), meet, again)
-
-    table("begin add", build, lambda o: o.begin == o.add, H200)

@@ -10,13 +10,16 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import (
     CTA_RANK,
+    LANE,
     WARP,
     Body,
+    Op,
     Role,
     UOp,
     const,
     elect,
     frag,
+    global_tensor,
     kernel,
     loop,
     mbar,
@@ -30,47 +33,33 @@ from ptxflow.compiler.ir import (
 from tests.families.gemm import H200
 from tests.machine.truth import (
     ACC,
+    DRAIN,
+    EMPTY,
+    FULL,
     OUT,
     TILE,
     A,
     B,
     Options,
     block,
+    both,
+    consumers,
     expect,
     info,
     load,
+    multiply,
     one,
+    producer,
     read,
     store,
     table,
+    two_turns,
+    wait,
     wgmma,
     write,
 )  # fmt: skip
 
-FULL, EMPTY = mbar("full", 1, 1), mbar("empty", 1, 4)
 PACKED = frag("packed", 16, "b32")
-DRAIN = at.wgmma_wait(pending=0)
-
-
-def wait(bar: UOp, parity: int = 0, stage: int = 0) -> UOp:
-    return at.mbar_wait(slot(bar, stage), parity)
-
-
-def consumers(*body: Body) -> UOp:
-    return role(Role("consumer", 0, 4), list(body))
-
-
-def producer(*body: Body) -> UOp:
-    return role(Role("producer", 4, 1, elected=True), list(body))
-
-
-def both(*more: UOp) -> list[UOp]:
-    """Load A and B."""
-    return [load(A, FULL), load(B, FULL), *more]
-
-
-def multiply(accumulate: int = 0) -> list[UOp]:
-    return [at.wgmma_fence(), wgmma(A, B, accumulate), at.wgmma_commit()]
 
 
 def test_tma_load_to_wgmma():
@@ -168,20 +157,6 @@ def test_store_source_reuse():
         return block(H200, (A, OUT), consumers(*body), warps=4)
 
     table("commit wait sync", build, lambda o: o.commit and o.wait and o.sync, H200)
-
-
-def two_turns(
-    o: Options, use: list[Body], release: list[Body], again: list[Body], empty: UOp = EMPTY
-) -> UOp:
-    """One stage, filled twice; consumers use it and release it after the first turn."""
-    fill = [expect(FULL, 2 * TILE), *both()]
-    return block(
-        H200,
-        (FULL, empty, A, B, ACC, OUT),
-        producer(fill, o("wait", wait(empty)), fill),
-        consumers(wait(FULL), use, release, wait(FULL, 1), again, DRAIN),
-        warps=5,
-    )
 
 
 def test_stage_release_to_tma_refill():
@@ -430,6 +405,51 @@ def test_every_phase_is_waited_for():
         )
 
     table("see hear", build, lambda o: o.see and o.hear, H200)
+
+
+# -- one warp -----------------------------------------------------------------------------------
+
+
+def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
+    """A kernel of one warp."""
+    return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
+
+
+def test_lanes_of_a_warp_hand_over():
+    """What lanes stored, others of the warp may read when all have met."""
+
+    def build(o: Options) -> UOp:
+        return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
+
+    table("meet", build, lambda o: o.meet, H200)
+
+
+def test_copies_refill_a_stage():
+    """A stage that is read again is refilled whole, or not at all."""
+    halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
+    source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
+    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
+    landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
+
+    def build(o: Options) -> UOp:
+        refill = [o("first", first), o("second", second), landed]
+        begin = [first, second, landed, read(A), at.warp_sync()]
+        return lonely((A, OUT), begin, refill, o("again", read(A)))
+
+    table("first second again", build, lambda o: o.first == o.second or not o.again, H200)
+
+
+def test_sums_in_memory():
+    """Nothing is added to a sum that was read until it is begun anew, and then something is."""
+    bins, keys, meet = smem("bins", 512, 1), frag("keys", 4, "b32"), at.warp_sync()
+    begin = [at.zero_shared(slot(bins), begun=True), meet]
+    count = [at.mov(slot(keys), 0), at.count_keys(slot(bins), slot(keys), bits=7), meet]
+
+    def build(o: Options) -> UOp:
+        again = [*o("begin", *begin), *o("add", *count), read(bins)]
+        return lonely((bins, OUT, keys), begin, count, read(bins), meet, again)
+
+    table("begin add", build, lambda o: o.begin == o.add, H200)
 
 
 # -- grids and registers ----------------------------------------------------------------------

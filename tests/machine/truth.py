@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
-from ptxflow.compiler.device import Device
+from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import CompileError, HazardError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import (
@@ -16,6 +16,7 @@ from ptxflow.compiler.ir import (
     Body,
     KernelInfo,
     Op,
+    Role,
     UOp,
     Value,
     const,
@@ -24,8 +25,10 @@ from ptxflow.compiler.ir import (
     frag,
     global_tensor,
     kernels_of,
+    mbar,
     param,
     program,
+    role,
     slot,
     smem,
     tmem,
@@ -149,3 +152,44 @@ def wgmma(a: UOp, b: UOp, accumulate: Value = 0, stage: Value = 0) -> UOp:
 def mma(d: UOp, a: UOp, b: UOp, accumulate: Value = 0, group: int = 1) -> UOp:
     attrs = {"cta_group": group, "idesc": 1, "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
     return at.tcgen05_mma(slot(d), slot(a), slot(b), accumulate, **attrs)
+
+
+# -- a warp that loads operands, and a warpgroup that multiplies on sm_90a -------------------------
+
+FULL, EMPTY = mbar("full", 1, 1), mbar("empty", 1, 4)
+DRAIN = at.wgmma_wait(pending=0)
+
+
+def wait(bar: UOp, parity: int = 0, stage: int = 0) -> UOp:
+    return at.mbar_wait(slot(bar, stage), parity)
+
+
+def consumers(*body: Body) -> UOp:
+    return role(Role("consumer", 0, 4), list(body))
+
+
+def producer(*body: Body) -> UOp:
+    return role(Role("producer", 4, 1, elected=True), list(body))
+
+
+def both(*more: UOp) -> list[UOp]:
+    """Load A and B."""
+    return [load(A, FULL), load(B, FULL), *more]
+
+
+def multiply(accumulate: int = 0) -> list[UOp]:
+    return [at.wgmma_fence(), wgmma(A, B, accumulate), at.wgmma_commit()]
+
+
+def two_turns(
+    o: Options, use: list[Body], release: list[Body], again: list[Body], empty: UOp = EMPTY
+) -> UOp:
+    """One stage, filled twice; consumers use it and release it after the first turn."""
+    fill = [expect(FULL, 2 * TILE), *both()]
+    return block(
+        H200,
+        (FULL, empty, A, B, ACC, OUT),
+        producer(fill, o("wait", wait(empty)), fill),
+        consumers(wait(FULL), use, release, wait(FULL, 1), again, DRAIN),
+        warps=5,
+    )

@@ -29,10 +29,8 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [(name, n) for name in CLAIMS for n in (3, pytest.param(40, marks=pytest.mark.slow))],
-)
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CLAIMS)
 def test_a_seeded_few(name: str, count: int):
     dev = device(name)
     definitions = ["gemm_n128_k2048", "gemm_n256_k7168", "gemm_n4096_k4096", "gemm_n28672_k4096"]
