@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
-
-
-def case_for(p: Problem, **given: Any) -> Case:
-    """The case of a problem's family, of lengths, scales or whatever else that takes."""
-    module = import_module(f"ptxflow.eval.verify.cases.{p.family}")
-    made: Case = module.case(p, **given)
-    return made
 
 
 def text_of(p: Problem, s: Strategy, dev: Device = H200) -> str:

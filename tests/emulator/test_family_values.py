@@ -11,9 +11,10 @@ from _pytest.mark import ParameterSet
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import Fault
 from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.emulation import run_emulation
 from tests.alike import alike
-from tests.emulation import case_for, outside, run, text_of
+from tests.emulation import outside, run, text_of
 from tests.families import ROWS
 from tests.families.row import (
     Case,
@@ -57,7 +58,7 @@ def test_sampled_strategies_are_right(row: Row, drawn: Sampled) -> None:
     for i, code in enumerate(np.random.default_rng(drawn.seed).choice(codes, drawn.count)):
         s = found.strategy(int(code))
         if drawn.whole:
-            case = case_for(p)
+            case = case_of(p)
             assert not outside(case, run(p, s, case, dev, seed=i)), s
         else:
             result = run_emulation(p, s, dev, drawn.seeds)
@@ -68,7 +69,7 @@ def test_sampled_strategies_are_right(row: Row, drawn: Sampled) -> None:
 def test_runs_are_right(row: Row, r: Run) -> None:
     """Lengths, states, scales and routings of all kinds."""
     assert not r.legal or not row.family.refusals(r.problem, r.strategy, r.device)
-    case = case_for(r.problem, **r.given)
+    case = case_of(r.problem, **r.given)
     assert not outside(case, run(r.problem, r.strategy, case, r.device, blocks=r.blocks))
 
 
@@ -81,7 +82,7 @@ def test_one_text_serves_all_variable_axes(row: Row, same: Same) -> None:
 @pytest.mark.parametrize(("row", "r"), items(ROWS, "references"))
 def test_kernels_pass_the_check_of_a_gpu(row: Row, r: Reference) -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
-    made = case_for(r.problem)
+    made = case_of(r.problem)
     given = parse(r.definition)
     assert_as_reference(row.family, r.problem, r.strategy, given, made, r.within, r.steeper)
 
@@ -112,7 +113,7 @@ def test_a_wrong_kernel_is_told_from_a_right_one(row: Row, kernel: Planted, name
         exact = old if isinstance(old, re.Pattern) else re.compile(re.escape(old))
         planted = exact.sub(new if isinstance(old, re.Pattern) else lambda _: str(new), text)
         assert planted != text, text
-    case = case_for(p, **kernel.given)
+    case = case_of(p, **kernel.given)
     try:
         found = outside(case, run(p, s, case, dev, planted, blocks))
     except Fault:

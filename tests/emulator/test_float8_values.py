@@ -14,8 +14,9 @@ from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.session import scored
 from ptxflow.eval.bench.tolerance import tolerance
+from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case
-from tests.emulation import case_for, run
+from tests.emulation import run
 from tests.families import dsa_indexer, moe
 from tests.reference_check import as_torch
 
@@ -50,7 +51,7 @@ def test_a_program_passes_the_check_of_a_gpu() -> None:
     inputs = make_inputs(given, {"seq_len": 24}, 1)
     inputs["local_expert_offset"] = 8
     inputs["routing_bias"][8:11] += 0.3
-    made = case_for(p)
+    made = case_of(p)
     for name, held in inputs.items():
         if isinstance(held, torch.Tensor):
             size = held.element_size()

@@ -12,10 +12,10 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.references.gdn import gdn_decode, gdn_prefill
 from ptxflow.eval.bench.references.moe import moe, route
+from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import plain
 from ptxflow.eval.verify.cases.moe import shares
 from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
-from tests.emulation import case_for
 from tests.families import dsa_indexer, rmsnorm
 from tests.families.gdn_decode import problem as step
 from tests.families.gdn_prefill import problem as packed
@@ -29,7 +29,7 @@ def test_gdn_decode_is_the_reference() -> None:
     """Of the definition itself, in torch, and the bounds leave little room."""
     p = step(3, 64, 2, 4)
     for state, scale in ((True, 0.25), (False, 0.0)):
-        made = case_for(p, given=state, scale=scale)
+        made = case_of(p, given=state, scale=scale)
         names = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b")
         inputs: list[Any] = [
             as_torch(made.tensors[n]) if n in made.tensors else None for n in names
@@ -47,7 +47,7 @@ def test_gdn_prefill_is_the_reference() -> None:
     """Of the definition itself, in torch, and the bounds leave little room."""
     p = packed(90, 3, 64, 1, 2)
     for state, scale in ((True, 0.25), (False, 0.0)):
-        made = case_for(p, lengths=(30, 0, 60), given=state, scale=scale)
+        made = case_of(p, lengths=(30, 0, 60), given=state, scale=scale)
         names = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens")
         inputs: list[Any] = [
             as_torch(made.tensors[n]) if n in made.tensors else None for n in names
@@ -65,8 +65,8 @@ def test_rmsnorm_is_the_reference() -> None:
     for name in ("rmsnorm_h512", "fused_add_rmsnorm_h2048"):
         definition = load(name)
         p = rmsnorm.RMSNORM.problem(definition.to_json(), definition.bind({"batch_size": 9}))
-        tensors = case_for(p).tensors
-        low, high = case_for(p).expected["output"]
+        tensors = case_of(p).tensors
+        low, high = case_of(p).expected["output"]
         inputs = [
             torch.from_numpy(tensors[n].view(np.int16)).view(torch.bfloat16)
             for n in definition.inputs
@@ -93,7 +93,7 @@ def test_e4m3_rounds_as_torch_does() -> None:
 
 
 def test_routing_of_the_case_is_that_of_the_reference() -> None:
-    made = case_for(experts(50, **SMALL), seed=3).tensors
+    made = case_of(experts(50, **SMALL), seed=3).tensors
     logits = torch.from_numpy(made["routing_logits"].copy())
     bias = torch.from_numpy(plain(made["routing_bias"]).copy())
     chosen, share = route(logits, bias)
@@ -103,7 +103,7 @@ def test_routing_of_the_case_is_that_of_the_reference() -> None:
 
 
 def test_moe_is_the_reference() -> None:
-    made = case_for(experts(20, **SMALL), seed=2)
+    made = case_of(experts(20, **SMALL), seed=2)
     inputs: list[Any] = [narrow(t) for name, t in made.tensors.items() if name != "output"]
     found = moe(*inputs, *made.arguments.scalars.values()).float().numpy()
     low, high = made.expected["output"]
@@ -113,7 +113,7 @@ def test_moe_is_the_reference() -> None:
 
 def test_of_equal_scores_the_first_are_chosen() -> None:
     p = dsa_indexer.problem(4, 11, 30, topk=32)
-    given = case_for(p, lengths=(70, 0, 600, 701))
+    given = case_of(p, lengths=(70, 0, 600, 701))
     own = given.tensors["block_table"][3, 0] * 64
     assert (given.expected["topk_indices"][0][3] == own + np.arange(32)).all()
     assert (given.expected["topk_indices"][0][1] == -1).all()
