@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     from ptxflow.env.tasks.arguments import find_device, find_family, find_problem, find_space
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
-    from ptxflow.eval.sample.output import OutputFolder
+    from ptxflow.eval.sample.folder import OutputFolder
 
     if args.definition == "list":
         print(definition_table())

@@ -1,4 +1,4 @@
-"""The analytic model: TFLOP/s of strategies from what they load the machine with.
+"""The analytic model: TFLOP/s of strategies from what they ask of the machine.
 
 One model for every family and device: a family says what a strategy asks for (`Demand`), `RATES`
 what a device gives. Hopper's rates are fitted to our own kernels. B200's start from published peaks
@@ -59,27 +59,27 @@ def rates(device: Device) -> Rates:
         raise KeyError(f"no cost rates for {device.name!r}; known: {', '.join(RATES)}") from None
 
 
-def seconds(load: Demand, device: Device, rates: Rates) -> NDArray[np.float64]:
+def seconds(demand: Demand, device: Device, rates: Rates) -> NDArray[np.float64]:
     """float64 [n] seconds of each strategy, from launch to the last store of its last kernel.
 
-    The fields of `load` are scalars or arrays [n]; `rates` are those of the device.
+    The fields of `demand` are scalars or arrays [n]; `rates` are those of the device.
     """
-    time = rates.launch_s + _kernel_seconds(load, device, rates)
-    while (load_ := load.following) is not None:
-        launched = np.asarray(load_.blocks) > 0
-        time = time + launched * (rates.gap_s + _kernel_seconds(load_, device, rates))
-        load = load_
+    time = rates.launch_s + _kernel_seconds(demand, device, rates)
+    while (following := demand.following) is not None:
+        launched = np.asarray(following.blocks) > 0
+        time = time + launched * (rates.gap_s + _kernel_seconds(following, device, rates))
+        demand = following
     return np.asarray(time, np.float64)
 
 
-def _kernel_seconds(load: Demand, device: Device, rates: Rates) -> Any:
+def _kernel_seconds(demand: Demand, device: Device, rates: Rates) -> Any:
     """Of one kernel, without its launch."""
-    sm = sm_cycles(load, device, rates) / (device.clock_ghz * 1e9)
-    dram = load.dram_bytes / (device.hbm_bytes_per_s * rates.hbm_efficiency)
+    sm = sm_cycles(demand, device, rates) / (device.clock_ghz * 1e9)
+    dram = demand.dram_bytes / (device.hbm_bytes_per_s * rates.hbm_efficiency)
     return _join(sm, dram)
 
 
-def sm_cycles(load: Demand, device: Device, rates: Rates) -> Any:
+def sm_cycles(demand: Demand, device: Device, rates: Rates) -> Any:
     """Cycles of the busiest SM.
 
     A ring slot is refilled one latency after it was drained, so `stages` slots of r resident
@@ -87,34 +87,34 @@ def sm_cycles(load: Demand, device: Device, rates: Rates) -> Any:
     first fill, last epilogue) is exposed once, and again for each later block as far as the other
     residents leave the SM idle; the first fill only as far as steps do not wait that long anyway.
     """
-    blocks = np.maximum(load.blocks, 1)
+    blocks = np.maximum(demand.blocks, 1)
     per_sm = -(-blocks // device.sms)
-    resident = np.minimum(load.resident, per_sm)
-    busy = _busy_cycles(load, resident, device, rates)
-    fetched = load.l2_bytes * load.steps * blocks * load.tiles
-    from_dram = np.minimum(1.0, load.dram_bytes / fetched)
+    resident = np.minimum(demand.resident, per_sm)
+    busy = _busy_cycles(demand, resident, device, rates)
+    fetched = demand.l2_bytes * demand.steps * blocks * demand.tiles
+    from_dram = np.minimum(1.0, demand.dram_bytes / fetched)
     mixed = rates.l2_latency + from_dram * (rates.dram_latency - rates.l2_latency)
-    latency = load.latency * mixed
-    step = _join(busy, (latency + resident * busy) / (load.stages * resident))
-    tile = load.steps * step
-    hidden = np.minimum(load.overlap * load.epilogue_cycles, tile)
-    between = (load.tiles - 1) * (load.epilogue_cycles - hidden)
+    latency = demand.latency * mixed
+    step = _join(busy, (latency + resident * busy) / (demand.stages * resident))
+    tile = demand.steps * step
+    hidden = np.minimum(demand.overlap * demand.epilogue_cycles, tile)
+    between = (demand.tiles - 1) * (demand.epilogue_cycles - hidden)
     times = 1 + (per_sm - 1) / resident**2
-    waits = per_sm * load.tiles * load.steps * (step - busy)
+    waits = per_sm * demand.tiles * demand.steps * (step - busy)
     filling = np.maximum(latency * times - waits, 0)
-    around = (load.setup_cycles + load.epilogue_cycles) * times + filling
-    return load.imbalance * (per_sm * (load.tiles * tile + between) + around)
+    around = (demand.setup_cycles + demand.epilogue_cycles) * times + filling
+    return demand.imbalance * (per_sm * (demand.tiles * tile + between) + around)
 
 
-def _busy_cycles(load: Demand, resident: Any, device: Device, rates: Rates) -> Any:
+def _busy_cycles(demand: Demand, resident: Any, device: Device, rates: Rates) -> Any:
     """Cycles an SM needs for a step once its data is there: arithmetic, smem, L2 port."""
-    active = np.clip(load.blocks, 1, device.sms)
+    active = np.clip(demand.blocks, 1, device.sms)
     port = np.minimum(rates.port_bytes_per_cycle, rates.l2_bytes_per_cycle / active)
     return _join(
-        load.mma_cycles / rates.mma_efficiency + load.issue_cycles / resident,
-        load.smem_bytes / rates.smem_bytes_per_cycle,
-        load.l2_bytes / port,
-        load.special / rates.special_per_cycle,
+        demand.mma_cycles / rates.mma_efficiency + demand.issue_cycles / resident,
+        demand.smem_bytes / rates.smem_bytes_per_cycle,
+        demand.l2_bytes / port,
+        demand.special / rates.special_per_cycle,
     )
 
 

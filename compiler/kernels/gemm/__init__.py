@@ -8,10 +8,9 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
-from ptxflow.compiler.kernels.gemm.cost import demand, features
+from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.problem import problem
-from ptxflow.compiler.kernels.gemm.rates import COSTS
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.launch import Launch
 

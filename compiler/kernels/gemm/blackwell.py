@@ -29,7 +29,7 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.kernels.gemm.output import Store, region, span
+from ptxflow.compiler.kernels.gemm.epilogue import Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.kernels.pipeline import Ring

@@ -44,8 +44,8 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     register_limit,
     weight_columns,
 )
+from ptxflow.compiler.kernels.gqa_prefill.epilogue import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
-from ptxflow.compiler.kernels.gqa_prefill.output import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.row_softmax import RowSoftmax
 from ptxflow.compiler.kernels.pipeline import Ring

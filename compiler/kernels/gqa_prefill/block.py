@@ -22,8 +22,8 @@ from ptxflow.compiler.ir import (
     value,
     var,
 )
+from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE, Keys
-from ptxflow.compiler.kernels.gqa_prefill.output import Lines
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.launch import InputParam, Launch, PointerParam, ScalarParam, TensorMapParam
 from ptxflow.compiler.layout import SmemTile

@@ -34,7 +34,7 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     producer_registers,
     register_limit,
 )
-from ptxflow.compiler.kernels.gqa_prefill.output import Output
+from ptxflow.compiler.kernels.gqa_prefill.epilogue import Output
 from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.lower import single
 

@@ -10,7 +10,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, part, slot, var, when
 from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
-from ptxflow.compiler.kernels.mla.hopper_output import Leaver
+from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.hopper_softmax import Softmax
 from ptxflow.compiler.kernels.mla.problem import ELEMENT

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.eval.sample.output import OutputFolder
+from ptxflow.eval.sample.folder import OutputFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys, time
 from pathlib import Path
-from ptxflow.eval.sample.output import OutputFolder
+from ptxflow.eval.sample.folder import OutputFolder
 with OutputFolder(Path(sys.argv[1]), "marker") as folder:
     (folder / "half").write_text("half")
     print("written", flush=True)
