@@ -166,9 +166,9 @@ class _Writer:
             ("ctas", "%nctaid.x"),
             ("cta_rank", "%cluster_ctarank"),
         ):
-            held = self._new("r")
-            self._line(f"mov.u32 {held}, {register};")
-            self._bind(special(name), held)
+            value = self._new("r")
+            self._line(f"mov.u32 {value}, {register};")
+            self._bind(special(name), value)
 
     def _warp_index(self) -> None:
         """The shuffle tells ptxas that the index is uniform."""
@@ -179,17 +179,17 @@ class _Writer:
     def _load_param(self, name: str, kind: str) -> None:
         node = UOp(Op.PARAM, (), name)
         if kind == "u32":
-            held = self._new("r")
-            self._line(f"ld.param.u32 {held}, [{name}];")
+            value = self._new("r")
+            self._line(f"ld.param.u32 {value}, [{name}];")
         else:
-            held = self._new("rd")
+            value = self._new("rd")
             if kind == "ptr":
-                self._line(f"ld.param.u64 {held}, [{name}];")
-                self._line(f"cvta.to.global.u64 {held}, {held};")
+                self._line(f"ld.param.u64 {value}, [{name}];")
+                self._line(f"cvta.to.global.u64 {value}, {value};")
             else:
-                self._line(f"mov.b64 {held}, {name};")
-                self._line(f"cvta.param.u64 {held}, {held};")
-        self._bind(node, held)
+                self._line(f"mov.b64 {value}, {name};")
+                self._line(f"cvta.param.u64 {value}, {value};")
+        self._bind(node, value)
 
     def _bind(self, key: object, register: str) -> None:
         self.scopes[-1][key] = register
@@ -213,14 +213,14 @@ class _Writer:
             raise ValueError(f"{show(node)} is not bound here: a loop variable outside its loop?")
         cheaper = reduced(node)
         if cheaper is not node:
-            held = self._value(cheaper)
-            self._bind(node, held)
-            return held
+            value = self._value(cheaper)
+            self._bind(node, value)
+            return value
         predicate = is_predicate(node)
         a, b = (self._value(s) for s in node.src)
         if node.src[0].op is Op.CONST and node.arg not in ("add", "mul", "and", "or", "xor", "min"):
             a = self._register(a)
-        held = self._new("p" if predicate else "r")
+        value = self._new("p" if predicate else "r")
         name = _INSTRUCTION[node.arg]
         if predicate and node.arg in ("and", "or"):
             name = f"{node.arg}.pred"
@@ -228,16 +228,16 @@ class _Writer:
             a, b = (b, a) if node.arg in ("add", "mul", "and", "or", "xor", "min") else (a, b)
         elif node.src[0].op is Op.CONST:
             a = self._register(a)
-        self._line(f"{name} {held}, {a}, {b};")
-        self._bind(node, held)
-        return held
+        self._line(f"{name} {value}, {a}, {b};")
+        self._bind(node, value)
+        return value
 
     def _register(self, operand: str) -> str:
         if operand.startswith("%"):
             return operand
-        held = self._new("r")
-        self._line(f"mov.u32 {held}, {operand};")
-        return held
+        value = self._new("r")
+        self._line(f"mov.u32 {value}, {operand};")
+        return value
 
     def _predicate(self, node: UOp) -> str:
         if is_predicate(node):
@@ -295,9 +295,9 @@ class _Writer:
             self._bind(key, base)
         if not constant + step:
             return base
-        held = self._new("rd")
-        self._line(f"add.s64 {held}, {base}, {(constant + step) >> 4};")
-        return held
+        value = self._new("rd")
+        self._line(f"add.s64 {value}, {base}, {(constant + step) >> 4};")
+        return value
 
     # -- statements ---------------------------------------------------------------------------
 
@@ -322,23 +322,23 @@ class _Writer:
 
     def _loop(self, node: UOp) -> None:
         index, start, stop, step = node.src[:4]
-        held, done = self._new("r"), self._label("DONE")
+        value, done = self._new("r"), self._label("DONE")
         again = self._label("LOOP")
         limit = self._value(stop)
         by = self._value(step)
-        self._line(f"mov.u32 {held}, {self._value(start)};")
+        self._line(f"mov.u32 {value}, {self._value(start)};")
         leave = self._new("p")
-        self._line(f"setp.ge.u32 {leave}, {held}, {limit};")
+        self._line(f"setp.ge.u32 {leave}, {value}, {limit};")
         self._line(f"@{leave} bra {done};")
         self._line(f"{again}:")
         if node.arg:
             self._line('.pragma "nounroll";')  # ptxas looks for it behind the label
-        self.scopes.append({index: held})
+        self.scopes.append({index: value})
         self._block(body_of(node))
         self.scopes.pop()
-        self._line(f"add.u32 {held}, {held}, {by};")
+        self._line(f"add.u32 {value}, {value}, {by};")
         stay = self._new("p")
-        self._line(f"setp.lt.u32 {stay}, {held}, {limit};")
+        self._line(f"setp.lt.u32 {stay}, {value}, {limit};")
         self._line(f"@{stay} bra {again};")
         self._line(f"{done}:")
 
