@@ -6,6 +6,9 @@ the storage layout; instructions come from the atom table.
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 from ptxflow.compiler.atoms.table import STORAGE_OF, Atom, atom
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.ir import PREDICATES, Op, UOp, alu, body_of, const, kernels_of, show, special
@@ -13,6 +16,11 @@ from ptxflow.compiler.lower import layout
 
 ISA_VERSION = "8.8"  # driver 580 takes at most 9.0
 _SMEM, _TMEM = special("smem"), special("tmem")
+_REGISTER = re.compile(r"%[a-zA-Z_]\w*")
+_SPECIAL = re.compile(
+    r"%(?:tid|ntid|ctaid|nctaid|laneid|warpid|clusterid|nclusterid|cluster_\w+|"
+    r"smid|clock\w*|globaltimer\w*|dynamic_smem_size)\b"
+)
 _INSTRUCTION = {
     "add": "add.u32",
     "sub": "sub.u32",
@@ -49,6 +57,23 @@ def write(lowered: UOp, device: Device) -> str:
         "",
     ]
     return "\n".join([*header, "\n".join(_Writer(k).text() for k in kernels_of(lowered))])
+
+
+def digest(text: str) -> str:
+    """Of PTX, whatever its registers are called and declared: 32 hexadecimal digits.
+
+    Registers are numbered in order of appearance; special ones keep their names.
+    """
+    numbers: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        if _SPECIAL.match(match[0]):
+            return match[0]
+        return numbers.setdefault(match[0], f"%{len(numbers)}")
+
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith(".reg"))
+    numbered = "\n".join(_REGISTER.sub(number, line) for line in lines)
+    return hashlib.sha256(numbered.encode()).hexdigest()[:32]
 
 
 def is_predicate(node: UOp) -> bool:

@@ -9,6 +9,7 @@ reason.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from functools import partial
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import cache, ptxas, sass
+from ptxflow.compiler.backend.ptx import digest
 from ptxflow.compiler.backend.ptxas import Usage
 from ptxflow.compiler.compilation import Job, prepare
 from ptxflow.compiler.device import Device
@@ -42,6 +44,7 @@ class Verification:
     refused: str = ""
     reasons: tuple[str, ...] = ()
     check_s: float = 0.0  # rules, build, validator and PTX
+    text: str = ""  # the PTX's digest
     usage: Usage | None = None
     smem: int = 0  # bytes of dynamic shared memory
     emulation: Emulation | None = None
@@ -83,8 +86,9 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
 
     def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Verification:
         return Verification(
-            problem, strategy, stage, tuple(reasons), check_s, usage, draft.launch.smem_bytes
-        )
+            problem, strategy, stage, tuple(reasons), check_s, digest(draft.ptx), usage,
+            draft.launch.smem_bytes,
+        )  # fmt: skip
 
     try:
         assembly = cache.assemble(draft.ptx, device.arch)
@@ -100,8 +104,8 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
         judged = judge_strategy(device, seeds, job, mutants, seed)
     refused = "" if emulation.right else "emulator"
     return Verification(
-        problem, strategy, refused, emulation.complaints, check_s, assembly.usage,
-        draft.launch.smem_bytes, emulation, tuple(judged),
+        problem, strategy, refused, emulation.complaints, check_s, digest(draft.ptx),
+        assembly.usage, draft.launch.smem_bytes, emulation, tuple(judged),
     )  # fmt: skip
 
 
@@ -129,6 +133,7 @@ def count(verifications: Sequence[Verification]) -> Summary:
     mutants = [m for p in verifications for m in p.mutants]
     return {
         "strategies": len(verifications),
+        "kernels": kernels_digest(p.text for p in verifications),
         "passed": {stage: sum(p.passed(stage) for p in verifications) for stage in STAGES},
         "registers": _range(u.registers for u in usages),
         "smem_bytes": _range(p.smem for p in verifications if p.usage),
@@ -142,6 +147,12 @@ def count(verifications: Sequence[Verification]) -> Summary:
             "right": sum(m.right for m in mutants),
         },
     }
+
+
+def kernels_digest(texts: Iterable[str]) -> str:
+    """Of the kernels that a row is of, by the digests of their PTX: another one than the committed
+    says that kernels have changed since."""
+    return hashlib.sha256(" ".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
 def _range(values: Iterable[int]) -> list[int] | None:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.device import DEVICES
 from tests.emulation import text_of
 from tests.families import gemm, gqa_decode
 from tests.golden.kernels import read
-from tests.golden.test_golden_machine import DIGESTS, digest, numbered
+from tests.golden.test_golden_machine import DIGESTS
 
 HERE = Path(__file__).parent
 
@@ -37,7 +37,7 @@ def emitted() -> dict[str, str]:
 
 def numbers() -> dict[str, str]:
     """Digests of the PTX of all kernels whose machine code is pinned."""
-    return {str(k): digest(numbered(write(k.build(), DEVICES[k.device]))) for k in read()}
+    return {str(k): digest(write(k.build(), DEVICES[k.device])) for k in read()}
 
 
 def test_golden(request: pytest.FixtureRequest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Any
 
 import pytest
 
-from ptxflow.compiler.device import Device
+from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.device import Device, device
+from ptxflow.compiler.kernels import FAMILIES, family
 from ptxflow.env.tasks.arguments import UsageError
 from ptxflow.env.tasks.definition import names
-from ptxflow.eval.verify.draws import places
+from ptxflow.eval.verify.draws import draw_families, places
 from ptxflow.eval.verify.page import main, markdown, placed, sections
 from ptxflow.eval.verify.results import read
+from ptxflow.eval.verify.strategies import arguments, kernels_digest
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
 from tests.machine import test_truth_blackwell, test_truth_cluster, test_truth_hopper
@@ -179,3 +183,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_placing_needs_the_marks() -> None:
     with pytest.raises(UsageError, match="no section"):
         placed("a page", "verify", "text")
+
+
+@pytest.mark.parametrize("target", ["b200", "h200"])
+@pytest.mark.parametrize("name", [
+    "rmsnorm", "dsa_sparse",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FAMILIES)
+      if name not in ("rmsnorm", "dsa_sparse")),
+])  # fmt: skip
+def test_the_kernels_that_were_verified_are_today_s(name: str, target: str) -> None:
+    summary = read(PAGE.with_name(f"verify-{target}.json"))
+    args = arguments().parse_args(shlex.split(summary["command"])[2:])
+    dev = device(target)
+    jobs = draw_families([name], dev, args.samples, args.seed)
+    texts = [digest(write(family(s.family).build(p, s, dev), dev)) for p, s in jobs]
+    assert kernels_digest(texts) == summary["rows"][name]["kernels"], (
+        f"kernels have changed: run {summary['command']} --out eval/results/verify-{target}.json, "
+        "then python -m ptxflow.eval.verify.page eval/results/*.json --into "
+        "eval/results/verification.md"
+    )
