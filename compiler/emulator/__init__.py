@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ptxflow.compiler.emulator import (
+    arithmetic,
     atomics,
     bits,
     bulk,
+    comparisons,
     control,
+    conversions,
     copies,
     floats,
     moves,
@@ -41,6 +44,9 @@ from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 _INSTRUCTIONS = (
     scalar,
+    comparisons,
+    arithmetic,
+    conversions,
     floats,
     bits,
     moves,

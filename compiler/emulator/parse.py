@@ -150,8 +150,10 @@ def split(text: str, separator: str = ",") -> list[str]:
     return [*out, tail] if tail or out else []
 
 
-def number(text: str) -> int | None:
-    """The value of an integer literal, or the bits of a 0f or 0d one; None for anything else."""
+def number(text: str, real: str = "<f") -> int | None:
+    """The value of an integer literal, or the bits of a 0f or 0d one; None for anything else.
+
+    `real` is the type of a decimal fraction: <f or <d."""
     match = _NUMBER.match(text)
     if match:
         digits = match[2]
@@ -161,7 +163,7 @@ def number(text: str) -> int | None:
     if re.match(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$", text):
         return int(text[2:], 16)
     if re.match(r"-?\d+\.\d*$", text):
-        return int.from_bytes(struct.pack("<f", float(text)), "little")
+        return int.from_bytes(struct.pack(real, float(text)), "little")
     return None
 
 
@@ -198,6 +200,7 @@ class _Parser:
         self.branches: list[tuple[int, _Scope, str]] = []
         self.tables: dict[tuple[int, str], list[tuple[_Scope, str]]] = {}  # of brx.idx
         self.labelled = ""
+        self.real = "<f"  # the type of decimal fractions, by the instruction
 
     def module(self) -> Module:
         while self._skip_space():
@@ -372,6 +375,7 @@ class _Parser:
                 raise self._fail(f"guard {head!r} is not a predicate", line)
             guard = held
         opcode, _, tail = rest.partition(" ")
+        self.real = "<d" if opcode.endswith(".f64") else "<f"
         if opcode.split(".")[0] in ("bra", "brx"):
             *index, label = split(tail)
             self.branches.append((len(self.out.code), scope, label))
@@ -393,7 +397,7 @@ class _Parser:
                 self._operand(first.strip(), scope, line),
                 self._operand(second.strip(), scope, line),
             )
-        value = number(text)
+        value = number(text, self.real)
         if value is not None:
             return Immediate(value)
         negated = text.startswith("!")
