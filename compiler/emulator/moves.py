@@ -9,7 +9,7 @@ from ptxflow.compiler.emulator.grid import Cta
 from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
-from ptxflow.compiler.emulator.parse import Register, Vector
+from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -36,8 +36,34 @@ def convert_address(line: Line) -> Step:
     return lambda w: write(w, a(w) + SHARED_BASE)
 
 
-@operation(r"ld\.param\.[busf](32|64)")
+def _passed(line: Line, index: int) -> Register | None:
+    """The scalar of a call that the operand addresses."""
+    operand = line.operand(index)
+    if not isinstance(operand, Address) or not isinstance(operand.base, Register):
+        return None
+    if operand.base.param and operand.offset:
+        raise line.refuse("parts of a parameter are not modelled")
+    return operand.base if operand.base.param else None
+
+
+@operation(r"st\.param\.[busf](16|32|64)")
+def store_parameter(line: Line) -> Step:
+    """Of a call (PTX ISA 7.1): a function's results are stored so too."""
+    line.count(2)
+    target, width = _passed(line, 0), int(line.match[1])
+    if target is None:
+        raise line.refuse("stores to no parameter of a call")
+    slot, value = line.register(target, width).slot, line.read(1, width)
+    return lambda w: w.put(slot, value(w))
+
+
+@operation(r"ld\.param\.[busf](16|32|64)")
 def load_parameter(line: Line) -> Step:
+    passed = _passed(line, 1)
+    if passed is not None:
+        line.count(2)
+        store, held = line.write(0, int(line.match[1])), line.reader(passed, int(line.match[1]))
+        return lambda w: store(w, held(w))
     line.count(2)
     width = int(line.match[1])
     write, address = line.write(0, width), line.address(1)
