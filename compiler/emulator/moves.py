@@ -24,9 +24,9 @@ def register_width(line: Line, index: int) -> int:
     return item.width if isinstance(item, Register) else int(line.match[line.match.lastindex or 0])
 
 
-@operation(r"cvta(\.to)?\.(global|shared|param)\.u(32|64)")
+@operation(r"cvta(\.to)?\.(global|shared|param|local)\.u(32|64)")
 def convert_address(line: Line) -> Step:
-    """Global and parameter addresses are generic ones; the shared window has a place of its own."""
+    """All addresses but shared ones are generic; the shared window has a place of its own."""
     width, to = int(line.match[3]), bool(line.match[1])
     write, a = line.write(0, width), line.read(1, width)
     if line.match[2] != "shared":
@@ -78,7 +78,7 @@ def load_parameter(line: Line) -> Step:
     return run
 
 
-def _offsets(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
+def addresses(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
     """Active lanes, and their element addresses [lanes, count] as int64."""
     w.sure()
     lanes = lanes_in(w.mask)
@@ -111,7 +111,7 @@ def load(line: Line) -> Step:
     address, size = line.address(1), width // 8
 
     def run(w: Warp) -> None:
-        lanes, at = _offsets(w, address(w), count, size)
+        lanes, at = addresses(w, address(w), count, size)
         if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
             got = _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
         elif space in ("global", None):
@@ -158,8 +158,8 @@ def store(line: Line) -> Step:
     address, size = line.address(0), width // 8
 
     def run(w: Warp) -> None:
-        lanes, at = _offsets(w, address(w), count, size)
-        data = _columns(w, values, lanes)
+        lanes, at = addresses(w, address(w), count, size)
+        data = columns(w, values, lanes)
         if space == "global":
             words, index = w.cta.machine.memory.words(at, size)
             same_value(w, at, data)
@@ -183,7 +183,7 @@ def _store_cluster(w: Warp, line: int, at: Array, data: Array, size: int, lanes:
         )
 
 
-def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
+def columns(w: Warp, values: list[Read], lanes: Array) -> Array:
     out = np.empty((len(lanes), len(values)), np.uint64)
     for i, value in enumerate(values):
         held = value(w)

@@ -7,11 +7,11 @@ the machine never sees a name. Anything that is not understood is an error with 
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass, field, replace
 
 from ptxflow.compiler.emulator import functions
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
+from ptxflow.compiler.emulator.literals import number
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
 _NAME = r"[A-Za-z_$%][\w$]*"
@@ -21,11 +21,12 @@ _PARAM = re.compile(
     rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.global\s+)?(?:\.align\s+\d+\s+)?)?"
     rf"({_NAME})(?:\[(\d+)\])?$"
 )
-_SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$")
+_VARIABLE = re.compile(
+    rf"\.(?:shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$"
+)
 _REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
-_NUMBER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
 _SPECIAL = re.compile(r"%[a-z_]+(\.[xyzw])?$")
-_IGNORED = (".loc", ".file", ".pragma")
+_IGNORED = (".loc", ".file", ".pragma")  # directives
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class SharedVariable:
-    """`bytes` is 0 for the dynamic one."""
+class Variable:
+    """Of shared or local memory; `bytes` is 0 for the dynamic one."""
 
     name: str
     bytes: int
@@ -127,7 +128,8 @@ class Module:
     entry: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    shared: list[SharedVariable] = field(default_factory=list)
+    shared: list[Variable] = field(default_factory=list)
+    local: list[Variable] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
 
@@ -153,23 +155,6 @@ def split(text: str, separator: str = ",") -> list[str]:
             start = i + 1
     tail = text[start:].strip()
     return [*out, tail] if tail or out else []
-
-
-def number(text: str, real: str = "<f") -> int | None:
-    """The value of an integer literal, or the bits of a 0f or 0d one; None for anything else.
-
-    `real` is the type of a decimal fraction: <f or <d."""
-    match = _NUMBER.match(text)
-    if match:
-        digits = match[2]
-        octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-        value = int(digits, 8 if octal else 0)
-        return -value if match[1] else value
-    if re.match(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$", text):
-        return int(text[2:], 16)
-    if re.match(r"-?\d+\.\d*$", text):
-        return int.from_bytes(struct.pack(real, float(text)), "little")
-    return None
 
 
 class _Scope:
@@ -256,7 +241,8 @@ class _Parser:
         elif head == ".global":
             pass  # constants of assertions; a use of one is an unknown symbol
         elif ".shared" in line:
-            self._shared(line.replace(".extern ", "").replace(".visible ", ""))
+            line = line.replace(".extern ", "").replace(".visible ", "")
+            self.out.shared.append(self._variable(line))
         elif head not in (".version", ".address_size", *_IGNORED):
             raise self._fail(f"unknown directive {line!r}")
 
@@ -264,14 +250,14 @@ class _Parser:
         end = self.text.find("\n", self.at)
         return ";" in self.text[self.at : end if end >= 0 else None]
 
-    def _shared(self, declaration: str) -> None:
-        match = _SHARED.match(declaration)
+    def _variable(self, declaration: str) -> Variable:
+        match = _VARIABLE.match(declaration)
         if not match:
-            raise self._fail(f"unknown shared declaration {declaration!r}")
+            raise self._fail(f"unknown declaration {declaration!r}")
         align, kind, name, array, count = match.groups()
         size = WIDTHS[kind] // 8
         elements = int(count) if count else (0 if array else 1)
-        self.out.shared.append(SharedVariable(name, size * elements, int(align or size)))
+        return Variable(name, size * elements, int(align or size))
 
     def _entry(self) -> None:
         match = _ENTRY.match(self.text, self.at)
@@ -348,7 +334,7 @@ class _Parser:
 
     def _statement(self, scope: _Scope) -> None:
         line = self._line()
-        if self.text.startswith(_IGNORED, self.at):
+        if self.text[self.at : self.at + 8].split()[0] in _IGNORED:
             self._until("\n")
             return
         text = self._until(";")
@@ -361,7 +347,11 @@ class _Parser:
             kind, name = functions.formal(text, line)
             self._register(name, WIDTHS.get(kind), scope, line, param=True)
         elif text.startswith(".shared") and not self.calls:
-            self._shared(text)
+            self.out.shared.append(self._variable(text))
+        elif text.startswith(".local"):
+            held = self._variable(text)
+            if held not in self.out.local:  # a function that is called twice has one
+                self.out.local.append(held)
         elif text.startswith("."):
             raise self._fail(f"unknown directive {text!r}", line)
         else:
