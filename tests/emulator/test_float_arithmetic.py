@@ -69,12 +69,15 @@ def test_rounded_once(what: str, kind: str, x2: str, ftz: str) -> None:
     assert same(run(f"{what}{ftz}.{kind}{x2}", held, x2, words), want)
 
 
-def test_fused_is_rounded_once_where_float64_is_a_tie() -> None:
-    """(1 + 2^-12)^2 + 2^-60 is above a tie of float32 that float64 does not see."""
-    a = np.array([1 + 2.0**-12] * 2, np.float32)
-    c = np.array([2.0**-60, -(2.0**-60)], np.float32)
-    got = lanewise("fma.rn.f32 %d, %a, %b, %c;", *(x.view(np.uint32) for x in (a, a, c)))
-    assert got.view(np.float32).tolist() == [1 + 2.0**-11 + 2.0**-23, 1 + 2.0**-11]
+def test_fused_is_rounded_once_where_float64_is_near_a_tie() -> None:
+    """(1 + 2^-12)^2 + 2^-60 is above a tie of float32 that float64 does not see; 1 + 2^-24 + 2^-52
+    - 2^-55 is above one that the float64 below it is."""
+    a = np.array([1 + 2.0**-12, 1 + 2.0**-12, 5895], np.float32)
+    b = np.array([1 + 2.0**-12, 1 + 2.0**-12, 364289 * 2.0**-55], np.float32)
+    c = np.array([2.0**-60, -(2.0**-60), 1], np.float32)
+    got = lanewise("fma.rn.f32 %d, %a, %b, %c;", *(x.view(np.uint32) for x in (a, b, c)))
+    want = [1 + 2.0**-11 + 2.0**-23, 1 + 2.0**-11, 1 + 2.0**-23]
+    assert got.view(np.float32).tolist() == want
 
 
 def extremes(what: str, nan: bool, a: float, b: float) -> float:
