@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ptxflow.compiler.emulator import (
+    arithmetic,
     atomics,
     bits,
     bulk,
+    comparisons,
     control,
+    conversions,
     copies,
     floats,
+    local,
     moves,
     plain,
     remote,
@@ -41,9 +45,13 @@ from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 _INSTRUCTIONS = (
     scalar,
+    comparisons,
+    arithmetic,
+    conversions,
     floats,
     bits,
     moves,
+    local,
     atomics,
     control,
     warpwide,

@@ -100,3 +100,19 @@ def logic3(line: Line) -> Step:
         return out
 
     return elementwise(line, 32, (32, 32, 32, 32), compute)
+
+
+@operation(r"dp4a\.([us])32\.([us])32")
+def dot_bytes(line: Line) -> Step:
+    """Four products of bytes, each extended as its type says, added to the third source (PTX ISA
+    9.7.1.23); modulo 2^32."""
+    kinds = [np.int8 if sign == "s" else np.uint8 for sign in line.match.groups()]
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        left, right = (
+            np.ascontiguousarray(x).view(kind).reshape(-1, 4).astype(np.int64)
+            for x, kind in zip((a, b), kinds, strict=True)
+        )
+        return np.asarray((left * right).sum(1) + c.astype(np.int64))
+
+    return elementwise(line, 32, (32, 32, 32), compute)

@@ -250,22 +250,47 @@ def arrive(line: Line) -> Step:
     third: Any = line.read(2, 32) if operands == 3 else (lambda w: 1)
 
     def run(w: Warp) -> None:
-        machine = w.cta.machine
         for _, (at, n) in by_lane(w, address(w), third(w)):
-            rank = at >> RANK_SHIFT
-            if not remote:
-                own(w, at)
-            _, bar = machine.barrier(at)
-            if rank != w.cta.rank and not bar.published:
-                machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
-            use_barrier(w, bar)
+            rank, bar = at >> RANK_SHIFT, _barrier(w, line, at, remote)
             if relaxed or (rank != w.cta.rank and not wide):
                 bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
             else:
                 bar.publish(w.actor.publish(), rank != w.cta.rank)
             if expects:
                 bar.expect(n)
-            machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
+            w.cta.machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
+
+    return run
+
+
+def _barrier(w: Warp, line: Line, at: int, remote: bool) -> MBarrier:
+    """The mbarrier that an instruction uses: `remote` ones may be another CTA's."""
+    if not remote:
+        own(w, at)
+    _, bar = w.cta.machine.barrier(at)
+    if at >> RANK_SHIFT != w.cta.rank and not bar.published:
+        w.cta.machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
+    use_barrier(w, bar)
+    return bar
+
+
+@operation(
+    r"mbarrier\.(expect|complete)_tx(?:\.relaxed\.(?:cta|cluster))?\.shared(::cta|::cluster)?\.b64"
+)
+def change_tx(line: Line) -> Step:
+    """Bytes to come, or bytes that came: no arrival, and nothing is published (PTX ISA
+    9.7.13.15.11 and .12: the semantics are relaxed)."""
+    line.count(2)
+    expects, remote = line.match[1] == "expect", line.match[2] == "::cluster"
+    address, count = line.address(0), line.read(1, 32)
+
+    def run(w: Warp) -> None:
+        for _, (at, n) in by_lane(w, address(w), count(w)):
+            bar = _barrier(w, line, at, remote)
+            if expects:
+                bar.expect(n)
+            else:
+                bar.complete(n)
 
     return run
 

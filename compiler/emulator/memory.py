@@ -24,6 +24,7 @@ RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 GLOBAL_BASE = 0x7F00_0000_0000
 PARAM_BASE = 0x6F00_0000_0000
+LOCAL_BASE = 0x4F00_0000_0000  # of every thread's own variables
 SHARED_BASE = 0x5F00_0000_0000  # generic addresses of the shared window: 4 GiB from here
 UNWRITTEN, READY, LANDING, BARRIER = range(4)
 _STATE = {

@@ -9,7 +9,7 @@ from ptxflow.compiler.emulator.grid import Cta
 from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
-from ptxflow.compiler.emulator.parse import Register, Vector
+from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -24,9 +24,9 @@ def register_width(line: Line, index: int) -> int:
     return item.width if isinstance(item, Register) else int(line.match[line.match.lastindex or 0])
 
 
-@operation(r"cvta(\.to)?\.(global|shared|param)\.u(32|64)")
+@operation(r"cvta(\.to)?\.(global|shared|param|local)\.u(32|64)")
 def convert_address(line: Line) -> Step:
-    """Global and parameter addresses are generic ones; the shared window has a place of its own."""
+    """All addresses but shared ones are generic; the shared window has a place of its own."""
     width, to = int(line.match[3]), bool(line.match[1])
     write, a = line.write(0, width), line.read(1, width)
     if line.match[2] != "shared":
@@ -36,8 +36,34 @@ def convert_address(line: Line) -> Step:
     return lambda w: write(w, a(w) + SHARED_BASE)
 
 
-@operation(r"ld\.param\.[busf](32|64)")
+def _passed(line: Line, index: int) -> Register | None:
+    """The scalar of a call that the operand addresses."""
+    operand = line.operand(index)
+    if not isinstance(operand, Address) or not isinstance(operand.base, Register):
+        return None
+    if operand.base.param and operand.offset:
+        raise line.refuse("parts of a parameter are not modelled")
+    return operand.base if operand.base.param else None
+
+
+@operation(r"st\.param\.[busf](16|32|64)")
+def store_parameter(line: Line) -> Step:
+    """Of a call (PTX ISA 7.1): a function's results are stored so too."""
+    line.count(2)
+    target, width = _passed(line, 0), int(line.match[1])
+    if target is None:
+        raise line.refuse("stores to no parameter of a call")
+    slot, value = line.register(target, width).slot, line.read(1, width)
+    return lambda w: w.put(slot, value(w))
+
+
+@operation(r"ld\.param\.[busf](16|32|64)")
 def load_parameter(line: Line) -> Step:
+    passed = _passed(line, 1)
+    if passed is not None:
+        line.count(2)
+        store, held = line.write(0, int(line.match[1])), line.reader(passed, int(line.match[1]))
+        return lambda w: store(w, held(w))
     line.count(2)
     width = int(line.match[1])
     write, address = line.write(0, width), line.address(1)
@@ -52,7 +78,7 @@ def load_parameter(line: Line) -> Step:
     return run
 
 
-def _offsets(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
+def addresses(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
     """Active lanes, and their element addresses [lanes, count] as int64."""
     w.sure()
     lanes = lanes_in(w.mask)
@@ -85,7 +111,7 @@ def load(line: Line) -> Step:
     address, size = line.address(1), width // 8
 
     def run(w: Warp) -> None:
-        lanes, at = _offsets(w, address(w), count, size)
+        lanes, at = addresses(w, address(w), count, size)
         if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
             got = _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
         elif space in ("global", None):
@@ -132,8 +158,8 @@ def store(line: Line) -> Step:
     address, size = line.address(0), width // 8
 
     def run(w: Warp) -> None:
-        lanes, at = _offsets(w, address(w), count, size)
-        data = _columns(w, values, lanes)
+        lanes, at = addresses(w, address(w), count, size)
+        data = columns(w, values, lanes)
         if space == "global":
             words, index = w.cta.machine.memory.words(at, size)
             same_value(w, at, data)
@@ -157,7 +183,7 @@ def _store_cluster(w: Warp, line: int, at: Array, data: Array, size: int, lanes:
         )
 
 
-def _columns(w: Warp, values: list[Read], lanes: Array) -> Array:
+def columns(w: Warp, values: list[Read], lanes: Array) -> Array:
     out = np.empty((len(lanes), len(values)), np.uint64)
     for i, value in enumerate(values):
         held = value(w)

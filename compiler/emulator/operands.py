@@ -15,7 +15,13 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
 from ptxflow.compiler.emulator.lanes import LANE_IDS, Value, lanes_in
-from ptxflow.compiler.emulator.memory import PARAM_BASE, RANK_SHIFT, RESERVED, parameter_layout
+from ptxflow.compiler.emulator.memory import (
+    LOCAL_BASE,
+    PARAM_BASE,
+    RANK_SHIFT,
+    RESERVED,
+    parameter_layout,
+)
 from ptxflow.compiler.emulator.parse import (
     Address,
     Immediate,
@@ -47,6 +53,11 @@ class Program:
             self.symbols[variable.name] = at
             at += variable.bytes
         self.static_shared = at - RESERVED
+        self.local_bytes = 0
+        for variable in module.local:
+            at = -(-self.local_bytes // variable.align) * variable.align
+            self.symbols[variable.name] = LOCAL_BASE + at
+            self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
         self.code = [build(i, self) for i in module.code]
 

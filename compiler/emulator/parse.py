@@ -7,10 +7,11 @@ the machine never sees a name. Anything that is not understood is an error with 
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass, field, replace
 
+from ptxflow.compiler.emulator import functions
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
+from ptxflow.compiler.emulator.literals import number
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
 _NAME = r"[A-Za-z_$%][\w$]*"
@@ -20,21 +21,26 @@ _PARAM = re.compile(
     rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.global\s+)?(?:\.align\s+\d+\s+)?)?"
     rf"({_NAME})(?:\[(\d+)\])?$"
 )
-_SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$")
+_VARIABLE = re.compile(
+    rf"\.(?:shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+({_NAME})(\[(\d*)\])?$"
+)
 _REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
-_NUMBER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
 _SPECIAL = re.compile(r"%[a-z_]+(\.[xyzw])?$")
-_IGNORED = (".loc", ".file", ".pragma")
+_IGNORED = (".loc", ".file", ".pragma")  # directives
 
 
 @dataclass(frozen=True)
 class Register:
-    """A register: its slot in a warp's register file, and its width in bits (1: predicate)."""
+    """A register: its slot in a warp's register file, and its width in bits (1: predicate).
+
+    `param`: a scalar that a call passes in parameter space.
+    """
 
     slot: int
     width: int
     name: str
     negated: bool = False
+    param: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class SharedVariable:
-    """`bytes` is 0 for the dynamic one."""
+class Variable:
+    """Of shared or local memory; `bytes` is 0 for the dynamic one."""
 
     name: str
     bytes: int
@@ -122,7 +128,8 @@ class Module:
     entry: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    shared: list[SharedVariable] = field(default_factory=list)
+    shared: list[Variable] = field(default_factory=list)
+    local: list[Variable] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
 
@@ -148,21 +155,6 @@ def split(text: str, separator: str = ",") -> list[str]:
             start = i + 1
     tail = text[start:].strip()
     return [*out, tail] if tail or out else []
-
-
-def number(text: str) -> int | None:
-    """The value of an integer literal, or the bits of a 0f or 0d one; None for anything else."""
-    match = _NUMBER.match(text)
-    if match:
-        digits = match[2]
-        octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-        value = int(digits, 8 if octal else 0)
-        return -value if match[1] else value
-    if re.match(r"0[fF][0-9a-fA-F]{8}$|0[dD][0-9a-fA-F]{16}$", text):
-        return int(text[2:], 16)
-    if re.match(r"-?\d+\.\d*$", text):
-        return int.from_bytes(struct.pack("<f", float(text)), "little")
-    return None
 
 
 class _Scope:
@@ -197,12 +189,22 @@ class _Parser:
         self.out = Module()
         self.branches: list[tuple[int, _Scope, str]] = []
         self.tables: dict[tuple[int, str], list[tuple[_Scope, str]]] = {}  # of brx.idx
+        self.functions = functions.functions(self.text)
+        self.calls: list[str] = []  # the functions whose bodies are being put in
+        self.returns: list[int] = []  # instructions that leave the innermost of them
         self.labelled = ""
+        self.real = "<f"  # the type of decimal fractions, by the instruction
 
     def module(self) -> Module:
         while self._skip_space():
             if _ENTRY.match(self.text, self.at):
                 self._entry()
+            elif head := functions.HEAD.match(self.text, self.at):
+                self.at = head.end() - 1
+                if head[2] == ";":
+                    self.at += 1
+                else:
+                    self._pass_over()
             else:
                 self._top_level()
         if not self.out.entry:
@@ -239,7 +241,8 @@ class _Parser:
         elif head == ".global":
             pass  # constants of assertions; a use of one is an unknown symbol
         elif ".shared" in line:
-            self._shared(line.replace(".extern ", "").replace(".visible ", ""))
+            line = line.replace(".extern ", "").replace(".visible ", "")
+            self.out.shared.append(self._variable(line))
         elif head not in (".version", ".address_size", *_IGNORED):
             raise self._fail(f"unknown directive {line!r}")
 
@@ -247,14 +250,14 @@ class _Parser:
         end = self.text.find("\n", self.at)
         return ";" in self.text[self.at : end if end >= 0 else None]
 
-    def _shared(self, declaration: str) -> None:
-        match = _SHARED.match(declaration)
+    def _variable(self, declaration: str) -> Variable:
+        match = _VARIABLE.match(declaration)
         if not match:
-            raise self._fail(f"unknown shared declaration {declaration!r}")
+            raise self._fail(f"unknown declaration {declaration!r}")
         align, kind, name, array, count = match.groups()
         size = WIDTHS[kind] // 8
         elements = int(count) if count else (0 if array else 1)
-        self.out.shared.append(SharedVariable(name, size * elements, int(align or size)))
+        return Variable(name, size * elements, int(align or size))
 
     def _entry(self) -> None:
         match = _ENTRY.match(self.text, self.at)
@@ -270,10 +273,11 @@ class _Parser:
         for directive in re.findall(r"\.(\w+)([^.{]*)", self._until("{")):
             values = tuple(int(v) for v in re.findall(r"\d+", directive[1]))
             self.out.directives[directive[0]] = values
-        self._body()
+        self._body(_Scope(None))
+        self._resolve()
 
     def _pass_over(self) -> None:
-        """The kernel that begins here is another one."""
+        """What begins here is another kernel, or a function."""
         self._until("{")
         depth = 1
         while depth:
@@ -293,8 +297,7 @@ class _Parser:
 
     # -- the body -----------------------------------------------------------------------------
 
-    def _body(self) -> None:
-        scope = _Scope(None)
+    def _body(self, scope: _Scope) -> None:
         while True:
             if not self._skip_space():
                 raise self._fail("the body does not end")
@@ -318,7 +321,6 @@ class _Parser:
                 self.at = label.end()
                 continue
             self._statement(scope)
-        self._resolve()
 
     def _resolve(self) -> None:
         for index, scope, name in self.branches:
@@ -332,7 +334,7 @@ class _Parser:
 
     def _statement(self, scope: _Scope) -> None:
         line = self._line()
-        if self.text.startswith(_IGNORED, self.at):
+        if self.text[self.at : self.at + 8].split()[0] in _IGNORED:
             self._until("\n")
             return
         text = self._until(";")
@@ -341,8 +343,15 @@ class _Parser:
             self.tables[id(scope), self.labelled] = targets
         elif text.startswith(".reg"):
             self._registers(text, scope, line)
-        elif text.startswith(".shared"):
-            self._shared(text)
+        elif text.startswith(".param"):
+            kind, name = functions.formal(text, line)
+            self._register(name, WIDTHS.get(kind), scope, line, param=True)
+        elif text.startswith(".shared") and not self.calls:
+            self.out.shared.append(self._variable(text))
+        elif text.startswith(".local"):
+            held = self._variable(text)
+            if held not in self.out.local:  # a function that is called twice has one
+                self.out.local.append(held)
         elif text.startswith("."):
             raise self._fail(f"unknown directive {text!r}", line)
         else:
@@ -351,17 +360,60 @@ class _Parser:
     def _registers(self, text: str, scope: _Scope, line: int) -> None:
         _, kind, names = text.split(None, 2)
         width = WIDTHS.get(kind[1:])
-        if width is None:
-            raise self._fail(f"unknown register type {kind}", line)
         for declared in split(names):
             match = _REGISTER.match(declared)
             if not match:
                 raise self._fail(f"unknown register {declared!r}", line)
             name, count = match.groups()
             for full in [f"{name}{i}" for i in range(int(count))] if count else [name]:
-                register = Register(len(self.out.registers), width, full)
-                self.out.registers.append(register)
-                scope.registers[full] = register
+                self._register(full, width, scope, line)
+
+    def _register(
+        self, name: str, width: int | None, scope: _Scope, line: int, param: bool = False
+    ) -> None:
+        if width is None:
+            raise self._fail(f"unknown type of {name}", line)
+        register = Register(len(self.out.registers), width, name, param=param)
+        self.out.registers.append(register)
+        scope.registers[name] = register
+
+    def _call(self, tail: str, guard: Register | None, scope: _Scope, line: int) -> None:
+        """The function's body, here; its formal parameters are the registers that are passed."""
+        parts = split(tail)
+        results = parts.pop(0) if parts[0].startswith("(") else "()"
+        name, given = parts[0], parts[1] if len(parts) > 1 else "()"
+        function = self.functions.get(name)
+        if function is None or len(parts) > 2:
+            raise self._fail(f"unknown instruction `call {tail}`: no body of {name!r}", line)
+        if name in self.calls:
+            raise self._fail(f"{name!r} calls itself", line)
+        inner, formals = _Scope(None), (*function.results, *function.parameters)
+        passed = [*split(results[1:-1]), *split(given[1:-1])]
+        if len(formals) != len(passed):
+            raise self._fail(f"{name!r} takes {len(formals)} parameters, not {len(passed)}", line)
+        for (kind, formal), actual in zip(formals, passed, strict=True):
+            held = scope.register(actual)
+            if held is None or held.width != WIDTHS.get(kind):
+                raise self._fail(f"{actual!r} is no .param .{kind} to pass to {name!r}", line)
+            inner.registers[formal] = held
+        self._put_in(function, inner, guard, line)
+
+    def _put_in(
+        self, function: functions.Function, inner: _Scope, guard: Register | None, line: int
+    ) -> None:
+        """Lanes that the guard excludes go to where the others return."""
+        code, outside, returns = self.out.code, self.at, self.returns
+        self.at, self.returns = function.at, []
+        if guard is not None:
+            skipped = replace(guard, negated=not guard.negated)
+            self.returns.append(len(code))
+            code.append(Instruction("bra", (), skipped, line, f"call {function.name}"))
+        self.calls.append(function.name)
+        self._body(inner)
+        self.calls.pop()
+        for index in self.returns:
+            code[index] = replace(code[index], targets=(len(code),))
+        self.at, self.returns = outside, returns
 
     def _instruction(self, text: str, scope: _Scope, line: int) -> None:
         rest, guard = text, None
@@ -372,6 +424,14 @@ class _Parser:
                 raise self._fail(f"guard {head!r} is not a predicate", line)
             guard = held
         opcode, _, tail = rest.partition(" ")
+        self.real = "<d" if opcode.endswith(".f64") else "<f"
+        if opcode in ("call", "call.uni"):
+            self._call(tail, guard, scope, line)
+            return
+        if opcode in ("ret", "ret.uni") and self.calls:
+            self.returns.append(len(self.out.code))
+            self.out.code.append(Instruction("bra", (), guard, line, text))
+            return
         if opcode.split(".")[0] in ("bra", "brx"):
             *index, label = split(tail)
             self.branches.append((len(self.out.code), scope, label))
@@ -393,13 +453,13 @@ class _Parser:
                 self._operand(first.strip(), scope, line),
                 self._operand(second.strip(), scope, line),
             )
-        value = number(text)
+        value = number(text, self.real)
         if value is not None:
             return Immediate(value)
         negated = text.startswith("!")
         found = scope.register(text.lstrip("!"))
         if found is not None:
-            return Register(found.slot, found.width, found.name, negated)
+            return replace(found, negated=negated)
         if not negated and _SPECIAL.match(text):
             return Special(text)
         if not negated and text[:1] != "%" and re.match(rf"{_NAME}$", text):

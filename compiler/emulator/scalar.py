@@ -1,7 +1,7 @@
 """Scalar instructions: integers, predicates, integer conversions and moves.
 
 32-bit values are numbers or uint32 vectors, 64-bit ones numbers or uint64 vectors; arithmetic is
-modulo 2^width. Division by zero is a fault: the ISA leaves its result open.
+modulo 2^width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, lanes_in
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value
 from ptxflow.compiler.emulator.operands import MASKS, Line, operation
 from ptxflow.compiler.emulator.parse import Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -154,7 +154,12 @@ def shift(line: Line) -> Step:
     return _binary(line, width, compute, second=32)
 
 
-@operation(r"(div|rem)\.(u|s)(32|64)")
+#: What a division by zero gives here. Its value is "unspecified, machine-specific" (PTX ISA
+#: 9.7.1.8, 9.7.1.9): a pattern that no program expects, the same in every run.
+BY_ZERO = {width: 0xB5B5B5B5B5B5B5B5 & MASKS[width] for width in (16, 32, 64)}
+
+
+@operation(r"(div|rem)\.(u|s)(16|32|64)")
 def divide(line: Line) -> Step:
     what, is_signed, width = line.match[1], line.match[2] == "s", int(line.match[3])
     line.count(3)
@@ -162,23 +167,31 @@ def divide(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         a, b = first(w), second(w)
+        zero = b == 0
         if not is_vector(b):
-            if b == 0:
-                raise Fault("divides by zero")
-        elif (b[lanes_in(w.mask)] == 0).any():
-            raise Fault("divides by zero")
-        else:
-            b = np.where(b == 0, b.dtype.type(1), b)
-        if is_signed:  # towards zero, and the remainder takes the dividend's sign
-            a, b = to_signed(a, width), to_signed(b, width)
-            flip = np.where((np.asarray(a) < 0) != (np.asarray(b) < 0), -1, 1)
-            quotient = abs(a) // abs(b) * (flip if flip.ndim else int(flip))
-            out = quotient if what == "div" else a - quotient * b
-        else:
-            out = a // b if what == "div" else a % b
-        write(w, to_unsigned(out, width))
+            if zero:
+                write(w, BY_ZERO[width])
+                return
+        elif zero.any():
+            b = np.where(zero, b.dtype.type(1), b)
+        out = _divided(what, a, b, width) if is_signed else a // b if what == "div" else a % b
+        out = to_unsigned(out, width)
+        write(w, np.where(zero, DTYPES[width](BY_ZERO[width]), out) if is_vector(b) else out)
 
     return run
+
+
+def _divided(what: str, a: Value, b: Value, width: int) -> Value:
+    """Signed: towards zero, and the remainder takes the dividend's sign."""
+    if is_vector(a) or is_vector(b):
+        a, b = Warp.vector(a, width), Warp.vector(b, width)
+    x, y = to_signed(a, width), to_signed(b, width)
+    size, by = to_unsigned(abs(x), width), to_unsigned(abs(y), width)  # of -2^(width-1) too
+    out = size // by if what == "div" else size % by
+    negative = (x < 0) != (y < 0) if what == "div" else x < 0
+    if not is_vector(out):
+        return -out if negative else out
+    return np.where(negative, 0 - out, out)
 
 
 def _wide(value: Value, is_signed: bool) -> Value:
@@ -289,39 +302,6 @@ def _place(low: Value, count: Value) -> tuple[int, int]:
 
 def _two(line: Line, first: int, width: int) -> tuple[Any, Any]:
     return line.read(first, width), line.read(first + 1, width)
-
-
-_COMPARE: dict[str, Two] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
-_COMPARE |= {"lo": _COMPARE["lt"], "ls": _COMPARE["le"], "hi": _COMPARE["gt"], "hs": _COMPARE["ge"]}
-
-
-@operation(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)(?:\.(and|or))?\.([usbf])(16|32|64)")
-def set_predicate(line: Line) -> Step:
-    compare, kind, width = _COMPARE[line.match[1]], line.match[3], int(line.match[4])
-    combine = line.match[2]
-    line.count(4 if combine else 3)
-    write, a, b = line.write(0, 1), line.read(1, width), line.read(2, width)
-    third = line.read(3, 1) if combine else None
-
-    def run(w: Warp) -> None:
-        x, y = a(w), b(w)
-        if kind == "s":
-            x, y = to_signed(x, width), to_signed(y, width)
-        elif kind == "f":
-            x, y = floats(x), floats(y)
-        out = compare(x, y)
-        if third is not None:
-            out = out & third(w) if combine == "and" else out | third(w)
-        write(w, out)
-
-    return run
 
 
 @operation(r"selp\.[usbf](16|32|64)")

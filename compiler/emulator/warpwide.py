@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from functools import reduce as reduce_by
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.formats import extreme
 from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
@@ -110,6 +113,57 @@ def reduce(line: Line) -> Step:
         held = w.vector(value(w), 32)[lanes_in(w.mask)]
         out = compute.reduce(held.view(np.int32) if is_signed else held)
         write(w, int(out) & 0xFFFFFFFF)
+
+    return run
+
+
+@operation(r"redux\.sync\.(min|max)(\.abs)?(\.NaN)?\.f32")
+def reduce_floats(line: Line) -> Step:
+    """NaN counts with .NaN only, or when there is nothing else; it is canonical, and -0.0 is less
+    than +0.0 (PTX ISA 9.7.13.12)."""
+    if not line.target.startswith("sm_10"):
+        raise line.refuse(f"{line.target} reduces integers only")
+    line.count(3)
+    what, absolute, keeps = line.match.groups()
+    write, value, members = line.write(0, 32), line.read(1, 32), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        _members(w, members)
+        held = w.vector(value(w), 32)[lanes_in(w.mask)].view(np.float32)
+        held = np.abs(held) if absolute else held
+        out = reduce_by(partial(extreme, what == "min"), np.split(held, len(held)))
+        lost = np.isnan(held)
+        nothing = lost.any() if keeps else lost.all()
+        write(w, 0x7FFFFFFF if nothing else int(out.view(np.uint32)[0]))
+
+    return run
+
+
+@operation(r"match\.(any|all)\.sync\.b(32|64)")
+def match_lanes(line: Line) -> Step:
+    """any: the lanes with the same value. all: all lanes if their values are one, else none; `d|p`
+    says which (PTX ISA 9.7.13.10)."""
+    line.count(3)
+    every, width, target = line.match[1] == "all", int(line.match[2]), line.operand(0)
+    if isinstance(target, Pair) and not every:
+        raise line.refuse("match.any writes no predicate")
+    pair = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
+    slot = None if isinstance(pair[0], Sink) else line.register(pair[0], 32).slot
+    same_slot = None if isinstance(pair[1], Sink) else line.register(pair[1], 1).slot
+    value, members = line.read(1, width), line.read(2, 32)
+
+    def run(w: Warp) -> None:
+        _members(w, members)
+        held, lanes = w.vector(value(w), width), lanes_in(w.mask)
+        w.sure()
+        out = np.zeros(LANES, np.uint32)
+        equal = held[lanes][:, None] == held[lanes]
+        out[lanes] = equal @ (np.uint32(1) << lanes.astype(np.uint32))
+        same = bool(equal.all())
+        if slot is not None:
+            w.put(slot, out if not every else w.mask if same else 0)
+        if same_slot is not None:
+            w.put(same_slot, same)
 
     return run
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.emulator import PtxSyntaxError
+from ptxflow.compiler.emulator.literals import number
 from ptxflow.compiler.emulator.operands import Program
-from ptxflow.compiler.emulator.parse import Address, Immediate, Register, Vector, number, parse
+from ptxflow.compiler.emulator.parse import Address, Immediate, Register, Vector, parse
 
 HEAD = """.version 8.8
 .target sm_90a

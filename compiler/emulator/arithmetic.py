@@ -1,0 +1,129 @@
+"""Float arithmetic, of the types f16, bf16, f32 and f64 and their packed pairs.
+
+Every result is rounded once, to nearest even; other roundings are unknown instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.formats import (
+    Format,
+    add_for_single,
+    add_to_odd,
+    extreme,
+    fused_double,
+)
+from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.operands import Line, operation
+from ptxflow.compiler.emulator.warp import Step, Warp
+
+_TYPE = r"(f16|bf16|f32|f64)(x2)?"
+_MODIFIERS = {  # what a type takes, beside .NaN
+    "f16": (".ftz", ".sat", ".relu"), "f16x2": (".ftz", ".sat", ".relu"),
+    "bf16": (".relu",), "bf16x2": (".relu",),
+    "f32": (".ftz", ".sat"), "f32x2": (".ftz",), "f64": (),
+}  # fmt: skip
+
+
+def _format(line: Line, kind: str, x2: str | None, *modifiers: str | None) -> Format:
+    """The type, if it takes the modifiers."""
+    name = kind + (x2 or "")
+    unknown = [m for m in modifiers if m and m not in _MODIFIERS.get(name, ())]
+    if name not in _MODIFIERS or unknown:
+        raise line.refuse(f"there is no {' '.join(unknown)} of {name}")
+    if name == "f32x2" and not line.target.startswith("sm_10"):
+        raise line.refuse(f"{line.target} has no f32x2")
+    return Format(kind, bool(x2), ".ftz" in modifiers)
+
+
+def _bounded(values: Array, bound: str | None) -> Array:
+    """.sat: between 0 and 1, NaN gives 0. .relu: at least 0, NaN stays."""
+    if bound == ".sat":
+        return np.clip(np.nan_to_num(values, nan=0.0), values.dtype.type(0), values.dtype.type(1))
+    return np.where(values <= 0, values.dtype.type(0), values) if bound else values
+
+
+def _add(kind: str) -> Callable[[Array, Array], Array]:
+    return add_to_odd if kind in ("f16", "bf16") else np.add
+
+
+@operation(rf"(add|sub|mul)(?:\.rn)?(\.ftz)?(\.sat)?\.{_TYPE}")
+def float_binary(line: Line) -> Step:
+    """PTX ISA 9.7.3.3 to 9.7.3.5 (f32, f32x2, f64), 9.7.4.1 to 9.7.4.3 (half precision)."""
+    what, ftz, bound, kind, x2 = line.match.groups()
+    held, add = _format(line, kind, x2, ftz, bound), _add(kind)
+    computes: dict[str, Callable[[Any, Any], Any]] = {
+        "add": add,
+        "sub": lambda a, b: add(a, -b),
+        "mul": np.multiply,
+    }
+    compute = computes[what]
+    line.count(3)
+    write, a, b = line.write(0, held.width), line.read(1, held.width), line.read(2, held.width)
+
+    def run(w: Warp) -> None:
+        write(w, held.words(_bounded(compute(held.values(a(w)), held.values(b(w))), bound)))
+
+    return run
+
+
+@operation(rf"fma\.rn(\.ftz)?(\.sat|\.relu)?\.{_TYPE}")
+def fused(line: Line) -> Step:
+    """PTX ISA 9.7.3.6, 9.7.4.4: the product is exact, the sum is rounded once."""
+    ftz, bound, kind, x2 = line.match.groups()
+    held = _format(line, kind, x2, ftz, bound)
+    add = add_for_single if kind == "f32" else add_to_odd
+    line.count(4)
+    write = line.write(0, held.width)
+    reads = [line.read(i, held.width) for i in (1, 2, 3)]
+
+    def run(w: Warp) -> None:
+        a, b, c = (held.values(read(w)) for read in reads)
+        if kind == "f64":
+            out = fused_double(a, b, c)
+        else:
+            out = add(a.astype(np.float64) * b, c.astype(np.float64))
+        write(w, held.words(_bounded(out, bound)))
+
+    return run
+
+
+@operation(rf"(max|min)(\.ftz)?(\.NaN)?\.{_TYPE}")
+def float_extreme(line: Line) -> Step:
+    """PTX ISA 9.7.3.11, 9.7.3.12, 9.7.4.7, 9.7.4.8; .NaN: of a number and NaN, NaN."""
+    what, ftz, keeps, kind, x2 = line.match.groups()
+    held = _format(line, kind, x2, ftz)
+    if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
+        raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
+    line.count(3)
+    write, a, b = line.write(0, held.width), line.read(1, held.width), line.read(2, held.width)
+
+    def run(w: Warp) -> None:
+        x, y = held.values(a(w)), held.values(b(w))
+        out = extreme(what == "min", x, y)
+        write(w, held.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
+
+    return run
+
+
+@operation(rf"(neg|abs)(\.ftz)?\.{_TYPE}")
+def sign(line: Line) -> Step:
+    """PTX ISA 9.7.3.9, 9.7.3.10, 9.7.4.5, 9.7.4.6: the sign bit, of NaN too."""
+    what, ftz, kind, x2 = line.match.groups()
+    held = _format(line, kind, x2, ftz)
+    if kind + (x2 or "") == "f32x2":
+        raise line.refuse(f"there is no {what} of f32x2")
+    line.count(2)
+    write, a, width = line.write(0, held.width), line.read(1, held.width), held.width
+    bits = sum(1 << i for i in range(width) if (i + 1) % (width >> held.packed) == 0)
+    rest = (1 << width) - 1 - bits
+
+    def run(w: Warp) -> None:
+        value = held.words(held.values(a(w))) if held.flushes else a(w)
+        write(w, value ^ bits if what == "neg" else value & rest)
+
+    return run
