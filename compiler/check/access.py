@@ -28,8 +28,9 @@ class Accesses(Contents):
     def _shared_event(self, agent: Agent, node: UOp, access: Access, key: tuple[Any, ...]) -> int:
         """One event for all like accesses of a warp between two ordering statements.
 
-        They become known together, so telling them apart would change no verdict. TMA loads are
-        not shared: each counts its own bytes.
+        They become known together, so telling them apart would change no verdict; messages
+        name the statement kept beside the event. TMA loads are not shared: each counts its own
+        bytes.
         """
         if access.done == "mbar":
             return self._event(agent, node)
@@ -43,10 +44,11 @@ class Accesses(Contents):
         """What the registers hold at entry was written generically."""
         for storage in self.info.storage:
             if storage.op is Op.FRAG and storage not in self.program.private:
-                bit = self._event(agent, self.program.kernel)
+                node = self.program.kernel
+                bit = self._event(agent, node)
                 history = self._history((Op.FRAG, storage.arg.name, agent.index), storage.arg.name)
                 whole = (0, storage.arg.size, 0, 1)
-                past = Past(bit.bit_length() - 1, bit, "w", whole, agent.index, "generic")
+                past = Past(bit.bit_length() - 1, bit, node, "w", whole, agent.index, "generic")
                 history.past.append(past)
                 agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | bit
                 agent.every.generic |= bit
@@ -226,16 +228,17 @@ class Accesses(Contents):
                     "apart"
                 )  # it says that boxes are of many places
                 source = self._source(agent, row, node, region) if boxed else None
-                history.record(
-                    Past(event, bit, access.mode, region, agent.index, access.proxy, pipe, source)
+                past = Past(
+                    event, bit, node, access.mode, region, agent.index, access.proxy, pipe, source
                 )
+                history.record(past)
                 if node.arg.attr("last") == access.operand:
                     history.forget(region)
                 spare = node.arg.attr("unread") == access.operand  # it says that nobody need read
                 used = access.mode != "r" and self._must_be_used(kind) and not spare
                 if access.done == "mbar" or used:
                     history.read(region)
-                    history.unread.append(Unread(event, region, access.done == "mbar"))
+                    history.unread.append(Unread(event, node, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
 
     def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:

@@ -24,15 +24,15 @@ class Contents(Run):
         if access.mode in "ra" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
         if access.mode != "r" and history.unread:
-            for event, waiting, loaded in history.unread:
+            for unread in history.unread:
                 # threads fill a tile bit by bit, through regions larger than what each one writes
-                again = history.kind is Op.SMEM and not loaded and access.proxy == "generic"
-                if overlap(waiting, region) and not again:
+                again = history.kind is Op.SMEM and not unread.loaded and access.proxy == "generic"
+                if overlap(unread.region, region) and not again:
                     self._refuse(
                         agent,
                         node,
                         f"overwrites {history.name} before anyone read what "
-                        f"{self.events[event]} put there",
+                        f"{self.event_of(unread)} put there",
                         "consume every stage, sum and value that is produced",
                     )
 
@@ -79,15 +79,16 @@ class Contents(Run):
         if access.mode != "r":
             history.replace(region)
             if access.done == "copies":
-                history.refill(bit, known)
+                history.refill(bit, known, node)
             return
         for refill, regions in history.old.items():
             if refill & known and any(overlap(old, region) for old in regions):
+                began = self.events[refill.bit_length() - 1]._replace(node=history.began[refill])
                 self._refuse(
                     agent,
                     node,
                     f"reads {history.name}, of which part was read before "
-                    f"{self.events[refill.bit_length() - 1]} began to refill it, and not refilled",
+                    f"{began} began to refill it, and not refilled",
                     "refill all of a stage that is read again",
                 )
         history.use(region, bit)

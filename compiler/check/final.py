@@ -29,9 +29,9 @@ def check_end(run: Run) -> None:
                 "fix: balance the arrivals and bytes of each phase"
             )
     for history in run.histories.values():
-        for event, _, _ in history.unread:
+        for unread in history.unread:
             raise HazardError(
-                f"nobody reads what {run.events[event]} put into {history.name} "
+                f"nobody reads what {run.event_of(unread)} put into {history.name} "
                 f"[{run.trip.name}]; fix: consume every stage, sum and value that is produced"
             )
     for (warp, storage), number in run.private.items():

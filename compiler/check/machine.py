@@ -60,10 +60,10 @@ class Machine(Synchronisation):
                 spec = statement.arg
                 if not spec.first <= agent.warp < spec.first + spec.warps:
                     continue
-                agent.role = spec.name
+                agent.enter(spec.name)
                 yield from self._block(agent, statement.src, LANES, spec.elected)
             else:
-                agent.role = "block"
+                agent.enter("block")
                 yield from self._statement(agent, statement, LANES)
 
     def _block(

@@ -14,7 +14,7 @@ from ptxflow.compiler.ir import Op, UOp, show
 
 def race(run: Run, agent: Agent, node: UOp, access: Access, history: History, past: Past) -> str:
     """Two conflicting accesses, and the ordering that is missing between them."""
-    earlier = run.events[past.event]
+    earlier = run.event_of(past)
     missing, fix = _missing(run, agent, access, history, past)
     return (
         f"race on {history.name}: {show(node)} at {node.site} by {agent.who()} ({access.mode}, "
@@ -27,7 +27,7 @@ def _missing(
     run: Run, agent: Agent, access: Access, history: History, past: Past
 ) -> tuple[str, str]:
     k, bit = agent.knows, past.bit
-    earlier = run.events[past.event]
+    earlier = run.event_of(past)
     if k.tensor_seen & bit and access.proxy == "tensor":
         return "seen, but not fenced", "tcgen05.fence::after_thread_sync after the wait"
     if access.done == "wgmma" and (k.async_ & bit or (history.kind is Op.FRAG and k.generic & bit)):

@@ -7,30 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.check.arithmetic import Arithmetic
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.check.values import every_value
 from ptxflow.compiler.ir import Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 
-_EXPRESSION = {
-    "add": "({}+{})",
-    "sub": "(({}-{})&0xFFFFFFFF)",
-    "mul": "({}*{})",
-    "mulhi": "(({}*{})>>32)",
-    "div": "({}//{})",
-    "rem": "({}%{})",
-    "xor": "({}^{})",
-    "and": "({}&{})",
-    "or": "({}|{})",
-    "shl": "({}<<{})",
-    "shr": "({}>>{})",
-    "min": "min({},{})",
-    "lt": "({}<{})",
-    "ge": "({}>={})",
-    "eq": "({}=={})",
-    "ne": "({}!={})",
-}
 MEETINGS = ("cta_sync", "warp_sync", "cluster_arrive", "cluster_wait")  # of all
 Env = dict[str, int]
 Steps = Generator[UOp, None, None]
@@ -76,12 +59,12 @@ class Program:
         ]
         self.launched = registers_at_launch(kernel.arg.warps, max(asked, default=0))
         self._values: dict[UOp, Callable[[Env], int]] = {}
-        self._text: dict[UOp, str] = {}
+        self._arithmetic = Arithmetic(kernel.arg)
 
     def value(self, node: UOp) -> Callable[[Env], int]:
         found = self._values.get(node)
         if found is None:
-            found = eval(f"lambda e: {self._source(node)}", {"min": min})
+            found = eval(f"lambda e: {self._arithmetic.source(node)}", {"min": min})
             self._values[node] = found
         return found
 
@@ -102,23 +85,6 @@ class Program:
             if atom(node.arg.atom).effect
             in ("mbar_arrive", "tma_load", "bulk_load", "tcgen05_commit")
         )
-
-    def _source(self, node: UOp) -> str:
-        found = self._text.get(node)
-        if found is None:
-            match node.op:
-                case Op.CONST:
-                    number, name = node.arg
-                    found = f"e[{name!r}]" if name else str(number)
-                case Op.PARAM:
-                    found = f"e[{node.arg!r}]"
-                case Op.VAR:
-                    found = f"e[{node.arg[0]!r}]"
-                case _:
-                    a, b = (self._source(s) for s in node.src)
-                    found = _EXPRESSION[node.arg].format(a, b)
-            self._text[node] = found
-        return found
 
 
 def _in_step(kernel: UOp) -> bool:
@@ -191,6 +157,12 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.knows = self.every
+
+    def enter(self, role: str) -> None:
+        """Go on as another role: no event has two names."""
+        if role != self.role:
+            self.role = role
+            self.epoch.clear()
 
     def elect(self) -> None:
         """One lane goes on alone: it knows what every lane knows, of joint events only its part."""

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ptxflow.compiler.check.arithmetic import MAX
 from ptxflow.compiler.check.program import Agent, Event, Program
-from ptxflow.compiler.check.state import Barrier, History, Region, Rendezvous, TensorMemory
+from ptxflow.compiler.check.state import (
+    Barrier,
+    History,
+    Past,
+    Region,
+    Rendezvous,
+    TensorMemory,
+    Unread,
+)
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, show
@@ -34,7 +43,7 @@ class Run:
         self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
         self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
         self.steps = 0
-        values = dict(trip.values)
+        values = {name: value & MAX for name, value in trip.values}
         base = values.pop("ctaid", 0) * self.info.cluster
         self.agents = [
             Agent(
@@ -57,6 +66,10 @@ class Run:
     def _event(self, agent: Agent, node: UOp) -> int:
         self.events.append(Event(agent, agent.who(), node))
         return 1 << (len(self.events) - 1)
+
+    def event_of(self, what: Past | Unread) -> Event:
+        """What happened, with its own statement: like accesses share an event."""
+        return self.events[what.event]._replace(node=what.node)
 
     def _history(self, key: tuple[Any, ...], name: str) -> History:
         """The history of one stage of a storage; the key starts with the storage's Op."""

@@ -130,13 +130,14 @@ class Message:
 
 @dataclass(slots=True)
 class Past:
-    """An earlier access that later ones must be ordered after.
+    """An earlier access that later ones must be ordered after, and its statement.
 
     `source` is where a TMA load's box lies in its tensor: (map, first column, row at offset 0).
     """
 
     event: int
     bit: int
+    node: UOp
     mode: str
     region: Region
     agent: int
@@ -146,9 +147,10 @@ class Past:
 
 
 class Unread(NamedTuple):
-    """Something put into a region that nobody has read yet; `loaded`: TMA did it."""
+    """What a statement put into a region and nobody has read yet; `loaded`: TMA did it."""
 
     event: int
+    node: UOp
     region: Region
     loaded: bool
 
@@ -167,6 +169,7 @@ class History:
     fresh: list[Region] = field(default_factory=list)  # of sums in memory: nothing added yet
     used: dict[int, list[Region]] = field(default_factory=dict)  # bit of a read -> still there
     old: dict[int, list[Region]] = field(default_factory=dict)  # bit of a refill -> left out of it
+    began: dict[int, UOp] = field(default_factory=dict)  # bit of a refill -> its first statement
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.
@@ -219,10 +222,12 @@ class History:
                 if not held[bit]:
                     del held[bit]
 
-    def refill(self, bit: int, known: int) -> None:
+    def refill(self, bit: int, known: int, node: UOp) -> None:
         """A copy that comes after reads of other parts of the stage begins a new round: for those
         who know of it, these parts are old until they are written, too."""
         for read in [r for r in self.used if r & known]:
+            if bit not in self.old:
+                self.began[bit] = node
             held = self.old.setdefault(bit, [])
             held += [rest for u in self.used.pop(read) for rest in uncovered(u, held)]
 
@@ -231,7 +236,7 @@ class History:
         kept: list[Unread] = []
         for u in self.unread:
             if overlap(u.region, region):
-                kept += [Unread(u.event, rest, u.loaded) for rest in minus(u.region, region)]
+                kept += [u._replace(region=rest) for rest in minus(u.region, region)]
             else:
                 kept.append(u)
         self.unread = kept

@@ -11,9 +11,9 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.ir import Buffer, Op, Role, UOp, edit, kernel, role, slot
+from ptxflow.compiler.ir import Buffer, Op, Role, UOp, edit, kernel, mbar, role, slot
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
-from tests.machine.truth import atoms
+from tests.machine.truth import OUT, TILE, A, B, atoms, block, expect, load, one, read, refusal
 
 STAGED, DIRECT, PAIR = (
     (H200, HOPPER["cooperative, staged, persistent"]),
@@ -55,6 +55,25 @@ def next_stage(load: UOp) -> UOp:
     a = load.src[0]
     moved = slot(a.src[0], (a.src[1] + 1) % a.src[0].arg.stages, a.src[2], a.arg)
     return at.tma_load(moved, *load.src[1:], **dict(load.arg.attrs))
+
+
+def stage_before(name: str) -> Change:
+    """Readers take the stage before theirs: `use + -1` wraps at 2^32, which 3 does not divide."""
+
+    def moved(operand: UOp) -> UOp:
+        if operand.op is not Op.SLOT or operand.src[0].op is not Op.SMEM:
+            return operand
+        storage, stage, offset = operand.src
+        assert storage.arg.stages == 3
+        return slot(storage, (stage.src[0] + -1) % 3, offset, operand.arg)
+
+    def change(tree: UOp) -> UOp:
+        for path, node in atoms(tree, name):
+            bad = UOp(node.op, tuple(map(moved, node.src)), node.arg, node.site)
+            tree = edit(tree, path, (bad,))
+        return tree
+
+    return change
 
 
 def one_arrival_fewer(tree: UOp) -> UOp:
@@ -111,6 +130,10 @@ REFUSED = {
     "another stage": (
         STAGED, instead("tma_load", 0, next_stage), "race|never written|before anyone read"
     ),
+    "the stage before, of wgmma": (STAGED, stage_before("wgmma"), "nobody reads what tma_load"),
+    "the stage before, of tcgen05.mma": (
+        EPILOGUE, stage_before("tcgen05_mma"), "nobody reads what tma_load"
+    ),
     "tensor memory freed too early": (
         EPILOGUE, without("cta_sync", 1), "race on acc.*tmem_dealloc|is deallocated"
     ),
@@ -152,6 +175,26 @@ def test_both_statements_and_the_missing_ordering_are_named(
     with pytest.raises(CompileError) as refusal:
         check(without(missing)(tree), trips, H200)
     assert all(re.search(re.escape(part), str(refusal.value)) for part in named), refusal.value
+
+
+@pytest.mark.parametrize("tile", [A, B])
+def test_a_race_names_the_statement_that_touches_the_tile(tile: UOp) -> None:
+    """The reads of both tiles are one event: no statement between them orders anything. They are
+    handed over without a fence."""
+    first, second, empty = mbar("first", 1, 1), mbar("second", 1, 1), mbar("empty", 1, 4)
+    fill = [expect(first, 2 * TILE), load(A, first), load(B, first)]
+    refill = [at.mbar_wait(slot(empty), 0), expect(second), load(tile, second)]
+    release = [at.warp_sync(), one(at.mbar_arrive(slot(empty)))]
+    work = [at.mbar_wait(slot(first), 0), read(A), read(B), *release]
+    both = (
+        role(Role("producer", 4, 1, elected=True), fill, refill),
+        role(Role("consumer", 0, 4), work, at.mbar_wait(slot(second), 0), read(tile)),
+    )
+    told = refusal(block(H200, (first, second, empty, A, B, OUT), *both, warps=5), H200)
+    name = tile.arg.name
+    assert told is not None and f"race on {name}[0]: tma_load({name}, " in told, told
+    assert f"is not ordered after ld_shared_v4(out, {name}) at " in told, told
+    assert " by consumer warp" in told, told
 
 
 EQUIVALENT = {
