@@ -429,16 +429,17 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
 def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     """Write everything that follows from the results, and print the tables that matter most."""
     from ptxflow.compiler.files import write_whole
+    from ptxflow.eval.bench.markdown import renewed
     from ptxflow.eval.study.plots import draw
     from ptxflow.eval.study.report import TRAINING, render
-    from ptxflow.eval.study.tables import renew, tables
+    from ptxflow.eval.study.tables import tables
 
     found = tables(results)
     plots = draw(results, args.plots or args.out / PLOTS)
     curves = [p for name in TRAINING for p in sorted((ROOT / "plots").glob(f"*/{name}.png"))]
     write_whole(args.out / PAGE, render(results, plots, sorted(curves)))
     if args.into:
-        write_whole(args.into, renew(args.into.read_text(encoding="utf-8"), found))
+        write_whole(args.into, renewed(args.into.read_text(encoding="utf-8"), found))
     for name in ("gap-held-out", "gap-trained", "claims"):
         if name in found:
             print(f"{name}\n{found[name]}\n")

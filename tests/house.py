@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+from ptxflow.eval.bench.markdown import SECTION
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("compiler", "env", "gfn", "eval")
@@ -16,7 +18,6 @@ SCRIPTS = ("train.py", "sample.py")
 ROOMS = (
     "compiler", "env", "gfn", "eval/bench", "eval/verify", "eval/study", "eval/sample", "eval",
 )  # fmt: skip
-TABLE = re.compile(r"<!-- [\w -]+ -->\n.*?<!-- end[\w -]* -->", re.S)
 GENERATED = ("eval/results/instructions.md",)  # made whole by a command
 LONGEST = 500
 
@@ -36,15 +37,21 @@ def module(path: Path) -> str:
     return name if name.startswith("ptxflow") else f"ptxflow.{name}"
 
 
-def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    """The modules of ours that a source imports, at any depth and for types alone, too."""
+def named(source: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, at any depth and for types alone, too; relative ones
+    begin with a dot."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                names = (f"{node.module}.{alias.name}", node.module)
-                yield from [name for name in names if name in modules][:1]
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def imported(source: str, modules: Collection[str]) -> Iterator[str]:
+    """The modules of ours that a source imports."""
+    for _, name in named(source):
+        yield from [n for n in (name, name.rpartition(".")[0]) if n in modules][:1]
 
 
 def imports() -> tuple[dict[str, Path], Graph]:
@@ -58,32 +65,13 @@ def imports() -> tuple[dict[str, Path], Graph]:
     }
 
 
-def cycles(graph: Graph) -> list[list[str]]:
-    """The sets of modules that reach each other (Tarjan's strongly connected components)."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        number[name] = low[name] = len(number)
-        stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in number:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], number[other])
-        if low[name] == number[name]:
-            at = stack.index(name)
-            if len(stack) > at + 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for name in sorted(graph):
-        if name not in number:
-            visit(name)
-    return found
+def cycle(graph: Graph) -> list[str]:
+    """Modules that import each other in a ring, the first again at the end; empty without one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def room(path: Path) -> int:
@@ -109,7 +97,7 @@ def upward() -> list[str]:
 def prose() -> int:
     """Bytes of Markdown without what commands generate."""
     pages = (p for p in files(".md") if p.relative_to(ROOT).as_posix() not in GENERATED)
-    return sum(len(TABLE.sub("", p.read_text(encoding="utf-8")).encode()) for p in pages)
+    return sum(len(SECTION.sub("", p.read_text(encoding="utf-8")).encode()) for p in pages)
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,7 @@ class House:
     """What is counted: see the labels of `lines`."""
 
     flat: tuple[str, ...]
-    cycles: tuple[tuple[str, ...], ...]
+    cycle: tuple[str, ...]
     upward: tuple[str, ...]
     long: tuple[str, ...]
     python: int
@@ -133,7 +121,7 @@ class House:
         }
         return House(
             flat=tuple(sorted(p.name for p in (ROOT / "eval").glob("*.py"))),
-            cycles=tuple(map(tuple, cycles(imports()[1]))),
+            cycle=tuple(cycle(imports()[1])),
             upward=tuple(upward()),
             long=tuple(name for name, lines in length.items() if lines > LONGEST),
             python=sum(length.values()),
@@ -146,8 +134,7 @@ class House:
         return "\n".join(
             (
                 f"flat modules of eval      {len(self.flat)}  {' '.join(self.flat)}",
-                f"import cycles             {len(self.cycles)}",
-                *(f"  {' '.join(c)}" for c in self.cycles),
+                f"a cycle of imports        {' '.join(self.cycle) or 'none'}",
                 f"imports of a room above   {len(self.upward)}",
                 *(f"  {line}" for line in self.upward),
                 f"files over {LONGEST} lines      {len(self.long)}  {' '.join(self.long)}",

@@ -55,7 +55,7 @@ def _add(kind: str) -> Callable[[Array, Array], Array]:
 def float_binary(line: Line) -> Step:
     """PTX ISA 9.7.3.3 to 9.7.3.5 (f32, f32x2, f64), 9.7.4.1 to 9.7.4.3 (half precision)."""
     what, ftz, bound, kind, x2 = line.match.groups()
-    held, add = _format(line, kind, x2, ftz, bound), _add(kind)
+    fmt, add = _format(line, kind, x2, ftz, bound), _add(kind)
     computes: dict[str, Callable[[Any, Any], Any]] = {
         "add": add,
         "sub": lambda a, b: add(a, -b),
@@ -63,10 +63,10 @@ def float_binary(line: Line) -> Step:
     }
     compute = computes[what]
     line.count(3)
-    write, a, b = line.write(0, held.width), line.read(1, held.width), line.read(2, held.width)
+    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
 
     def run(w: Warp) -> None:
-        write(w, held.words(_bounded(compute(held.values(a(w)), held.values(b(w))), bound)))
+        write(w, fmt.words(_bounded(compute(fmt.values(a(w)), fmt.values(b(w))), bound)))
 
     return run
 
@@ -75,19 +75,19 @@ def float_binary(line: Line) -> Step:
 def fused(line: Line) -> Step:
     """PTX ISA 9.7.3.6, 9.7.4.4: the product is exact, the sum is rounded once."""
     ftz, bound, kind, x2 = line.match.groups()
-    held = _format(line, kind, x2, ftz, bound)
+    fmt = _format(line, kind, x2, ftz, bound)
     add = add_for_single if kind == "f32" else add_to_odd
     line.count(4)
-    write = line.write(0, held.width)
-    reads = [line.read(i, held.width) for i in (1, 2, 3)]
+    write = line.write(0, fmt.width)
+    reads = [line.read(i, fmt.width) for i in (1, 2, 3)]
 
     def run(w: Warp) -> None:
-        a, b, c = (held.values(read(w)) for read in reads)
+        a, b, c = (fmt.values(read(w)) for read in reads)
         if kind == "f64":
             out = fused_double(a, b, c)
         else:
             out = add(a.astype(np.float64) * b, c.astype(np.float64))
-        write(w, held.words(_bounded(out, bound)))
+        write(w, fmt.words(_bounded(out, bound)))
 
     return run
 
@@ -96,16 +96,16 @@ def fused(line: Line) -> Step:
 def float_extreme(line: Line) -> Step:
     """PTX ISA 9.7.3.11, 9.7.3.12, 9.7.4.7, 9.7.4.8; .NaN: of a number and NaN, NaN."""
     what, ftz, keeps, kind, x2 = line.match.groups()
-    held = _format(line, kind, x2, ftz)
+    fmt = _format(line, kind, x2, ftz)
     if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
     line.count(3)
-    write, a, b = line.write(0, held.width), line.read(1, held.width), line.read(2, held.width)
+    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
 
     def run(w: Warp) -> None:
-        x, y = held.values(a(w)), held.values(b(w))
+        x, y = fmt.values(a(w)), fmt.values(b(w))
         out = extreme(what == "min", x, y)
-        write(w, held.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
+        write(w, fmt.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
 
     return run
 
@@ -114,16 +114,16 @@ def float_extreme(line: Line) -> Step:
 def sign(line: Line) -> Step:
     """PTX ISA 9.7.3.9, 9.7.3.10, 9.7.4.5, 9.7.4.6: the sign bit, of NaN too."""
     what, ftz, kind, x2 = line.match.groups()
-    held = _format(line, kind, x2, ftz)
+    fmt = _format(line, kind, x2, ftz)
     if kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what} of f32x2")
     line.count(2)
-    write, a, width = line.write(0, held.width), line.read(1, held.width), held.width
-    bits = sum(1 << i for i in range(width) if (i + 1) % (width >> held.packed) == 0)
+    write, a, width = line.write(0, fmt.width), line.read(1, fmt.width), fmt.width
+    bits = sum(1 << i for i in range(width) if (i + 1) % (width >> fmt.packed) == 0)
     rest = (1 << width) - 1 - bits
 
     def run(w: Warp) -> None:
-        value = held.words(held.values(a(w))) if held.flushes else a(w)
+        value = fmt.words(fmt.values(a(w))) if fmt.flushes else a(w)
         write(w, value ^ bits if what == "neg" else value & rest)
 
     return run

@@ -90,7 +90,7 @@ def compare_floats(line: Line) -> Step:
     compare, kind, flushes = _float_compare(line.match[1]), line.match[4], bool(line.match[3])
     if flushes and kind not in ("f16", "f32"):
         raise line.refuse(f"{kind} takes no .ftz")
-    held = Format(kind, flushes=flushes)
+    fmt = Format(kind, flushes=flushes)
     return _predicate(
-        line, held.width, line.match[2], lambda a, b: compare(held.values(a), held.values(b))
+        line, fmt.width, line.match[2], lambda a, b: compare(fmt.values(a), fmt.values(b))
     )

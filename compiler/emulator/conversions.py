@@ -140,7 +140,7 @@ def from_integer(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         value = w.vector(a(w), width)
-        held = value.view(f"i{width // 8}") if is_signed else value
-        write(w, target.words(held.astype(through)))
+        integer = value.view(f"i{width // 8}") if is_signed else value
+        write(w, target.words(integer.astype(through)))
 
     return run

@@ -35,9 +35,9 @@ class Format:
         """Bits of the register."""
         return _BITS[self.kind] << self.packed
 
-    def values(self, held: Value) -> Array:
+    def values(self, register: Value) -> Array:
         """The elements of the 32 lanes, two in a row for a packed type."""
-        words = Warp.vector(held, self.width)
+        words = Warp.vector(register, self.width)
         if self.packed:
             words = np.ascontiguousarray(words).view(DTYPES[_BITS[self.kind]])
         out: Array

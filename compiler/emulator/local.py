@@ -25,10 +25,10 @@ class Local:
 
 def _bytes(w: Warp, whole: int, at: Array, size: int) -> tuple[Local, Array]:
     """The warp's memory, `whole` bytes a lane, and offsets of bytes [lanes, count, size] in it."""
-    held = w.unit(Local)
-    if not held.data.size:
-        held.data = np.zeros((LANES, whole), np.uint8)
-        held.written = np.zeros((LANES, whole), np.bool_)
+    memory = w.unit(Local)
+    if not memory.data.size:
+        memory.data = np.zeros((LANES, whole), np.uint8)
+        memory.written = np.zeros((LANES, whole), np.bool_)
     first = at - LOCAL_BASE
     for wrong, what in (
         (first % size != 0, f"is not a multiple of {size}"),
@@ -36,7 +36,7 @@ def _bytes(w: Warp, whole: int, at: Array, size: int) -> tuple[Local, Array]:
     ):
         if wrong.any():
             raise Fault(f"local address 0x{int(at[wrong][0]):X} {what}")
-    return held, first[..., None] + np.arange(size)
+    return memory, first[..., None] + np.arange(size)
 
 
 @operation(r"ld\.local(?:\.v([24]))?\.([busf])(8|16|32|64)")
@@ -52,12 +52,12 @@ def load(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
-        held, octets = _bytes(w, whole, at, size)
+        memory, octets = _bytes(w, whole, at, size)
         mine = lanes[:, None, None]
-        if not held.written[mine, octets].all():
+        if not memory.written[mine, octets].all():
             raise Fault("reads local bytes that the thread never wrote")
         kind = f"{'i' if signed else 'u'}{size}"
-        words = np.ascontiguousarray(held.data[mine, octets]).view(kind)[..., 0]
+        words = np.ascontiguousarray(memory.data[mine, octets]).view(kind)[..., 0]
         for i, slot in enumerate(slots):
             full = np.zeros(LANES, DTYPES[to])
             full[lanes] = words[:, i].astype(DTYPES[to])
@@ -77,9 +77,9 @@ def store(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
-        held, octets = _bytes(w, whole, at, size)
+        memory, octets = _bytes(w, whole, at, size)
         words = np.ascontiguousarray(columns(w, values, lanes).astype(f"u{size}"))
-        held.data[lanes[:, None, None], octets] = words.view(np.uint8).reshape(octets.shape)
-        held.written[lanes[:, None, None], octets] = True
+        memory.data[lanes[:, None, None], octets] = words.view(np.uint8).reshape(octets.shape)
+        memory.written[lanes[:, None, None], octets] = True
 
     return run

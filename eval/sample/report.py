@@ -244,12 +244,12 @@ def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
         "## Launch\n\n" + _launch_rows(sample),
         "## ptxas\n\n" + _pairs(asdict(sample.kernel.usage), ("report", "value")),
         "## Machine code\n\n" + _pairs(sample.kernel.sass.counts, ("technique", "count")),
-        "## Proven\n\n" + "\n".join(f"- {check}" for check in _proofs(sample)),
+        "## Validated\n\n" + "\n".join(f"- {check}" for check in _validated(sample)),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _proofs(sample: Sample) -> list[str]:
+def _validated(sample: Sample) -> list[str]:
     emulated = "no" if sample.emulation is None else str(sample.emulation)
     return [*sample.kernel.checks, f"emulated: {emulated}"]
 

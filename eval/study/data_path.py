@@ -5,7 +5,6 @@ A box a stage, in the colour of the folder that holds it, with the module that d
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+
+from ptxflow.command import Parser, reports
 
 COLOURS = {"env": "#d9ead3", "gfn": "#fde3c8", "compiler": "#d3e3f5", "eval": "#ece0f3"}
 WIDTH, HEIGHT = 1.62, 0.80  # of a box
@@ -118,11 +119,11 @@ def data_path() -> Figure:
     return figure
 
 
+@reports("data_path")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.study.data_path",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: python -m ptxflow.eval.study.data_path --out plots/data_path.png",
     )
     parser.add_argument("--out", type=Path, default=Path("out/data_path.png"), metavar="FILE.png")

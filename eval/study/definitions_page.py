@@ -17,19 +17,18 @@ from statistics import geometric_mean
 
 from ptxflow.command import Parser, reports, require_checkout
 from ptxflow.compiler.device import DEVICES, H200, Device
-from ptxflow.compiler.files import write_whole
 from ptxflow.env.space import EmptySpace, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import degenerate
+from ptxflow.eval.bench.markdown import markdown, publish
 from ptxflow.eval.bench.records import Record, RecordError, read_records
 from ptxflow.eval.bench.report import FULLY_MASKED, Place, best_ratios, best_records, settled
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.page import markdown, placed
 from ptxflow.eval.verify.results import Summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +95,7 @@ def spaces(summaries: Sequence[Summary]) -> str:
             cells += [*sizes, passed[device].get(definition.name, NONE)]
         rows.append(cells)
     heads = [f"{d.upper()} {what}" for d in TARGETS for what in ("strategies", "share", "verified")]
-    return markdown(["definition", "family", *heads], rows)
+    return markdown(["definition", "family", *heads], rows, None)
 
 
 def speeds(records: Sequence[Record]) -> dict[str, Speed]:
@@ -139,13 +138,13 @@ def measured(records: Sequence[Record]) -> str:
         ])  # fmt: skip
     heads = ("definition", "workloads", "kernels", "right", "of the best library", "least",
              "of the roofline", "least")  # fmt: skip
-    return markdown(heads, rows)
+    return markdown(heads, rows, None)
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m ptxflow.eval.study.definitions_page", description=__doc__)
     add = parser.add_argument
-    add("--proof", nargs="*", type=Path, metavar="FILE.json", help="default: eval/results/*.json",
+    add("--results", nargs="*", type=Path, metavar="FILE.json", help="default: eval/results/*.json",
         default=sorted((ROOT / "eval" / "results").glob("*.json")))  # fmt: skip
     add("--records", nargs="*", type=Path, metavar="FILE", help="default: eval/measurements",
         default=sorted((ROOT / "eval" / "measurements").glob("*.jsonl.xz")))  # fmt: skip
@@ -157,16 +156,9 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     require_checkout("definitions_page")
-    summaries = [results.read(path) for path in args.proof]
+    summaries = [results.read(path) for path in args.results]
     records = [r for path in args.records for r in read_records(path)]
-    made = {SPACES: spaces(summaries), MEASURED: measured(records)}
-    if args.into is None:
-        print("\n\n".join(made.values()))
-        return 0
-    page = args.into.read_text(encoding="utf-8")
-    for name, text in made.items():
-        page = placed(page, name, text)
-    write_whole(args.into, page)
+    publish({SPACES: spaces(summaries), MEASURED: measured(records)}, args.into)
     return 0
 
 

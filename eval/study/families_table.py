@@ -6,20 +6,18 @@ was timed in the same rounds; a pure function of committed records.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
-from ptxflow.command import require_checkout
-from ptxflow.compiler.files import write_whole
+from ptxflow.command import Parser, reports, require_checkout
 from ptxflow.env.tasks.arguments import find_family
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.workload import degenerate
-from ptxflow.eval.bench.records import Record, RecordError, libraries, read_records
+from ptxflow.eval.bench.markdown import markdown, publish
+from ptxflow.eval.bench.records import Record, libraries, read_records
 from ptxflow.eval.bench.report import FULLY_MASKED, SLOWER, best_ratios, best_records, settled
-from ptxflow.eval.study.tables import PageError, markdown, renew
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "eval" / "measurements"
@@ -77,35 +75,26 @@ def table(measured: dict[str, list[Record]]) -> str:
 
 def versions(measured: dict[str, list[Record]]) -> str:
     """What was timed beside: the versions of the libraries on each device."""
-    told = []
+    lines = []
     for device, found in measured.items():
         stacks = {(r.gpu["torch"], r.gpu["cublas"]) for r in found if r.gpu}
         ((torch, cublas),) = stacks
-        told.append(f"{device}: torch {torch}, cuBLAS {cublas}, FlashInfer {FLASHINFER[device]}")
-    return f"{'; '.join(told)}."
+        lines.append(f"{device}: torch {torch}, cuBLAS {cublas}, FlashInfer {FLASHINFER[device]}")
+    return f"{'; '.join(lines)}."
 
 
+@reports("families_table")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ptxflow.eval.study.families_table",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: python -m ptxflow.eval.study.families_table --into README.md",
     )
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
     args = parser.parse_args(argv)
     require_checkout("families_table")
-    try:
-        text = table({device: records(device) for device in FILES})
-        if args.into is None:
-            print(text)
-        else:
-            page = args.into.read_text(encoding="utf-8")
-            write_whole(args.into, renew(page, {NAME: text}))
-    except (RecordError, PageError, OSError) as error:
-        print(f"families_table: {error}", file=sys.stderr)
-        return 2
+    publish({NAME: table({device: records(device) for device in FILES})}, args.into)
     return 0
 
 

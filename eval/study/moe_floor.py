@@ -18,9 +18,9 @@ from ptxflow.compiler.device import H200
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.inputs import make_indices
+from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.records import Record, RecordError, read_records
 from ptxflow.eval.bench.work import SEED, counted, routed, timed_on
-from ptxflow.eval.verify.page import markdown
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def table(records: Sequence[Record]) -> str:
     return markdown(heads, [
         [str(r.seq_len), str(r.rows), str(r.experts), f"{r.us:.1f}", f"{r.bandwidth:.0%}",
          f"{r.tflops:.0f}"] for r in found
-    ])  # fmt: skip
+    ], None)  # fmt: skip
 
 
 @reports("moe_floor", RecordError)

@@ -1,16 +1,13 @@
-"""The tables of an evaluation, in Markdown: pure functions of its results.
-
-A page holds a table between `<!-- table NAME -->` and `<!-- end -->`; `renew` puts today's there.
-"""
+"""The tables of an evaluation, in Markdown: pure functions of its results."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ptxflow.command import BadInput
+from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.study import runs
 from ptxflow.eval.study.metrics import MODES_IN
 from ptxflow.eval.study.runs import AT, BUDGETS
@@ -21,13 +18,6 @@ KINDS = {"trained": "trained", "held_out": "held out", "unseen": "unseen"}
 MAIN = ("policy", "policy top-k", "own reward top-k", "nearest workload", "surrogate top-k",
         "model top-k", "Gaussian process", "TPE", "uniform random")  # fmt: skip
 FEW = str(runs.FEW)  # as results say it
-MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
-
-
-class PageError(BadInput):
-    """A page asks for a table that there is not; one line."""
-
-
 HELD_OUT = ", held out"  # after a family in the name of a group
 NOT_PLAYED = "Not played in the run that made this page."
 
@@ -63,28 +53,6 @@ def tables(results: Results) -> dict[str, str]:
     out["tuning"] = "\n\n".join(tuned)
     out["ablation"] = "\n\n".join(map(taken_apart, results.get("ablation", ())))
     return {name: text or NOT_PLAYED for name, text in out.items()}
-
-
-def renew(page: str, found: Mapping[str, str]) -> str:
-    """The page with today's tables; PageError for one that is unknown."""
-
-    def put(match: re.Match[str]) -> str:
-        if match[2] not in found:
-            raise PageError(f"no table {match[2]!r}; there are {', '.join(sorted(found))}")
-        return f"{match[1]}{found[match[2]]}\n{match[4]}"
-
-    return MARK.sub(put, page)
-
-
-def quoted(page: str) -> dict[str, str]:
-    """The tables that a page holds, by name."""
-    return {match[2]: match[3].strip("\n") for match in MARK.finditer(page)}
-
-
-def markdown(head: Row, rows: Iterable[Row], left: int = 1) -> str:
-    """A Markdown table, the first `left` columns flush left."""
-    marks = ["---" if i < left else "--:" for i in range(len(head))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
 
 
 def percent(value: float | None) -> str:

@@ -7,27 +7,16 @@ with --into PAGE, puts each section between its marks in that page. A pure funct
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ptxflow.command import Parser, reports
-from ptxflow.compiler.files import write_whole
-from ptxflow.env.tasks.arguments import UsageError
+from ptxflow.eval.bench.markdown import markdown, publish
 from ptxflow.eval.verify import results, strategies
 from ptxflow.eval.verify.results import Summary, median_and_max
 
 Row = Sequence[object]
-
-
-def markdown(columns: Row, rows: Iterable[Row]) -> str:
-    """A table; every column but the first is aligned to the right where its cells are numbers."""
-    body = [[str(cell) for cell in row] for row in rows]
-    number = re.compile(r"[\d,.]+( \([\d.]+\))?|\d+-\d+|-")
-    right = [all(number.fullmatch(row[i]) for row in body) for i in range(len(columns))]
-    lines = [columns, ["--:" if r else "---" for r in right], *body]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def verified(summaries: Sequence[Summary]) -> str:
@@ -35,7 +24,7 @@ def verified(summaries: Sequence[Summary]) -> str:
     parts = []
     for summary in summaries:
         heads, *rows = strategies.lines(summary)
-        parts += [f"{strategies.conclusion(summary)}.", markdown(heads, rows)]
+        parts += [f"{strategies.conclusion(summary)}.", markdown(heads, rows, None)]
         parts += [f"- {line}" for line in summary["failures"]]
     return "\n\n".join([*parts, _commands(summaries)])
 
@@ -47,11 +36,12 @@ def mutated(summaries: Sequence[Summary]) -> str:
     heads = [f"{name} {verdict}" for name in names for verdict in _SHOWN]
     reasons = sorted({why for s in summaries for why in s["equivalent"]})
     parts = [
-        markdown(TOTALS, [row for s in summaries for row in _totals(s)]),
-        markdown(["operator", *heads], _by_operator(summaries)),
+        markdown(TOTALS, [row for s in summaries for row in _totals(s)], None),
+        markdown(["operator", *heads], _by_operator(summaries), None),
         markdown(
             ["why equivalent", *names],
             [[why, *(s["equivalent"].get(why, 0) for s in summaries)] for why in reasons],
+            None,
         ),
     ]
     for summary in summaries:
@@ -111,16 +101,6 @@ def sections(summaries: Iterable[Summary]) -> dict[str, str]:
     return {kind: SECTIONS[kind](group) for kind, group in found.items() if group}
 
 
-def placed(page: str, name: str, text: str) -> str:
-    """The page with the text between the marks of that section; UsageError if it has none."""
-    begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- end of {name} -->"
-    head, found, rest = page.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise UsageError(f"the page has no section between {begin.strip()} and {end.strip()}")
-    return f"{head}{begin}{text}{end}{tail}"
-
-
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m ptxflow.eval.verify.page",
@@ -135,14 +115,7 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file or the page cannot be used."""
     args = arguments().parse_args(argv)
-    made = sections(map(results.read, args.results))
-    if args.into is None:
-        print("\n\n".join(made.values()))
-        return 0
-    page = args.into.read_text(encoding="utf-8")
-    for name, text in made.items():
-        page = placed(page, name, text)
-    write_whole(args.into, page)
+    publish(sections(map(results.read, args.results)), args.into)
     return 0
 
 

@@ -67,5 +67,5 @@ def test_a_page_without_sections_is_refused(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing")
-    assert main(["--into", str(page), "--records", "--proof"]) == 2
+    assert main(["--into", str(page), "--records", "--results"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.space import Space
 from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.bench.markdown import quoted, renewed
 from ptxflow.eval.study.plots import PLOTS
-from ptxflow.eval.study.tables import PageError, quoted, renew, tables
+from ptxflow.eval.study.tables import tables
 from tests.builders import refused, space_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,8 +84,8 @@ def test_a_page_is_renewed_between_its_marks(out: Path) -> None:
     assert page.startswith("Before.\n\n<!-- table gap-all -->\n| method |")
     assert page.endswith("<!-- end -->\nAfter.\n")
     assert quoted(page) == {"gap-all": tables(results)["gap-all"]}
-    with pytest.raises(PageError, match="no table 'none'; there are"):
-        renew("<!-- table none -->\n<!-- end -->", tables(results))
+    with pytest.raises(BadInput, match="no table none; there are"):
+        renewed("<!-- table none -->\n<!-- end -->", tables(results))
 
 
 class Reader(HTMLParser):

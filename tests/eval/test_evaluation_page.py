@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.bench.markdown import quoted
 from ptxflow.eval.study.plots import PLOTS
 from ptxflow.eval.study.style import brief
-from ptxflow.eval.study.tables import quoted, tables
+from ptxflow.eval.study.tables import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "eval" / "results" / "evaluation.md"

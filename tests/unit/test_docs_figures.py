@@ -19,8 +19,8 @@ from ptxflow.env.reward_source import build
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.markdown import markdown, renewed
 from ptxflow.eval.sample.selection import choose
-from ptxflow.eval.study.tables import markdown, renew
 from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
@@ -64,7 +64,7 @@ def distances() -> str:
 
 def test_distances_are_those_in_the_headers(request: pytest.FixtureRequest) -> None:
     page = POLICIES.read_text(encoding="utf-8")
-    wanted = renew(page, {"distances": distances()})
+    wanted = renewed(page, {"distances": distances()})
     if request.config.getoption("--update-golden"):
         POLICIES.write_text(wanted, encoding="utf-8")
         return

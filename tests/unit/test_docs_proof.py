@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.device import Device, device
 from ptxflow.compiler.kernels import FAMILIES, family
-from ptxflow.env.tasks.arguments import UsageError
 from ptxflow.env.tasks.definition import names
+from ptxflow.eval.bench.markdown import markdown, placed, quoted
 from ptxflow.eval.verify.draws import draw_families, places
-from ptxflow.eval.verify.page import main, markdown, placed, sections
+from ptxflow.eval.verify.page import main, sections
 from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import arguments, kernels_digest
 from tests.emulator.foreign.fixtures import NAMES
@@ -79,7 +80,7 @@ def truth_tables() -> str:
     combinations = sum(int(row[-1].split()[-1]) for row in rows)
     head = f"{len(rows)} tables, {combinations} kernels:"
     columns = ("target", "what is handed over", "optional statements", "safe")
-    return f"{head}\n\n{markdown(columns, rows)}"
+    return f"{head}\n\n{markdown(columns, rows, None)}"
 
 
 def rule(told: str) -> tuple[str, str]:
@@ -99,7 +100,7 @@ def shipped_bugs() -> str:
         told = refusal(kernel, dev, trips)
         assert told is not None, name
         rows.append((name, dev.arch, *rule(told)))
-    return markdown(("bug", "target", "refused because", "fix"), rows)
+    return markdown(("bug", "target", "refused because", "fix"), rows, None)
 
 
 def foreign() -> str:
@@ -112,16 +113,16 @@ def foreign() -> str:
     for name in NAMES:
         seen = [plain(h) for h, where in HAZARDS.items() if any(fnmatch(name, w) for w in where)]
         rows.append((name, "; ".join(seen) or "none"))
-    return markdown(("kernel", "hazards, in the words of the emulator"), rows)
+    return markdown(("kernel", "hazards, in the words of the emulator"), rows, None)
 
 
-MADE = {"truth tables": truth_tables, "shipped bugs": shipped_bugs, "foreign": foreign}
+MADE = {"truth-tables": truth_tables, "shipped-bugs": shipped_bugs, "foreign": foreign}
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_sections_that_tests_make(name: str, request: pytest.FixtureRequest) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    wanted = placed(page, name, MADE[name]())
+    wanted = placed(page, {name: MADE[name]()})
     if request.config.getoption("--update-golden"):
         PAGE.write_text(wanted, encoding="utf-8")
         return
@@ -135,10 +136,9 @@ def test_sections_are_those_of_the_committed_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     made = sections(map(read, RESULTS))
     assert set(made) == {"verify", "mutation"}
-    for name, text in made.items():
-        assert placed(page, name, text) == page, (
-            "run python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE"
-        )
+    assert placed(page, made) == page, (
+        "run python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE"
+    )
 
 
 def test_what_the_committed_results_claim() -> None:
@@ -170,10 +170,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(results) == 0
     printed = capsys.readouterr().out
     page = tmp_path / "page.md"
-    page.write_text("<!-- verify -->\n\nold\n\n<!-- end of verify -->\n", encoding="utf-8")
+    page.write_text("<!-- table verify -->\nold\n<!-- end -->\n", encoding="utf-8")
     verified = [r for r in results if read(Path(r))["kind"] == "verify"]
     assert main([*verified, "--into", str(page)]) == 0
-    placed_text = page.read_text(encoding="utf-8").split("-->\n\n")[1].split("\n\n<!--")[0]
+    placed_text = quoted(page.read_text(encoding="utf-8"))["verify"]
     assert placed_text in printed and "verified for sm_90a" in placed_text
     assert main([*results, "--into", str(page)]) == 2  # no section for mutation
     assert main([str(page)]) == 2
@@ -181,8 +181,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_placing_needs_the_marks() -> None:
-    with pytest.raises(UsageError, match="no section"):
-        placed("a page", "verify", "text")
+    with pytest.raises(BadInput, match="no table verify"):
+        placed("a page", {"verify": "text"})
 
 
 @pytest.mark.parametrize("target", ["b200", "h200"])

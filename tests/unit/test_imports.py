@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.builders import ROOT, python
+from tests.house import FOLDERS, named
 
-FOLDERS = ("compiler", "env", "gfn", "eval")
 MAY_IMPORT = {
     "compiler": {"compiler"},
     "env": {"env", "compiler"},
@@ -23,20 +21,10 @@ NO_TORCH = ("torch", "gfn", "triton", "cuda")
 PURE = ("cuda.pathfinder",)  # finds files, and needs no CUDA
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import, at any depth; relative ones begin with a dot."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-
-
 def offences(folder: str, path: str, source: str) -> list[str]:
     """What a module of a folder imports and should not."""
     out = []
-    for line, name in imports(source):
+    for line, name in named(source):
         top, _, rest = name.partition(".")
         where = f"{path}:{line}: {name}"
         if name.startswith("."):
