@@ -268,6 +268,36 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Size:
+    """Axes of an emulation problem, laid over those of the first one.
+
+    `blocks` (CTAs along x) replaces the grid's; of `some` of the first launch's clusters alone,
+    spread over the grid, what they write is compared.
+    """
+
+    axes: Mapping[str, int]
+    blocks: int | None = None
+    some: int = 0
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Emulation problems behind the first one, chosen from by what they cover.
+
+    `shapes` are constant axes, cheap ones first: the first counts for which the kernel's text is
+    that of the problem itself, numbers apart. `sizes` are tried in turn until all is covered.
+    """
+
+    shapes: tuple[Mapping[str, int], ...]
+    sizes: tuple[Size, ...]
+
+
+def no_trials(problem: Problem, strategy: Strategy, device: Device) -> Trials:
+    """Of a family whose first emulation problem is all there is."""
+    return Trials((), ())
+
+
+@dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it.
 
@@ -288,6 +318,8 @@ class Family:
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
     launch: Callable[[Problem, Strategy, Device], Launch]
     trial: Callable[[Problem, Strategy, Device], Trial]
+    #: further problems to emulate on, which are chosen from by what they cover
+    trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
     #: which definitions of its op types, by the names of their inputs
     accepts: Callable[[Collection[str]], bool] = any_inputs

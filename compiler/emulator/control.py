@@ -41,11 +41,13 @@ def joined(w: Warp) -> None:
 
 @operation(r"bra(\.uni)?")
 def branch(line: Line) -> Step:
-    target, guard = line.ins.targets[0], line.ins.guard
-    if guard is None:
+    target = line.ins.targets[0]
+    if line.ins.guard is None:
         return lambda w: w.branch(w.mask, target)
-    taken = line.reader(guard, 1)
-    return lambda w: w.branch(w.lanes(taken(w)), target)
+    taken = line.guard()
+    if target <= line.index:
+        taken = line.program.coverage.branch(line.index, taken)
+    return lambda w: w.branch(taken(w), target)
 
 
 @operation(r"brx\.idx(\.uni)?")
@@ -68,10 +70,10 @@ def branch_table(line: Line) -> Step:
 def leave(line: Line) -> Step:
     if line.ins.guard is None:
         return lambda w: w.exit()
-    going = line.reader(line.ins.guard, 1)
+    going = line.guard()
 
     def run(w: Warp) -> Wait | None:
-        lanes = w.lanes(going(w))
+        lanes = going(w)
         if lanes == w.mask:
             return w.exit()
         w.alive &= ~lanes

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
+from ptxflow.compiler.emulator.coverage import Coverage
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import (
@@ -66,17 +67,31 @@ class Landing:
 
 @dataclass
 class Report:
-    """What a run executed, and the ordering hazards it saw that did not change a value."""
+    """What a run executed, and the ordering hazards it saw that did not change a value.
+
+    `coverage` is by entry; `untouched` has, by buffer, the granules of 16 bytes that were never
+    read and those never written, of all there are.
+    """
 
     instructions: int = 0
     clusters: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    untouched: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, other: Report) -> None:
         self.instructions += other.instructions
         self.clusters += other.clusters
         for text, times in other.hazards.items():
             self.hazards[text] = self.hazards.get(text, 0) + times
+
+
+    def cover(self, entry: str, found: Coverage) -> None:
+        """What a launch of an entry covered."""
+        if entry in self.coverage:
+            self.coverage[entry].add(found)
+        else:
+            self.coverage[entry] = found
 
 
 class Cta(Owner):
@@ -143,6 +158,7 @@ class Cta(Owner):
 class Grid:
     """A module with its launch and tensors, and the cluster that runs now."""
 
+    coverage: Coverage
     grid: tuple[int, int, int]  # CTAs
     clusters: tuple[int, int, int]
     cluster_size: int

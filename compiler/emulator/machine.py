@@ -52,7 +52,7 @@ class Machine(Grid):
         arguments: Arguments,
     ):
         super().__init__(program.module, launch, tensors)
-        self.program = program
+        self.program, self.coverage = program, program.coverage
         x, y, z = (evaluate(side, axes) for side in launch.grid)
         self.grid = (x if grid is None else grid, y, z)
         self.cluster_size = math.prod(launch.cluster)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.emulator.coverage import BRANCHES, Coverage
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
 from ptxflow.compiler.emulator.lanes import LANE_IDS, Value, lanes_in
 from ptxflow.compiler.emulator.memory import (
@@ -59,7 +60,8 @@ class Program:
             self.symbols[variable.name] = LOCAL_BASE + at
             self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
-        self.code = [build(i, self) for i in module.code]
+        self.coverage = Coverage.of(module.code)
+        self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
 
     def is_shared(self, name: str) -> bool:
         return any(v.name == name for v in self.module.shared)
@@ -67,11 +69,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Line:
-    """What a builder is given: the instruction, the pattern's groups, the program."""
+    """What a builder is given: the instruction, the pattern's groups, the program, its index."""
 
     ins: Instruction
     match: re.Match[str]
     program: Program
+    index: int
 
     @property
     def target(self) -> str:
@@ -90,6 +93,12 @@ class Line:
         if n not in allowed:
             raise self.refuse(f"has {n} operands, not {' or '.join(map(str, allowed))}")
         return n
+
+    def guard(self) -> Callable[[Warp], int]:
+        """The lanes in which the instruction's guard holds."""
+        if self.ins.guard is None:
+            raise self.refuse("has no guard")
+        return self.program.coverage.guard(self.index, self.reader(self.ins.guard, 1))
 
     def read(self, index: int, width: int) -> Read:
         return self.reader(self.operand(index), width)
@@ -174,22 +183,22 @@ def operation(pattern: str) -> Callable[[Builder], Builder]:
     return register
 
 
-def build(ins: Instruction, program: Program) -> Step:
+def build(index: int, ins: Instruction, program: Program) -> Step:
     """The step of an instruction, under its guard; unknown ones raise PtxSyntaxError."""
     for pattern, builder in _TABLE:
         match = pattern.fullmatch(ins.opcode)
         if match:
-            line = Line(ins, match, program)
-            step = builder(line)
-            if ins.guard is None or ins.opcode.split(".")[0] in ("bra", "ret", "exit"):
+            line = Line(ins, match, program, index)
+            step = program.coverage.watch(index, ins, builder(line))
+            if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
                 return step
-            return guarded(step, line.reader(ins.guard, 1))
+            return guarded(step, line.guard())
     raise PtxSyntaxError(f"line {ins.line}: unknown instruction `{ins.text}`")
 
 
-def guarded(step: Step, guard: Read) -> Step:
+def guarded(step: Step, guard: Callable[[Warp], int]) -> Step:
     def run(w: Warp) -> Any:
-        taken = w.lanes(guard(w))
+        taken = guard(w)
         if taken == w.mask:
             return step(w)
         if not taken:

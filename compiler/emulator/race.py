@@ -49,11 +49,15 @@ class Access:
 
 
 class Shadow:
-    """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it."""
+    """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
+
+    `touched`: granules that were read, and those that were written.
+    """
 
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
+        self.touched = np.zeros((2, len(self.ids)), np.bool_)
 
 
 Entry = tuple[Access, int]
@@ -127,6 +131,7 @@ class Races:
         """Check an access to granules (their bytes by `masks`, all without) and remember it."""
         if not len(granules):
             return
+        shadow.touched[int(access.mode != "r"), granules] = True
         ids = shadow.ids[granules]
         if masks is None:
             first = int(ids[0])

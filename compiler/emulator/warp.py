@@ -62,6 +62,7 @@ class Warp(Owner):
         self.limit = END
         self.done = False
         self.missing = self.missing_slot = 0  # lanes whose operands are not defined, one register
+        self.trips: dict[int, int] = {}  # by backward branch: how often taken in a row
         self.asked = -1  # the try_wait that was last answered false
         self.actor = Actor(cta.machine.races.agent(WARP))
 
@@ -217,7 +218,7 @@ class Warp(Owner):
 
     def run(self, budget: int) -> int:
         """Execute until every fragment waits or the budget is spent; instructions executed."""
-        code = self.code
+        code, hits = self.code, self.cta.machine.coverage.hits
         count = 0
         while count < budget:
             if self.pc >= self.limit:
@@ -225,6 +226,7 @@ class Warp(Owner):
             self.at = self.pc
             self.pc += 1
             self.missing = 0
+            hits[self.at] += 1
             count += 1
             wait = code[self.at](self)
             if wait is not None:

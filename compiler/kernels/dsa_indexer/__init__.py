@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
@@ -101,6 +101,20 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """The problem's own number of tokens to choose: sequences below it, beyond it, and of several
+    turns of a sweep; more than a warp has lanes."""
+    page, topk = p["page_size"], p["topk"]
+    spans = tuple(-(-n // page) for n in (topk + topk // 2, 3 * topk + 9, 2 * s.span + 5))
+
+    def size(batch: int, pages: int, some: int = 0) -> Size:
+        axes = {"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2}
+        return Size(axes, None, some)
+
+    sizes = (*(size(4, n) for n in spans), size(70, 3, 4))
+    return Trials(({"topk": topk},), sizes)
+
+
 DSA_INDEXER = Family(
     name="dsa_indexer",
     op_types=("dsa_paged",),
@@ -115,5 +129,6 @@ DSA_INDEXER = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=accepts,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
@@ -76,6 +76,17 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Lists of the problem's own length and heads, full, mixed and empty."""
+    constants = ("topk", "page_size", "head_dim_ckv", "head_dim_kpe")
+    pages = -(-max(64, p["topk"]) // p["page_size"])
+    sizes = (
+        Size({"num_tokens": 3, "num_pages": pages}),
+        Size({"num_tokens": 6, "num_pages": 2 * pages}, None, 4),
+    )
+    return Trials(({n: p[n] for n in constants},), sizes)
+
+
 DSA_SPARSE = Family(
     name=SPARSE,
     op_types=("dsa_paged",),
@@ -90,5 +101,6 @@ DSA_SPARSE = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=lambda inputs: "sparse_indices" in inputs,
 )

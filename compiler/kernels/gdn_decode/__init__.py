@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
@@ -87,6 +87,21 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())), 1 if k.loops else None)
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Two key heads, or as many as have the same divisions; a ring beyond its 32nd turn."""
+    k = Kernel(p, s, device)
+    heads = sorted({min(n, p["num_q_heads"]) for n in (1, 2, 3, 4, 8)} | {p["num_q_heads"]})
+    shapes = tuple(
+        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
+        if "num_k_heads" in dict(p.axes)
+        else {"num_q_heads": n, "num_v_heads": n * k.share}
+        for n in heads
+        if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
+    )
+    sizes = (Size({"batch_size": 3}), Size({"batch_size": 3}, 1), Size({"batch_size": 1}))
+    return Trials(shapes, sizes)
+
+
 GDN_DECODE = Family(
     name="gdn_decode",
     op_types=("gdn",),
@@ -102,5 +117,6 @@ GDN_DECODE = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=lambda inputs: "cu_seqlens" not in inputs,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
@@ -69,6 +69,27 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Two key heads, or as many as have the same divisions; more sequences of a few tokens; one of
+    several chunks."""
+    k = Kernel(p, s, device)
+    shapes = tuple(
+        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
+        for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
+    )
+
+    def size(count: int, tokens: int, some: int = 0) -> Size:
+        axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
+        return Size(axes, None, some)
+
+    sizes = (
+        size(3, k.chunk + 9),
+        size(1, (2 * k.stages + 1) * k.chunk + 1, 2),
+        size(4, 2 * k.chunk, 4),
+    )
+    return Trials(shapes, sizes)
+
+
 GDN_PREFILL = Family(
     name="gdn_prefill",
     op_types=("gdn",),
@@ -83,5 +104,6 @@ GDN_PREFILL = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

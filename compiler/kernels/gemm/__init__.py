@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
@@ -65,6 +65,25 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(small, t.cluster_size if s.persistent else None)
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """As many columns of tiles as have the same divisions; more raster groups of rows; a ring
+    beyond its 32nd turn."""
+    t = Tiling(p, s, device)
+    step = s.split_k * s.tile_k
+    tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
+    short, long = (n * step - p["K"] % s.tile_k for n in (s.num_stages + 2, 33 * s.num_stages + 2))
+    shapes = tuple({"N": n * t.cluster_columns - tail, "K": short} for n in (2, 3, *range(4, 33)))
+    rows = t.cluster_rows
+    one = t.cluster_size if s.persistent else None
+    sizes = (
+        Size({"M": 2 * rows + 5}, one),
+        Size({"M": 9 * rows + 5}, one),
+        Size({"M": 33 * rows + 5}, one),
+        Size({"M": rows, "K": long}, one, 0 if s.persistent else 1),
+    )
+    return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
+
+
 GEMM = Family(
     name="gemm",
     op_types=("gemm",),
@@ -79,4 +98,5 @@ GEMM = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
 )

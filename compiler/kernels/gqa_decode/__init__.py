@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
@@ -137,6 +137,34 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Two groups of key heads: sequences of several chunks; many sequences of a page or two, whose
+    look-up takes several steps; a ring beyond its 32nd turn."""
+    k = kernel(p, s, device)
+    page, stride = k.page_size, k.chunk // k.tiles
+    groups = -(-k.key_heads // k.heads)
+    shapes = tuple(
+        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
+        for n in sorted({min(2, groups), min(3, groups), min(4, groups), groups})
+    )
+
+    def size(batch: int, tokens: int, some: int = 0) -> Size:
+        pages = max(batch + 1, -(-tokens // page))
+        rows = {"batch_size": batch, "len_indptr": batch + 1}
+        return Size({**rows, "num_kv_indices": pages, "num_pages": pages + 2}, None, some)
+
+    turns = min(34 * k.stages, 4 * k.tiles) * stride
+    sizes = (
+        size(2, 3 * k.chunk + k.tile + 3),
+        size(3, 6 * k.chunk + 5),
+        size(160, 170 * page, 6),
+        size(300, 310 * page, 6),
+        size(2, turns),
+        size(2, 20 * k.chunk, 4),
+    )
+    return Trials(shapes, sizes)
+
+
 GQA_DECODE = Family(
     name="gqa_decode",
     op_types=("gqa_paged",),
@@ -151,5 +179,6 @@ GQA_DECODE = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )

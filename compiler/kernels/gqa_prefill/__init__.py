@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Choice, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
@@ -114,6 +114,35 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Many sequences of a few tokens, whose look-up takes several steps; few queries beside many
+    keys, and as many; a ring beyond its 32nd turn."""
+    k = kernel(p, s, device)
+    group, tile = k.heads // k.kv_heads, k.tile_kv
+    shapes = tuple(
+        {"num_kv_heads": n, "num_qo_heads": n * group}
+        for n in sorted({min(n, k.kv_heads) for n in (1, 2, 3, 4)} | {k.kv_heads})
+    )
+
+    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
+        axes = {"len_indptr": count + 1, "total_q": queries}
+        if "batch_size" in dict(p.axes):
+            axes["batch_size"] = count
+        if k.page:
+            pages = max(count, -(-tokens // k.page) + 2)
+            return Size({**axes, "num_kv_indices": pages, "num_pages": pages + 3}, None, some)
+        return Size({**axes, "total_kv": tokens}, None, some)
+
+    sizes = (
+        size(2, 3 * k.tokens + 5, (2 * s.stages + 3) * tile + 7),
+        size(1, 5, (3 * s.stages + 2) * tile + 1),
+        size(70, 90, 140, 6),
+        size(1, 2, 34 * s.stages * tile, 1),
+        size(140, 200, 300, 6),
+    )
+    return Trials(shapes, sizes)
+
+
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     """Choices of before there was a `rescale`: outputs then followed every maximum."""
     return {"rescale": ALWAYS, **choices}
@@ -133,6 +162,7 @@ GQA_PREFILL = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     revise=revise,
     accepts=accepts,
 )

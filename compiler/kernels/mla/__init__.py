@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Choice, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
@@ -216,6 +216,37 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=tuple(axes.items())))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Heads of full size: sequences of several chunks or parts, many short ones, whose look-up
+    takes several steps, and a ring beyond its 32nd turn."""
+    k = kernel(p, s, device)
+    page = p["page_size"]
+    constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
+    own = dict(p.axes)
+
+    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
+        pages = max(count, -(-tokens // page))
+        changed = {
+            "batch_size": count,
+            "total_q": queries,
+            "len_indptr": count + 1,
+            "num_kv_indices": pages,
+            "num_pages": pages + 2,
+        }
+        return Size({n: v for n, v in changed.items() if n in own}, None, some)
+
+    turn = (2 * k.stages + 1) * k.tile + 3
+    cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
+    sizes = (
+        size(2, 2 * k.queries + 3, cut),
+        size(3, k.queries + 1, 2 * cut),
+        size(70, 80, 80 * page, 4),
+        size(150, 160, 160 * page, 4),
+        size(1, 1, min(34 * k.stages * k.tile, 8192), 2),
+    )
+    return Trials(({n: own[n] for n in constants},), sizes)
+
+
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     """Choices of a prefill before there was one by wgmma, or one in parts."""
     by_wgmma: dict[str, Choice] = {"core": MMA_SYNC, "lead": 0, "pieces": 1, "rescale": ALWAYS}
@@ -236,6 +267,7 @@ MLA_DECODE = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )
 MLA_PREFILL = Family(
@@ -252,6 +284,7 @@ MLA_PREFILL = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

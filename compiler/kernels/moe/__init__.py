@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.moe import blackwell, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
@@ -139,6 +139,20 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
     return replace(p, axes=tuple(axes.items()))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """Blocks of which there are as many as have the same divisions; tokens of several tiles, and
+    beyond 1,024."""
+    own = dict(p.axes)
+    shapes = []
+    for blocks, inner in ((7, 2), (7, 4), (3, 2), (5, 2), (14, 4), (2, 2), (4, 2), (4, 4)):
+        sized = dict(_sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes)
+        sized["num_experts"] = own["num_experts"]
+        del sized["seq_len"]
+        shapes.append(sized)
+    sizes = tuple(Size({"seq_len": n}) for n in (37, 150, 1100))
+    return Trials(tuple(shapes), sizes)
+
+
 MOE = Family(
     name="moe",
     op_types=("moe",),
@@ -153,4 +167,5 @@ MOE = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
@@ -63,6 +63,13 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(small, 1 if k.loops else None)
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """One row, and turns of a loop over groups of rows."""
+    rows = Kernel(p, s, device).group_rows
+    several = tuple(Size({"batch_size": n * rows + 1}, 1) for n in (2, 5))
+    return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
+
+
 RMSNORM = Family(
     name="rmsnorm",
     op_types=("rmsnorm", "fused_add_rmsnorm"),
@@ -78,4 +85,5 @@ RMSNORM = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
 )

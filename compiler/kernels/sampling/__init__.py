@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
@@ -51,6 +51,16 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     return Trial(replace(p, axes=(("batch_size", batch), ("vocab_size", vocab))))
 
 
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """A vocabulary with the same tail, of as many turns as have the same loops."""
+    turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
+    whole = p["vocab_size"]
+    shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
+    shapes = [x for x in shapes if x["vocab_size"] < min(whole, 8 * TRIAL_ELEMENTS)]
+    sizes = (Size({"batch_size": 3}), Size({"batch_size": 6}))
+    return Trials((*shapes, {"vocab_size": whole}), sizes)
+
+
 SAMPLING = Family(
     name="sampling",
     op_types=("sampling",),
@@ -65,4 +75,5 @@ SAMPLING = Family(
     trips=trips,
     launch=launch,
     trial=trial,
+    trials=trials,
 )

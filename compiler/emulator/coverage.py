@@ -1,0 +1,199 @@
+"""What a run executed of a kernel's text: instructions, outcomes, trips, digits, bytes.
+
+Kernels that differ in numbers alone have the same instructions at the same places, so that what
+runs of one covered counts for the other: see `skeleton`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxflow.compiler.emulator.lanes import lanes_in
+from ptxflow.compiler.emulator.parse import Immediate, Instruction, Register
+
+if TYPE_CHECKING:
+    from ptxflow.compiler.emulator.warp import Step, Warp
+
+TRUE, FALSE, BOTH = 1, 2, 3
+MOST_TRIPS = 64  # different counts of a loop's trips that are remembered
+GRANULE = 16  # bytes of memory that count as one
+_DIGIT = re.compile(r"(shr|div|rem|bfe|mul\.hi)\.\w*(32|64)")
+_MASK = re.compile(r"and\.b(32|64)")
+BRANCHES = ("bra", "ret", "exit")
+_NUMBER = re.compile(r"(?<![\w%.$])-?(0x[0-9A-Fa-f]+|0f[0-9A-Fa-f]{8}|\d+)\b")
+
+
+def skeleton(ptx: str) -> str:
+    """A PTX text without its numbers."""
+    return _NUMBER.sub("#", ptx)
+
+
+@dataclass(frozen=True, order=True)
+class Gap:
+    """Something of a kernel that no run covered. `index` is the instruction's; `kind` is one of
+    `instruction` (never executed), `true`, `false` (an outcome of its predicate), `digit` (an index
+    part that always was `value`), `trips` (a loop never left after more than one), `read` or
+    `write` (bytes of a buffer)."""
+
+    entry: str
+    index: int
+    kind: str
+    text: str
+    line: int = 0
+    value: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.entry, self.index, self.kind
+
+    def __str__(self) -> str:
+        what = {
+            "instruction": "is never executed",
+            "true": "its predicate never holds",
+            "false": "its predicate always holds",
+            "digit": f"is {self.value} always",
+            "trips": f"takes {self.value} trips always",
+        }[self.kind]
+        return f"{self.entry} line {self.line}: `{self.text}` {what}"
+
+
+@dataclass
+class Coverage:
+    """Of one entry. By instruction: how often it was executed, which outcomes its guard or result
+    had, the least and greatest value of a digit, and counts of trips behind a backward branch."""
+
+    code: Sequence[Instruction] = ()
+    hits: list[int] = field(default_factory=list)
+    outcomes: dict[int, int] = field(default_factory=dict)
+    digits: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    trips: dict[int, set[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(code: Sequence[Instruction]) -> Coverage:
+        return Coverage(code, [0] * len(code))
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def guard(self, index: int, guard: Callable[[Warp], Any]) -> Callable[[Warp], int]:
+        """Lanes in which a guard holds, as a function that notes its outcomes."""
+        seen, step = self.outcomes, TRUE
+        seen[index] = 0
+
+        def taken(w: Warp) -> int:
+            lanes = w.lanes(guard(w))
+            if seen[index] != BOTH:
+                seen[index] |= (step if lanes else 0) | (FALSE if lanes != w.mask else 0)
+            return lanes
+
+        return taken
+
+    def branch(self, index: int, taken: Callable[[Warp], int]) -> Callable[[Warp], int]:
+        """As `taken`, of a backward branch: notes how many trips lanes leave after."""
+        counts: set[int] = set()
+        before = self.code[index - 1].opcode
+        if before.startswith("mbarrier"):
+            return taken  # a wait: its trips are the schedule's
+        self.trips[index] = counts
+
+        def counted(w: Warp) -> int:
+            lanes = taken(w)
+            trips = w.trips.get(index, 0) + 1
+            if lanes != w.mask and len(counts) < MOST_TRIPS:
+                counts.add(trips)
+            w.trips[index] = trips if lanes else 0
+            return lanes
+
+        return counted
+
+    def watch(self, index: int, ins: Instruction, step: Step) -> Step:
+        """The step of an instruction, whose result is noted where it is a predicate or a digit."""
+        out = ins.operands[0] if ins.operands else None
+        if not isinstance(out, Register):
+            return step
+        if ins.opcode.startswith("setp"):
+            return self._predicate(index, out.slot, step)
+        masked = _MASK.fullmatch(ins.opcode) and any(
+            isinstance(o, Immediate) for o in ins.operands[1:]
+        )
+        if masked or _DIGIT.fullmatch(ins.opcode):
+            return self._digit(index, out.slot, step)
+        return step
+
+    def _predicate(self, index: int, slot: int, step: Step) -> Step:
+        seen = self.outcomes
+        seen[index] = 0
+
+        def run(w: Warp) -> Any:
+            result = step(w)
+            if seen[index] != BOTH:
+                lanes = w.lanes(w.regs[slot])
+                seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
+            return result
+
+        return run
+
+    def _digit(self, index: int, slot: int, step: Step) -> Step:
+        seen = self.digits
+        seen[index] = None
+
+        def run(w: Warp) -> Any:
+            result = step(w)
+            had = seen[index]
+            if had is None or had[0] == had[1]:
+                value = w.regs[slot]
+                if value.__class__ is np.ndarray:
+                    active = value[lanes_in(w.mask)]
+                    low, high = int(active.min()), int(active.max())
+                else:
+                    low = high = int(value)
+                seen[index] = (min(low, had[0]), max(high, had[1])) if had else (low, high)
+            return result
+
+        return run
+
+    # -- what there is --------------------------------------------------------------------------
+
+    def add(self, other: Coverage) -> None:
+        """What a run of a text with the same skeleton covered."""
+        if len(self.hits) != len(other.hits):
+            raise ValueError(f"{len(self.hits)} instructions, {len(other.hits)} covered")
+        self.hits = [a + b for a, b in zip(self.hits, other.hits, strict=True)]
+        for i, bits in other.outcomes.items():
+            self.outcomes[i] = self.outcomes.get(i, 0) | bits
+        for i, found in other.digits.items():
+            mine = self.digits.get(i)
+            if found and mine:
+                found = min(found[0], mine[0]), max(found[1], mine[1])
+            self.digits[i] = found or mine
+        for i, counts in other.trips.items():
+            self.trips.setdefault(i, set()).update(counts)
+
+    def executed(self, index: int) -> bool:
+        """Whether some lane executed it: a guard that never held lets none."""
+        ins = self.code[index]
+        guarded = ins.guard is not None and ins.opcode.split(".")[0] not in BRANCHES
+        return self.hits[index] > 0 and not (guarded and not self.outcomes.get(index, 0) & TRUE)
+
+    def gaps(self, entry: str) -> Iterator[Gap]:
+        """What is not covered; of an instruction that is never executed that alone."""
+        for i, ins in enumerate(self.code):
+
+            def gap(kind: str, value: str = "", i: int = i, ins: Instruction = ins) -> Gap:
+                return Gap(entry, i, kind, " ".join(ins.text.split()), ins.line, value)
+
+            if not self.executed(i):
+                yield gap("instruction")
+                continue
+            bits = self.outcomes.get(i, BOTH)
+            if bits != BOTH:
+                yield gap("true" if not bits & TRUE else "false")
+            digit = self.digits.get(i)
+            if digit and digit[0] == digit[1]:
+                yield gap("digit", str(digit[0]))
+            if i in self.trips and len(self.trips[i]) == 1:
+                yield gap("trips", str(next(iter(self.trips[i]))))

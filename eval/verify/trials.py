@@ -1,0 +1,194 @@
+"""Emulation problems of a kernel, chosen by what they cover of its text.
+
+The text that ships does not depend on variable axes, so that problems of its own constant axes run
+that very text; where constants are smaller, a text that differs from it in numbers alone counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.emulator import Fault, Report, emulate
+from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
+from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Problem, Size, Strategy
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.case import Case, Tensors, plain
+
+SECONDS = 20.0  # of the processor, after which no further problem is begun
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
+    many of the first launch's clusters (`some`; 0: all)."""
+
+    problem: Problem
+    seed: int = 0
+    blocks: int | None = None
+    some: int = 0
+
+    def __str__(self) -> str:
+        axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
+        some = f", {self.some} clusters" if self.some else ""
+        return f"{axes} (schedule {self.seed}{some})"
+
+
+@dataclass
+class Outcome:
+    """What became of an attempt: one line where values are wrong or the run ended at a fault."""
+
+    report: Report
+    error: str = ""
+    fault: bool = False
+
+
+def attempt(ptx: str, launch: Launch, case: Case, given: Attempt) -> Outcome:
+    """Run a text on a problem's case; outputs must be right wherever the clusters that ran wrote."""
+    axes, report = dict(given.problem.axes), Report()
+    tensors = {name: t.copy() for name, t in case.tensors.items()}
+    clusters = _some(launch, axes, given) if given.some else None
+    try:
+        report = emulate(
+            ptx, launch, tensors, axes, seed=given.seed, clusters=clusters, grid=given.blocks,
+            arguments=case.arguments,
+        )  # fmt: skip
+    except Fault as fault:
+        return Outcome(report, f"{' '.join(str(fault).split())} (schedule {given.seed})", True)
+    error = differences(case, tensors, bool(clusters))
+    return Outcome(report, f"{error} at {given}" if error else "")
+
+
+def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]:
+    """Clusters spread over the grid: the first and the last, and some between."""
+    count = math.prod(evaluate(side, axes) for side in launch.grid) // math.prod(launch.cluster)
+    places = np.linspace(0, count - 1, min(given.some, count))
+    return sorted({round(p) for p in places})
+
+
+def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
+    """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of elements
+    that were written."""
+    wrote = False
+    for name, (low, high) in case.expected.items():
+        found = plain(tensors[name])
+        wrong = ~((found >= low) & (found <= high))
+        if partly:
+            written = (tensors[name] != case.tensors[name]) & ~np.isnan(found)
+            wrong, wrote = wrong & written, wrote or bool(written.any())
+        if count := int(wrong.sum()):
+            return f"{count} of {found.size} elements of {name} differ"
+    return "no output is written" if partly and not wrote else ""
+
+
+@dataclass
+class Covering:
+    """What problems covered of a kernel's text.
+
+    `chosen` are those that covered something new, in order; `gaps` is what remains, and `same` says
+    whether the text of the smaller constants is that of the kernel, numbers apart.
+    """
+
+    chosen: list[Attempt] = field(default_factory=list)
+    tried: int = 0
+    same: bool = True
+    error: str = ""
+    fault: bool = False
+    hazards: dict[str, int] = field(default_factory=dict)
+    entries: dict[str, Coverage] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def gaps(self) -> list[Gap]:
+        return [g for entry, c in self.entries.items() for g in c.gaps(entry)]
+
+    @property
+    def items(self) -> int:
+        """Of all that can be covered."""
+        return sum(len(c.hits) + len(c.outcomes) + len(c.digits) for c in self.entries.values())
+
+    def add(self, given: Attempt, outcome: Outcome, counts: bool) -> None:
+        """A run; what it covered is added where it `counts`, and the attempt kept if any is new."""
+        self.tried += 1
+        before = {g.key for g in self.gaps} if self.entries else None
+        for entry, found in outcome.report.coverage.items() if counts else ():
+            if entry in self.entries:
+                self.entries[entry].add(found)
+            else:
+                self.entries[entry] = found
+        if before is None or {g.key for g in self.gaps} != before:
+            self.chosen.append(given)
+        for text in map(str, outcome.report.hazards):
+            self.hazards.setdefault(text, given.seed)
+        self.error, self.fault = outcome.error, outcome.fault
+
+
+def cover(
+    problem: Problem, strategy: Strategy, device: Device, seconds: float = SECONDS
+) -> Covering:
+    """Emulate the family's problems in turn until all is covered, or the time is over; stops at the
+    first wrong value or fault."""
+    maker, began, out = family(strategy.family), time.process_time(), Covering()
+    whole = skeleton(write(maker.build(problem, strategy, device), device))
+    small = maker.trial(problem, strategy, device)
+    shape, out.same = _shape(problem, strategy, device, whole)
+    sizes = maker.trials(problem, strategy, device).sizes
+    attempts = [Attempt(small.problem, 0, small.blocks)]
+    attempts += _attempts(small.problem, shape, sizes)
+    for given in attempts:
+        if out.entries and not out.gaps:
+            break
+        if time.process_time() - began > seconds and out.tried > 1:
+            break
+        kernel = _built(given.problem, strategy, device)
+        if kernel is None:
+            continue
+        ptx = write(kernel, device)
+        launch = maker.launch(given.problem, strategy, device)
+        outcome = attempt(ptx, launch, case_of(given.problem), given)
+        out.add(given, outcome, skeleton(ptx) == whole)
+        if out.error:
+            break
+    out.seconds = time.process_time() - began
+    return out
+
+
+def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
+    """The kernel; nothing where the strategy is not one of the problem's."""
+    maker = family(strategy.family)
+    try:
+        return maker.build(problem, strategy, device)
+    except (CompileError, ValueError):
+        return None
+
+
+def _attempts(small: Problem, shape: dict[str, int], sizes: Sequence[Size]) -> Iterator[Attempt]:
+    for i, size in enumerate(sizes):
+        axes = dict(small.axes) | shape | size.axes
+        yield Attempt(replace(small, axes=tuple(axes.items())), i % 2, size.blocks, size.some)
+
+
+def _shape(
+    problem: Problem, strategy: Strategy, device: Device, whole: str
+) -> tuple[dict[str, int], bool]:
+    """The first of the family's shapes for which the kernel's text is `whole`, numbers apart; else
+    the problem's own constants among the first problem's axes."""
+    maker = family(strategy.family)
+    small = maker.trial(problem, strategy, device).problem
+    shapes = maker.trials(problem, strategy, device).shapes
+    for shape in shapes:
+        axes = dict(small.axes) | shape
+        kernel = _built(replace(small, axes=tuple(axes.items())), strategy, device)
+        if kernel is not None and skeleton(write(kernel, device)) == whole:
+            return dict(shape), True
+    return dict(shapes[-1]) if shapes else {}, False
