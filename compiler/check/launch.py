@@ -33,6 +33,7 @@ from ptxflow.compiler.lower import layout
 Axes = Mapping[str, int]
 FULL = 840  # 2^3 * 3 * 5 * 7: rows and pages fill tiles of all usual sizes
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
+ALIGNED = 16  # bytes: a workspace may end so far behind what is written, less one
 BEYOND = 1 << 24  # a CTA that no grid has, and whose rows are in no tensor
 _KINDS: dict[str, tuple[type[Param], ...]] = {
     "map": (TensorMapParam,),
@@ -59,9 +60,10 @@ def check_launch(lowered: UOp, launch: Launch) -> None:
             f"kernels {entries[0]} are launched as {entries[1]}; fix: a launch of each, in order"
         )
     samples = _samples(launch)
+    _check_scalars(launch, samples[0])
     for kernel, step in zip(kernels, launch.steps, strict=True):
         _check_shape(kernel.arg, step)
-        _check_parameters(kernel, step, samples[0])
+        _check_parameters(kernel, step)
         scalars = [_scalars(step, axes) for axes in samples]
         for axes, values in zip(samples, scalars, strict=True):
             _check_grid(kernel, step, axes, values)
@@ -78,14 +80,14 @@ def _refuse(where: str, what: str, fix: str) -> None:
 # -- expressions ----------------------------------------------------------------------------------
 
 
-def _expressions(launch: Launch) -> list[Expr]:
+def _expressions(launch: Launch, scalars: bool = True) -> list[Expr]:
     found = [w.bytes for w in launch.workspace]
     for step in launch.steps:
         found += step.grid
         for given in step.params:
             if isinstance(given, TensorMapParam):
                 found += [*given.dims, *given.strides]
-            elif isinstance(given, ScalarParam):
+            elif isinstance(given, ScalarParam) and scalars:
                 found.append(given.value)
     return found
 
@@ -178,7 +180,7 @@ def _writes(kernel: UOp, first: int, grid: int, scalars: Mapping[str, int]) -> b
 # -- parameters -----------------------------------------------------------------------------------
 
 
-def _check_parameters(kernel: UOp, step: Launch, axes: Axes) -> None:
+def _check_parameters(kernel: UOp, step: Launch) -> None:
     declared = kernel.arg.params
     if len(declared) != len(step.params):
         _refuse(
@@ -195,8 +197,25 @@ def _check_parameters(kernel: UOp, step: Launch, axes: Axes) -> None:
                 f"parameter {name} is given the {given.kind} {_called(given)}",
                 "what its name says, in the kernel's order",
             )
-        if isinstance(given, ScalarParam) and name in axes and given.value != name:
-            _refuse(step.entry, f"parameter {name} is given {given.value}", "the axis of its name")
+
+
+def _check_scalars(launch: Launch, axes: Axes) -> None:
+    """One named as an axis is that axis; another is what a grid, a map or the workspace counts by,
+    so that two places must agree on it."""
+    counted = " ".join(_expressions(launch, scalars=False))
+    for step in launch.steps:
+        for given in step.params:
+            if not isinstance(given, ScalarParam):
+                continue
+            named = given.name if given.name in axes else ""
+            if given.value != named and (named or given.value not in counted):
+                _refuse(
+                    step.entry,
+                    f"parameter {given.name} is given {given.value}",
+                    "the axis of its name"
+                    if named
+                    else "what a grid, a map or the workspace counts by",
+                )
 
 
 def _called(given: Param) -> str:
@@ -349,16 +368,32 @@ def _check_workspace(kernels: Sequence[UOp], launch: Launch, axes: Axes) -> None
 
 
 def _check_reach(kernel: UOp, step: Launch, sizes: Mapping[str, int], axes: Axes) -> None:
-    """The first and the last cluster stay inside, as far as no data decides where they write."""
+    """As far as no data decides where they write, the first and the last cluster stay inside, and
+    reach the end."""
     grid, cluster = evaluate(step.grid[0], axes), kernel.arg.cluster
     ctas = sorted({*range(cluster), *range(grid - cluster, grid)})
+    ends = dict[str, int | None]()
     for touch in Threads(kernel, ctas, grid, _scalars(step, axes)).touches():
-        if touch.tensor in sizes and touch.last is not None and touch.last > sizes[touch.tensor]:
+        if touch.tensor not in sizes:
+            continue
+        size, where = sizes[touch.tensor], f"{step.entry}, workspace {touch.tensor}"
+        if touch.least > size:
             _refuse(
-                f"{step.entry}, workspace {touch.tensor}",
-                f"{sizes[touch.tensor]} bytes at {_at(axes)}, and {show(touch.node)} at "
-                f"{touch.node.site} reaches byte {touch.last}",
+                where,
+                f"{size} bytes at {_at(axes)}, and {show(touch.node)} at {touch.node.site} "
+                f"reaches byte {touch.least}",
                 "room for every CTA of the grid",
+            )
+        if touch.mode != "r":
+            before = ends.get(touch.tensor, 0)
+            known = touch.exact and before is not None
+            ends[touch.tensor] = max(before or 0, touch.least) if known else None
+    for tensor, end in ends.items():
+        if end is not None and sizes[tensor] >= end + ALIGNED:
+            _refuse(
+                f"{step.entry}, workspace {tensor}",
+                f"{sizes[tensor]} bytes at {_at(axes)}, and a grid of {grid} writes {end}",
+                "a grid and a workspace of one size",
             )
 
 

@@ -32,12 +32,14 @@ _OPERATIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Touch:
-    """An access to global memory: `last` is the byte behind those it reaches, None if unknown."""
+    """An access to global memory. It reaches `least` bytes of the tensor, or more unless this is
+    `exact`."""
 
     node: UOp
     tensor: str
     mode: str
-    last: int | None
+    least: int = 0
+    exact: bool = False
 
 
 class Threads:
@@ -124,22 +126,22 @@ class Threads:
                 continue
             inside = self._where(named["inside"], active) if "inside" in named else active
             if inside.any():
-                last = self._last(node, named, inside)
-                yield Touch(node, tensor.arg.name, access.mode, last)
+                end = self._end(node, named, inside)
+                yield Touch(node, tensor.arg.name, access.mode, *end)
 
-    def _last(self, node: UOp, named: Mapping[str, UOp], inside: Array) -> int | None:
+    def _end(self, node: UOp, named: Mapping[str, UOp], inside: Array) -> tuple[int, bool]:
         """Of atoms that count elements of so many bytes from a base; where data say which threads
         take part, it may be the nearest of each CTA alone."""
         element, index = node.arg.attr("element"), named.get("index")
         at = self.value(index) if index is not None and "base" in named and element else None
         if at is None:
-            return None
+            return 0, False
+        exact = "inside" not in named or self.value(named["inside"]) is not None
         places = np.where(inside, at, np.uint64(0))
-        if "inside" in named and self.value(named["inside"]) is None:
-            beyond = np.where(inside, at, np.uint64(1 << 32)).min(axis=(1, 2))
-            places = beyond[beyond < 1 << 32]
-        farthest = int(places.max())
-        return (farthest + 1) * int(element) + int(node.arg.attr("offset", 0))
+        if not exact:
+            nearest = np.where(inside, at, np.uint64(1 << 32)).min(axis=(1, 2))
+            places = nearest[nearest < 1 << 32]
+        return (int(places.max()) + 1) * int(element) + int(node.arg.attr("offset", 0)), exact
 
 
 def _axis(values: Any, axis: int) -> Array:
