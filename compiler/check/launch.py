@@ -34,7 +34,6 @@ Axes = Mapping[str, int]
 FULL = 840  # 2^3 * 3 * 5 * 7: rows and pages fill tiles of all usual sizes
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
 ALIGNED = 16  # bytes: a workspace may end so far behind what is written, less one
-BEYOND = 1 << 24  # a CTA that no grid has, and whose rows are in no tensor
 _KINDS: dict[str, tuple[type[Param], ...]] = {
     "map": (TensorMapParam,),
     "ptr": (PointerParam,),
@@ -144,8 +143,7 @@ def _check_shape(info: KernelInfo, step: Launch) -> None:
 
 
 def _check_grid(kernel: UOp, step: Launch, axes: Axes, scalars: Mapping[str, int]) -> None:
-    """Whole clusters along x, of which the last writes something; where the kernel's own bounds
-    say so, the next one would not."""
+    """Whole clusters along x, of which the last writes something."""
     x, *others = (evaluate(side, axes) for side in step.grid)
     cluster = kernel.arg.cluster
     if x < 1 or x % cluster or others != [1, 1]:
@@ -157,24 +155,13 @@ def _check_grid(kernel: UOp, step: Launch, axes: Axes, scalars: Mapping[str, int
         )
     if reads_special(kernel, "ctas"):
         return  # it works through whatever grid there is
-    if not _writes(kernel, x - cluster, x, scalars):
+    last = Threads(kernel, list(range(x - cluster, x)), x, scalars)
+    if not any(touch.mode != "r" for touch in last.touches()):
         _refuse(
             step.entry,
             f"a grid of {x} at {_at(axes)}, and its last cluster writes nothing",
             "as many CTAs as the kernel's bounds leave work for",
         )
-    if _writes(kernel, x, x + cluster, scalars) and not _writes(kernel, BEYOND, x, scalars):
-        _refuse(
-            step.entry,
-            f"a grid of {x} at {_at(axes)}, and by its bounds one more cluster would write",
-            "as many CTAs as the kernel's bounds leave work for",
-        )
-
-
-def _writes(kernel: UOp, first: int, grid: int, scalars: Mapping[str, int]) -> bool:
-    """Whether the cluster that begins with a CTA may write to global memory."""
-    ctas = list(range(first, first + kernel.arg.cluster))
-    return any(t.mode != "r" for t in Threads(kernel, ctas, grid, scalars).touches())
 
 
 # -- parameters -----------------------------------------------------------------------------------

@@ -126,8 +126,10 @@ class Threads:
                 continue
             inside = self._where(named["inside"], active) if "inside" in named else active
             if inside.any():
-                end = self._end(node, named, inside)
-                yield Touch(node, tensor.arg.name, access.mode, *end)
+                least, exact = self._end(node, named, inside)
+                if access.mode == "r" and not exact:  # data may keep all of a CTA from reading
+                    least = 0
+                yield Touch(node, tensor.arg.name, access.mode, least, exact)
 
     def _end(self, node: UOp, named: Mapping[str, UOp], inside: Array) -> tuple[int, bool]:
         """Of atoms that count elements of so many bytes from a base; where data say which threads
