@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ptxflow.compiler.check.launch import check_launch
 from ptxflow.compiler.check.machine import SCHEDULES, Machine
-from ptxflow.compiler.check.order import awaited, check_order, read_after_write, read_unwritten
+from ptxflow.compiler.check.order import awaited, check_order
 from ptxflow.compiler.check.program import Program
 from ptxflow.compiler.check.spec import check_spec
 from ptxflow.compiler.check.values import check_values, needed_values
@@ -13,8 +14,6 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp, kernels_of
-from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.lower import layout
 
 __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 
@@ -49,31 +48,6 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
 def schedules(program: Program) -> Sequence[str]:
     """One where warps meet at barriers of all alone: who comes first then changes nothing."""
     return SCHEDULES[:1] if program.in_step else SCHEDULES
-
-
-def check_launch(lowered: UOp, launch: Launch) -> None:
-    """Raise SpecError unless each kernel has its launch, in order, with enough shared memory."""
-    kernels = kernels_of(lowered)
-    entries = [k.arg.name for k in kernels], [step.entry for step in launch.steps]
-    if entries[0] != entries[1]:
-        raise SpecError(f"kernels {entries[0]} are launched as {entries[1]}")
-    for kernel, step in zip(kernels, launch.steps, strict=True):
-        needed = layout(kernel.arg).smem_bytes
-        if step.smem_bytes < needed:
-            raise SpecError(
-                f"{step.entry} is launched with {step.smem_bytes} bytes of shared memory, and its "
-                f"storage ends at {needed}; fix: count every tile on its alignment"
-            )
-        if step.dependent != kernel.arg.dependent:
-            raise SpecError(
-                f"{step.entry} is {'' if step.dependent else 'not '}launched as dependent, and its "
-                f"kernel is {'' if kernel.arg.dependent else 'not '}"
-            )
-    handed = {w.name for w in launch.workspace}
-    for unwritten in sorted(read_unwritten(kernels, handed)):
-        raise SpecError(f"workspace {unwritten}: a kernel reads it before any has written it")
-    for unread in sorted(handed - read_after_write(kernels)):
-        raise SpecError(f"workspace {unread}: no kernel reads there what one before it wrote")
 
 
 def execute(program: Program, trip: Trip, schedule: str) -> int:

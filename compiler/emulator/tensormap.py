@@ -25,6 +25,8 @@ KINDS = {  # element types: the driver's that are not packed, as cp.reduce names
     "uint64": "u64", "int64": "s64", "float16": "f16", "bfloat16": "bf16", "float32": "f32",
     "float64": "f64",
 }  # fmt: skip
+#: what arrays of numpy hold for a type, where it is not the type of that name alone
+_HELD = {"bfloat16": ("uint16",), "uint8": ("uint8", "int8")}
 SIGN = 1 << 31
 Corner = tuple[int, ...]  # signed coordinates of a box, innermost first
 Slices = tuple[slice, ...]  # outermost first, the innermost in bytes
@@ -140,7 +142,7 @@ def encode(param: TensorMapParam, buffer: Buffer, axes: Mapping[str, int]) -> Te
         raise refuse(f"swizzle {param.swizzle}")
     if param.swizzle and inner != param.swizzle:
         raise refuse(f"a box row of {inner} bytes is not the {param.swizzle} swizzled")
-    if buffer.array.dtype.itemsize != element:
+    if buffer.array.dtype.name not in _HELD.get(param.dtype, (param.dtype,)):
         raise refuse(f"the argument holds {buffer.array.dtype}, not {param.dtype}")
     extent = dims[0] * element + sum((d - 1) * s for d, s in zip(dims[1:], strides, strict=True))
     if extent > len(buffer.data):

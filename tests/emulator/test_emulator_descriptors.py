@@ -195,7 +195,7 @@ def test_tmem_load_shapes() -> None:
 
 def test_box_zero_fill_and_clipping() -> None:
     tensor = np.arange(6 * 16, dtype=np.uint16).reshape(6, 16)
-    param = TensorMapParam("x", "float16", ("16", "6"), ("32",), (8, 4), 0)
+    param = TensorMapParam("x", "uint16", ("16", "6"), ("32",), (8, 4), 0)
     tm = encode(param, Global({"x": tensor}).named["x"], {})
     box = tm.load((12, 4)).view(np.uint16).reshape(4, 8)
     assert box[:2, :4].tolist() == tensor[4:, 12:].tolist()

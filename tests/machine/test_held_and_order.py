@@ -34,16 +34,16 @@ from ptxflow.compiler.lower import finish
 from tests.families.row import H200
 
 COUNT, HELD, OTHER = frag("count", 1, "b32"), frag("held", 1, "b32"), frag("other", 1, "b32")
+TENSORS = "ACVW"
 TILE = smem("tile", 1024, 1, align=16)
 N = value_of(COUNT)
 TRIPS = [Trip(f"{n} times", (("count", n), ("held", 0))) for n in (0, 1, 3)]
 
 
 def kernel(*body: Body, name: str = "k", dependent: bool = False) -> UOp:
-    info = KernelInfo(
-        name, H200.arch, 1, 1, (("A", "ptr"), ("C", "ptr")), (COUNT, HELD, OTHER, TILE),
-        dependent=dependent,
-    )  # fmt: skip
+    pointers = tuple((tensor, "ptr") for tensor in TENSORS)
+    storage = (COUNT, HELD, OTHER, TILE)
+    info = KernelInfo(name, H200.arch, 1, 1, pointers, storage, dependent=dependent)
     return finish(info, *[s for s in _flat(body) if s is not None])
 
 
@@ -143,12 +143,14 @@ def second(waits: bool = True, dependent: bool = True, tensor: str = "W") -> UOp
 ONE = [Trip("one", (), entry=name) for name in ("first", "second")]
 
 
+PARAMS = tuple(map(PointerParam, TENSORS))
+
+
 def launch(then: Launch | None = None, workspace: tuple[str, ...] = ("W",)) -> Launch:
-    then = then or Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 1024, (), dependent=True)
+    then = then or Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 1024, PARAMS, dependent=True)
     spaces = tuple(Workspace(name, "4") for name in workspace)
-    params = (PointerParam("W"),)
     return Launch(
-        "first", ("1", "1", "1"), 32, (1, 1, 1), 1024, params, then=(then,), workspace=spaces
+        "first", ("1", "1", "1"), 32, (1, 1, 1), 1024, PARAMS, then=(then,), workspace=spaces
     )
 
 
@@ -209,8 +211,8 @@ def test_every_kernel_has_a_trip() -> None:
         check(program(first(), second()), ONE[:1], H200)
 
 
-PLAIN = Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 1024, ())
-SMALL = Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 512, (), dependent=True)
+PLAIN = Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 1024, PARAMS)
+SMALL = Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 512, PARAMS, dependent=True)
 
 
 @pytest.mark.parametrize(
