@@ -98,7 +98,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in heads
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
-    sizes = (Size({"batch_size": 3}), Size({"batch_size": 3}, 1), Size({"batch_size": 1}))
+    looped = (Size({"batch_size": 3}, 1),) if k.loops else ()
+    sizes = (Size({"batch_size": 3}), *looped, Size({"batch_size": 1}))
     return Trials(shapes, sizes)
 
 

@@ -65,8 +65,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """One row, and turns of a loop over groups of rows."""
-    rows = Kernel(p, s, device).group_rows
-    several = tuple(Size({"batch_size": n * rows + 1}, 1) for n in (2, 5))
+    k = Kernel(p, s, device)
+    rows = k.group_rows
+    several = tuple(Size({"batch_size": n * rows + 1}, 1) for n in (2, 5) if k.loops)
     return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
 
 
