@@ -72,33 +72,32 @@ class Coverage:
     outcomes: dict[int, int] = field(default_factory=dict)
     digits: dict[int, tuple[int, int] | None] = field(default_factory=dict)
     trips: dict[int, set[int]] = field(default_factory=dict)
+    fixed: frozenset[int] = frozenset()  # predicates and branches that numbers or waits decide
 
     @staticmethod
     def of(code: Sequence[Instruction]) -> Coverage:
-        return Coverage(code, [0] * len(code))
+        return Coverage(code, [0] * len(code), fixed=frozenset(_fixed(code)))
 
     # -- watching -----------------------------------------------------------------------------
 
     def guard(self, index: int, guard: Callable[[Warp], Any]) -> Callable[[Warp], int]:
         """Lanes in which a guard holds, as a function that notes its outcomes."""
-        seen, step = self.outcomes, TRUE
+        seen = self.outcomes
         seen[index] = 0
 
         def taken(w: Warp) -> int:
             lanes = w.lanes(guard(w))
             if seen[index] != BOTH:
-                seen[index] |= (step if lanes else 0) | (FALSE if lanes != w.mask else 0)
+                seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
             return lanes
 
         return taken
 
     def branch(self, index: int, taken: Callable[[Warp], int]) -> Callable[[Warp], int]:
         """As `taken`, of a backward branch: notes how many trips lanes leave after."""
-        counts: set[int] = set()
-        before = self.code[index - 1].opcode
-        if before.startswith("mbarrier"):
-            return taken  # a wait: its trips are the schedule's
-        self.trips[index] = counts
+        if index in self.fixed:
+            return taken
+        counts = self.trips[index] = set()
 
         def counted(w: Warp) -> int:
             lanes = taken(w)
@@ -190,10 +189,43 @@ class Coverage:
                 yield gap("instruction")
                 continue
             bits = self.outcomes.get(i, BOTH)
-            if bits != BOTH:
+            if bits != BOTH and i not in self.fixed:
                 yield gap("true" if not bits & TRUE else "false")
             digit = self.digits.get(i)
             if digit and digit[0] == digit[1]:
                 yield gap("digit", str(digit[0]))
             if i in self.trips and len(self.trips[i]) == 1:
                 yield gap("trips", str(next(iter(self.trips[i]))))
+
+
+def _fixed(code: Sequence[Instruction]) -> Iterator[int]:
+    """Branches behind a try_wait, which the schedule decides; comparisons of numbers, the branches
+    behind them, and those at the end of loops from a number to a number."""
+    for i, ins in enumerate(code):
+        if ins.opcode.split(".")[0] != "bra" or ins.guard is None:
+            continue
+        before = code[i - 1]
+        if before.opcode.startswith("mbarrier"):
+            yield i
+        elif before.opcode.startswith("setp") and _decides(before, ins):
+            start = i - 2 if ins.targets[0] > i else ins.targets[0] - 3
+            if _numbers(before, code[start] if start >= 0 else None):
+                yield from (i - 1, i)
+
+
+def _decides(compare: Instruction, branch: Instruction) -> bool:
+    out = compare.operands[0]
+    return isinstance(out, Register) and branch.guard is not None and out.slot == branch.guard.slot
+
+
+def _numbers(compare: Instruction, start: Instruction | None) -> bool:
+    """Whether a comparison is of a register that `start` set to a number, with a number."""
+    counter, limit = compare.operands[1:3]
+    return (
+        isinstance(limit, Immediate)
+        and isinstance(counter, Register)
+        and start is not None
+        and start.opcode == "mov.u32"
+        and start.operands[0] == counter
+        and isinstance(start.operands[1], Immediate)
+    )

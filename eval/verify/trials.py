@@ -31,12 +31,17 @@ SECONDS = 20.0  # of the processor, after which no further problem is begun
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many of the first launch's clusters (`some`; 0: all)."""
+    many of the first launch's clusters (`some`; 0: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
     some: int = 0
+    absent: bool = False
+
+    def case(self) -> Case:
+        """Its inputs and right outputs."""
+        return case_of(self.problem, given=False) if self.absent else case_of(self.problem)
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
@@ -154,7 +159,7 @@ def cover(
             continue
         ptx = write(kernel, device)
         launch = maker.launch(given.problem, strategy, device)
-        outcome = attempt(ptx, launch, case_of(given.problem), given)
+        outcome = attempt(ptx, launch, given.case(), given)
         out.add(given, outcome, skeleton(ptx) == whole)
         if out.error:
             break
@@ -174,7 +179,8 @@ def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
 def _attempts(small: Problem, shape: dict[str, int], sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
         axes = dict(small.axes) | shape | size.axes
-        yield Attempt(replace(small, axes=tuple(axes.items())), i % 2, size.blocks, size.some)
+        sized = replace(small, axes=tuple(axes.items()))
+        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent)
 
 
 def _shape(

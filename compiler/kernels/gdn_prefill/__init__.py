@@ -78,12 +78,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
     )
 
-    def size(count: int, tokens: int, some: int = 0) -> Size:
+    def size(count: int, tokens: int, some: int = 0, absent: bool = False) -> Size:
         axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
-        return Size(axes, None, some)
+        return Size(axes, None, some, absent)
 
     sizes = (
-        size(3, k.chunk + 9),
+        size(3, k.chunk + 9, absent=True),
         size(1, (2 * k.stages + 1) * k.chunk + 1, 2),
         size(4, 2 * k.chunk, 4),
     )
