@@ -10,30 +10,13 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import UOp, frag, slot
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.tile.values import Registers
 
 MINUS_INFINITY = float_bits(float("-inf"))
 LOG2E = float_bits(1.4426950408889634)
 ONE, MINUS_ONE = float_bits(1.0), float_bits(-1.0)
 ACROSS = (4, 8, 16)  # lanes between rows of a column
-
-
-class Registers:
-    """Named registers of a kernel, declared when first asked for."""
-
-    def __init__(self, prefix: str = "") -> None:
-        self.prefix, self.held = prefix, dict[str, UOp]()
-
-    def __call__(self, name: str, width: int) -> UOp:
-        """All `width` registers of that name."""
-        found = self.held.setdefault(name, frag(self.prefix + name, width, "b32"))
-        if found.arg.size != width:
-            raise ValueError(f"{name} has {found.arg.size} registers, not {width}")
-        return slot(found)
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return tuple(self.held.values())
 
 
 def across(

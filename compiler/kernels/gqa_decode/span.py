@@ -25,11 +25,12 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.attention.softmax import LOG2E, Registers
+from ptxflow.compiler.kernels.attention.softmax import LOG2E
 from ptxflow.compiler.kernels.gqa_decode.decisions import columns_of_warp
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, Shape
 from ptxflow.compiler.launch import Param
+from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "gqa_decode"
 CACHES = (("k_cache", "ptr"), ("v_cache", "ptr"))

@@ -28,12 +28,13 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.attention.softmax import MINUS_ONE, ONE, Registers
+from ptxflow.compiler.kernels.attention.softmax import MINUS_ONE, ONE
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
 from ptxflow.compiler.kernels.mla.shape import QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.values import Registers
 
 
 @dataclass(frozen=True)

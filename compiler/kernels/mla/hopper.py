@@ -22,7 +22,6 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import WORD
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.hopper_decisions import (
     CONSUMER_REGS,
     COPIER_REGS,
@@ -34,6 +33,7 @@ from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.span import COUNT, Span, Work
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.values import Registers
 
 COPYING = "g_"  # before the registers of the warps that copy
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle, slot
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.hopper_decisions import LINE, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_parts import BLOCK, LINES, WIDE, Part, Parts
 from ptxflow.compiler.kernels.mla.hopper_softmax import PAIR, Softmax
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import QUAD
 from ptxflow.compiler.kernels.mla.span import Span
+from ptxflow.compiler.tile.values import Registers
 
 MEETING = 4  # named barrier: both warpgroups are through with all tiles
 CHUNK = 16  # bytes of a lane

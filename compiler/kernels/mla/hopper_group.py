@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, part, slot, var, when
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
@@ -17,6 +16,7 @@ from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.values import Registers
 
 SIDES = ("l_", "r_")  # before the registers of the warpgroups with the latent's halves
 #: named barriers: some of a side's probs, and with the first its maxima, are there for the other

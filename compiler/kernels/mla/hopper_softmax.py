@@ -13,7 +13,7 @@ import math
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import Body, UOp, const, param, part, value_of, when
-from ptxflow.compiler.kernels.attention.softmax import Registers
+from ptxflow.compiler.tile.values import Registers
 
 #: below every score, and such that its products with scales, of up to 2^26, are finite
 FLOOR = float_bits(-(2.0**100))

@@ -23,7 +23,7 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import LOG2E, MINUS_ONE, ONE, Registers, across
+from ptxflow.compiler.kernels.attention.softmax import LOG2E, MINUS_ONE, ONE, across
 from ptxflow.compiler.kernels.mla.decisions import (
     DIMS,
     MMA_COLUMNS,
@@ -40,6 +40,7 @@ from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.values import Registers
 
 FLOOR = 0xFE800000  # -2^126: below every score, and finite, so that differences are numbers
 HANDOVER = 1  # the named barrier of the warps that multiply

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, when
-from ptxflow.compiler.kernels.attention.softmax import Registers, across
+from ptxflow.compiler.kernels.attention.softmax import across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
+from ptxflow.compiler.tile.values import Registers
 
 if TYPE_CHECKING:
     from ptxflow.compiler.kernels.moe.grouped import Grouped
