@@ -18,7 +18,6 @@ from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
     UInt32,
-    block,
     count_lanes,
     emit,
     exp2,
@@ -29,11 +28,16 @@ from ptxflow.compiler.tile.values import (
     reciprocal,
     select,
     shuffle_xor,
+    traced,
+    where,
 )
 
+LOG2E = math.log2(math.e)
+MINUS_INFINITY = float_bits(-math.inf)
 RISE = 8.0  # in base 2: float16 holds probs up to 2^15
 CHUNK = 32  # scores of a whole row that become probs together
 WAYS = 4  # partial results of a maximum or a sum
+ACROSS = (4, 8, 16)  # lanes between rows of a column of an MMA's result
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,8 @@ class OnlineSoftmax:
 
     def begin(self, **attrs: str) -> None:
         """Scores times `scale` are logits in base 2."""
-        given, base = self.registers.uint32(param("sm_scale")), math.log2(math.e)
-        for scale, x in ((self.scale, base), (self.minus_scale, -base)):
+        given = self.registers.uint32(param("sm_scale"))
+        for scale, x in ((self.scale, LOG2E), (self.minus_scale, -LOG2E)):
             factor = float_bits(x)
             emit(at.fma_constants(scale.slot, given.slot, factor=factor, summand=0, **attrs))
         if self.finite:
@@ -182,19 +186,28 @@ class OnlineSoftmax:
     def rescale(self, outputs: Callable[[Float32], None]) -> None:
         """What was summed so far, and by `outputs` what it is given the factor of, where a
         reference rose."""
-        with block() as body:
-            factor = self.factor()
-            self.row_sum *= factor
-            outputs(factor)
+        body = traced(self._rescale, outputs)
         emit(body if self.rise is None else when(self.rises.value.ne(0), body))
 
-    def add(self, own: Float32, first: bool = False) -> None:
+    def _rescale(self, outputs: Callable[[Float32], None]) -> None:
+        factor = self.factor()
+        self.row_sum *= factor
+        outputs(factor)
+
+    def follow(self, theirs: Float32, outputs: Callable[[Float32], None], name: str) -> None:
+        """Goes on from the reference of another that has the same rows, and is not below."""
+        with where(self.compare(theirs, 0.0, name).value.ne(0)):
+            self.refer(theirs)
+            self._rescale(outputs)
+        self.row_max.set(theirs, unread="dst")  # lse is of one of them
+
+    def add(self, own: Float32, first: bool = False, **attrs: str) -> None:
         """A step's sums; the reference is then the last one."""
         if first:
             self.row_sum.set(own)
         else:
             self.row_sum += own
-        self.row_max.set(self.reference)
+        self.row_max.set(self.reference, **attrs)
 
     def end(self) -> tuple[Float32, Float32]:
         """The factors of the outputs, and the base-2 lse."""
@@ -202,3 +215,54 @@ class OnlineSoftmax:
         inverse = reciprocal(total)
         normal = finite_or_zero(inverse, self.row_max)
         return normal, fma(self.row_max, self.scale, log2(total))
+
+
+class ColumnSoftmax:
+    """Online softmax of scores in base 2 whose rows are keys: a lane's registers are of `columns`
+    queries in turn, and lanes that differ in ACROSS have other keys of the same."""
+
+    def __init__(
+        self, registers: Registers, columns: int, name: str = "", floor: float = -math.inf
+    ):
+        self.columns, self.floor = columns, floor
+        self.one, self.minus_one = (
+            registers.float32(name="one"),
+            registers.float32(name="minus_one"),
+        )
+        self.row_max = registers.float32(columns, f"{name}row_max")
+        self.row_sum = registers.float32(columns, f"{name}row_sum")
+        self.factor = self.lower = self.row_max
+
+    def constants(self, **attrs: str) -> None:
+        for register, number in ((self.one, 1.0), (self.minus_one, -1.0)):
+            emit(at.mov(register.slot, float_bits(number), **attrs))
+
+    def begin(self, **attrs: str) -> None:
+        emit(at.mov(self.row_max.slot, float_bits(self.floor), **attrs))
+        emit(at.mov(self.row_sum.slot, 0))
+
+    def update_max(self, highest: Float32, **attrs: str) -> None:
+        """Goes on to a step whose maxima are `highest`; `factor` is for what was summed."""
+        new = maximum(highest, self.row_max)
+        self.factor = exp2(self.row_max - new)
+        self.row_max.set(new, **attrs)
+        self.lower = new * self.minus_one
+
+    def probs(self, scores: Float32, into: Float32, columns: slice = slice(None)) -> None:
+        """2^(score - maximum) of scores of some columns."""
+        lower = self.lower[columns]
+        emit(at.shift_exp2(into.slot, scores.slot, self.one.slot, lower.slot))
+
+    def add(self, own: Float32) -> None:
+        self.row_sum *= self.factor
+        self.row_sum += own
+
+    def merge(self, row_maxima: Float32, row_sums: Float32) -> Float32:
+        """Goes on to parts of the rows, of which each has its maxima and, which are rescaled, sums;
+        what each part's outputs are multiplied by, and by `factor` those so far."""
+        self.update_max(MAX.in_turn(row_maxima, self.columns), unread="dst")  # lse is of one block
+        weight = row_maxima.fresh()
+        self.probs(row_maxima, weight)
+        row_sums *= weight
+        self.add(SUM.in_turn(row_sums, self.columns))
+        return weight

@@ -1,6 +1,6 @@
 """Registers of a lane as values, traced: an operation emits an instruction into fresh registers.
 
-What is emitted goes to the innermost open `block`. `a += b`, `a *= b` and `a.set(b)` write the
+What is emitted goes to the innermost open `trace`. `a += b`, `a *= b` and `a.set(b)` write the
 registers that there are. Numbers of shared memory, loops and branches are values of the IR:
 `UInt32.value` is one.
 """
@@ -45,8 +45,8 @@ def emit(*body: Body) -> None:
     _OPEN.blocks[-1].extend(flatten(list(body)))
 
 
-class block:
-    """`with block() as body:` puts what is emitted inside into the list `body`; with `wrap`, the
+class trace:
+    """`with trace() as body:` puts what is emitted inside into the list `body`; with `wrap`, the
     statement that it makes of them goes to the block around it."""
 
     def __init__(self, wrap: Callable[[list[UOp]], UOp] | None = None):
@@ -64,26 +64,26 @@ class block:
 
 def traced(function: Callable[..., None], *args: object) -> list[UOp]:
     """What a function emits."""
-    with block() as body:
+    with trace() as body:
         function(*args)
     return body
 
 
 def repeat(
     index: UOp, stop: Value, start: Value = 0, step: Value = 1, rolled: bool = False
-) -> block:
+) -> trace:
     """A counted loop around what is emitted inside: see `ir.loop`."""
-    return block(lambda body: loop(index, stop, body, start=start, step=step, rolled=rolled))
+    return trace(lambda body: loop(index, stop, body, start=start, step=step, rolled=rolled))
 
 
-def where(condition: UOp) -> block:
+def where(condition: UOp) -> trace:
     """What is emitted inside runs where the warp-uniform condition holds."""
-    return block(lambda body: when(condition, body))
+    return trace(lambda body: when(condition, body))
 
 
-def elected(condition: UOp | None = None) -> block:
+def elected(condition: UOp | None = None) -> trace:
     """What is emitted inside is run by one lane of each warp for which the condition holds."""
-    return block(lambda body: elect(const(1) if condition is None else condition, body))
+    return trace(lambda body: elect(const(1) if condition is None else condition, body))
 
 
 # -- registers ---------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
-from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import Work
 from ptxflow.compiler.layout import SmemTile
-from ptxflow.compiler.tile.softmax import OnlineSoftmax
+from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
 from ptxflow.compiler.tile.values import Float32, emit
 
 if TYPE_CHECKING:
