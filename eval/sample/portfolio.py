@@ -102,7 +102,7 @@ def merged(
     kept = []
     for axis, ends in enumerate(bounds):
         rows = np.moveaxis(cells, axis, 0)
-        differ = (rows[1:] != rows[:-1]).reshape(len(rows) - 1, -1).any(1)
+        differ = (rows[1:] != rows[:-1]).any(axis=tuple(range(1, rows.ndim)))
         last = np.append(np.flatnonzero(differ), len(rows) - 1)
         kept.append(tuple(int(ends[i]) for i in last))
         cells = np.take(cells, last, axis=axis)
