@@ -26,6 +26,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.candidates import compile_all
+from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
 from ptxflow.eval.sample.pipeline import emulate_all
 from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
@@ -40,7 +41,6 @@ WITHIN = 4  # sizes inside a cell, and cells of a member, that are tried besides
 HELD_OUT = 24  # sizes drawn at random, at which the finished library is judged
 
 Looking = Callable[[Sizes], Look]
-Timing = Callable[[Sequence[Look], Ints, Floats], Floats]  # the reward's times, measured
 Cell = tuple[Sizes, Sizes]  # its least and largest sizes
 
 
@@ -94,7 +94,7 @@ class Search:
     emulate: bool = True
     jobs: int | None = None
     seed: int = 0
-    timing: Timing | None = None
+    timing: GpuTiming | None = None
     looked: list[Look] = field(default_factory=list)
     built: dict[int, CompiledKernel] = field(default_factory=dict)
     emulations: dict[int, Emulation] = field(default_factory=dict)
@@ -112,6 +112,10 @@ class Search:
             chosen = choose(times, self.most)
             if not self._build(codes, times, chosen):
                 continue
+            if self.timing:
+                times = self.timing.together(self.looked, codes, times, chosen)
+                if not np.isfinite(times[:, list(chosen)]).any(0).all():
+                    continue  # one of them failed under load
             found = codes[list(chosen)]
             ends, cells, left = self._dispatch(found, times[:, list(chosen)])
             if not left:
@@ -138,6 +142,7 @@ class Search:
         times = matrix(self.judge, [look.sizes for look in self.looked], codes)
         if self.timing:
             times = self.timing(self.looked, codes, times)
+            self.refused |= self.timing.faulty
             usable = np.isfinite(times).any(0)
             codes, times = codes[usable], times[:, usable]
         return codes, times
