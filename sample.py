@@ -65,7 +65,7 @@ def what_is_sampled(parser: Parser) -> None:
         nargs="+",
         default=[],
         metavar="M=1024",
-        help="values of the variable axes (default: a typical workload of the definition's family), "
+        help="values of the variable axes (default: a typical workload of the family), "
         "or with --library ranges, M=1:16384 (default: what is trained and recorded)",
     )
     add(

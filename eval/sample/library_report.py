@@ -186,6 +186,9 @@ def plot(library: Library, origin: Origin, path: Path) -> None:
             below.scatter(x, [100 * (r.seconds / r.best - 1) for r in own], **look)
         above.set(xscale="log", yscale="log", xlabel=axis, ylabel="time (us)")
         below.set(xscale="log", xlabel=axis, ylabel="slower than the best known (%)")
+        for scale in (above.xaxis, above.yaxis, below.xaxis):
+            scale.set_view_interval(*scale.get_view_interval(), ignore=True)
+            style.plain_log(scale)
         style.legend(figure, above, below=True)
         style.titled(
             figure,
