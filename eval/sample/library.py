@@ -33,7 +33,7 @@ from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
 from ptxflow.eval.sample.ranges import Ranges, Sizes, bounds, looks
 from ptxflow.eval.verify.emulation import Emulation
 
-LOOKS, CELLS = 64, 512  # at most, before edges and gaps
+LOOKS, CELLS = 64, 1024  # at most, before edges and gaps
 EDGES = 16  # looks more at the edges of waves
 ROUNDS = 8  # of choosing anew
 EVERY = 20_000  # sizes that are put before the rules one by one; of more, some of each cell
@@ -147,10 +147,13 @@ class Search:
             codes, times = codes[usable], times[:, usable]
         return codes, times
 
+    def _ends(self) -> dict[str, list[int]]:
+        return bounds(self.judge.ranges, CELLS, looks(self.judge.ranges, LOOKS))
+
     def _edges(self, codes: Ints) -> list[Sizes]:
         """Sizes on both sides of where the busiest SM of these kernels gets one more tile, the
         first of a few; along one axis, where the others have one size."""
-        ends = bounds(self.judge.ranges, CELLS)
+        ends = self._ends()
         if sum(len(values) > 1 for values in ends.values()) != 1:
             return []
         places = [dict(zip(ends, row, strict=True)) for row in itertools.product(*ends.values())]
@@ -190,7 +193,7 @@ class Search:
         self, codes: Ints, measured: Floats
     ) -> tuple[dict[str, tuple[int, ...]], Grid, list[Cell]]:
         """Upper ends and members of cells, and the cells that no member serves."""
-        ends = bounds(self.judge.ranges, CELLS)
+        ends = self._ends()
         grid = list(_cells(self.judge.ranges, ends))
         shape = tuple(map(len, ends.values()))
         legal = self._legal(grid, codes)
@@ -308,6 +311,10 @@ class Search:
         for sizes in tqdm(found.values(), desc="judge", unit="size", disable=not found):
             member, best = library.member_at(sizes), self.look(sizes).seconds
             seconds = float(self.judge.seconds(sizes, codes)[member])
+            if not math.isfinite(seconds):
+                key = library.members[member].strategy.key
+                raise BadInput(f"{key} is not legal at {sizes}, in the midst of sizes where it is: "
+                               "narrow the ranges")  # fmt: skip
             out.append(Served(sizes, member, seconds, best))
         return tuple(out)
 

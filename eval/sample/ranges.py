@@ -173,14 +173,15 @@ def looks(ranges: Ranges, most: int) -> list[Sizes]:
     return _product({n: _octaves(*r, share) for n, r, share in _shares(ranges, most)})
 
 
-def bounds(ranges: Ranges, most: int) -> dict[str, list[int]]:
-    """Upper ends of cells, at most `most` in all: where sizes are large, of equal widths, since
-    kernels change there by tiles and waves."""
+def bounds(ranges: Ranges, most: int, looked: Sequence[Sizes] = ()) -> dict[str, list[int]]:
+    """Upper ends of cells, at most `most` in all besides those at the sizes `looked` at: where
+    sizes are large, of equal widths, since kernels change there by tiles and waves."""
     found = {}
     for name, (low, high), share in _shares(ranges, most):
         widths = [1 << e for e in range(6, high.bit_length() + 1)]
         fine = (spaced(low, high, 8, w) for w in widths)
-        found[name] = next((f for f in fine if len(f) <= share), _octaves(low, high, share))
+        ends = next((f for f in fine if len(f) <= share), _octaves(low, high, share))
+        found[name] = sorted({*ends, *(sizes[name] for sizes in looked)})
     return found
 
 
