@@ -40,7 +40,7 @@ class File:
     """A file of the folder: its plain name, size in bytes and SHA-256 (hexadecimal)."""
 
     name: str
-    bytes: int
+    size: int
     sha256: str
 
     @staticmethod
@@ -229,7 +229,7 @@ def _member(data: Mapping[str, Any]) -> Member:
 def _file(data: Mapping[str, Any]) -> File:
     return File(
         _typed(data["name"], str, "a file's name"),
-        _typed(data["bytes"], int, "a file's size"),
+        _typed(data["size"], int, "a file's size"),
         _typed(data["sha256"], str, "a file's sha256"),
     )
 
@@ -261,8 +261,8 @@ def _check(manifest: Manifest) -> None:
     for file in manifest.files:
         if file.name in ("", ".", "..", MANIFEST) or set(file.name) & set("/\\\0"):
             raise fail(f"{file.name!r} must be a plain file name in the library's folder")
-        if not 0 < file.bytes <= FILE_BYTES:
-            raise fail(f"{file.name}: {file.bytes} bytes; a file has 1 to {FILE_BYTES}")
+        if not 0 < file.size <= FILE_BYTES:
+            raise fail(f"{file.name}: {file.size} bytes; a file has 1 to {FILE_BYTES}")
     sizes = {n: a.get("value") or manifest.ranges.get(n, (1, 1))[0] for n, a in known.items()}
     for member in manifest.members:
         for expr in _expressions(member.launch):
@@ -334,10 +334,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read_file(folder: Path, file: File) -> bytes:
     """The bytes of a file of a library. Raises LibraryError unless size and digest are right."""
-    data = _read(Path(folder), file.name, file.bytes)
+    data = _read(Path(folder), file.name, file.size)
     found = File.of(file.name, data)
     if found != file:
-        what = "SHA-256" if found.bytes == file.bytes else f"size ({found.bytes} bytes)"
+        what = "SHA-256" if found.size == file.size else f"size ({found.size} bytes)"
         raise LibraryError(f"{folder}: {file.name}: its {what} is not the manifest's")
     return data
 

@@ -96,7 +96,7 @@ def put(*keys: Any) -> Callable[[Any], None]:
         (put("members", []), "0 members"),
         (put("members", 0, "cubin", "name", "../a.cubin"), "plain file name"),
         (put("members", 0, "cubin", "name", "/etc/passwd"), "plain file name"),
-        (put("members", 0, "cubin", "bytes", 1 << 40), "1 to 67108864"),
+        (put("members", 0, "cubin", "size", 1 << 40), "1 to 67108864"),
         (put("members", 0, "launch", "grid", ["M // 0", "1", "1"]), "division"),
         (put("members", 0, "launch", "grid", ["open", "1", "1"]), "cannot evaluate"),
         (put("members", 0, "launch", {}), "launch of member a"),
@@ -122,12 +122,17 @@ def test_a_wrong_manifest_is_one_line(folder: Path, edit: Callable[[Any], Any], 
 def test_files_are_checked(folder: Path, tmp_path: Path) -> None:
     cubin, outside = folder / "a.cubin", tmp_path / "outside"
     whole = cubin.read_bytes()
-    faults = {
+
+    def link() -> None:
+        outside.write_bytes(whole)
+        cubin.symlink_to(outside)
+
+    faults: dict[str, Callable[[], object]] = {
         "size": lambda: cubin.write_bytes(whole[:-1]),
         "SHA-256": lambda: cubin.write_bytes(b"?" * len(whole)),
         "more than": lambda: cubin.write_bytes(whole + b"."),
         "No such file": cubin.unlink,
-        "leads out": lambda: (outside.write_bytes(whole), cubin.symlink_to(outside)),
+        "leads out": link,
     }
     for line, spoil in faults.items():
         spoil()
