@@ -6,6 +6,10 @@ its machine code, and its PTX is run in the emulator on a small problem. They ar
 measurement where the GPU is present, else by the reward. Written are for each kernel its PTX,
 cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by itself.
 
+With --library a few kernels are chosen for whole ranges of sizes, with a table of which of them
+serves which, and written as a folder that `ptxflow.load` takes. K strategies are then of each size
+that is looked at. A run that was cut short goes on where it stopped.
+
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
 as predicted, "log p" the policy's log-probability.
@@ -17,6 +21,7 @@ examples:
   python sample.py --definition rmsnorm_h4096 --axes batch_size=700 --from policy
   python sample.py --definition my_gemm.json --axes M=77 --measure no
   python sample.py --definition rmsnorm_h4096 --device h200 --measure yes -k 32 --stop-at 0.9
+  python sample.py --definition gemm_n4096_k4096 --device h200 --axes M=1:16384 --library lib/gemm
 
 exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a full disk
 """
@@ -34,6 +39,7 @@ from ptxflow.command import BadInput, Parser, one_line
 
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
+    from ptxflow.compiler.device import Device
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.definition import Definition
     from ptxflow.eval.sample.samples import Run
@@ -59,8 +65,16 @@ def what_is_sampled(parser: Parser) -> None:
         nargs="+",
         default=[],
         metavar="M=1024",
-        help="values of the variable axes (default: a typical workload of the definition's family)",
+        help="values of the variable axes (default: a typical workload of the family), "
+        "or with --library ranges, M=1:16384 (default: what is trained and recorded)",
     )
+    add(
+        "--library",
+        type=Path,
+        metavar="DIR",
+        help="write a library for the ranges of --axes to this folder, made whole or not at all",
+    )
+    add("--members", type=int, metavar="N", help="kernels of a library at most (default: 8)")
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -134,6 +148,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--stop-at must be a share of 1, as 0.95, not {args.stop_at}")
     if args.stop_at is not None and args.measure == "no":
         parser.error("--stop-at ends measuring, and --measure no does not measure")
+    if args.members is not None and not (args.library and 1 <= args.members <= 64):
+        parser.error("--members is of --library, from 1 to 64")
+    if args.library and (args.out or args.stop_at is not None):
+        parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     return args
@@ -152,6 +170,8 @@ def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
     definition = load(args.definition)
     find_family(definition)  # before the axes: an op without kernels has no right ones
+    if args.library:
+        return run_library(args, definition, device)
     axes = choose_axes(definition, args.axes)
     family, problem = find_problem(definition, axes)
     gpu = choose_gpu(args.measure, device.name)
@@ -163,6 +183,29 @@ def run(args: argparse.Namespace) -> int:
         write(result, definition, folder)
     report(result, out)
     return 1 if result.refused or any(s.wrong for s in result.samples) else 0
+
+
+def run_library(args: argparse.Namespace, definition: Definition, device: Device) -> int:
+    """As `run`, for ranges of sizes."""
+    from ptxflow.compiler.backend import ptxas
+    from ptxflow.eval.sample.ranges import find_ranges
+
+    ranges, remark = find_ranges(definition, args.axes)
+    if remark:
+        print(remark, file=sys.stderr)
+    gpu = choose_gpu(args.measure, device.name)
+    ptxas.executable()
+    from ptxflow.eval.sample.library_run import Asked, make_library
+
+    checkpoint = args.checkpoint or default_checkpoint(device.name)
+    sharpness = {} if args.sharpness is None else {"sharpness": args.sharpness}
+    asked = Asked(
+        args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
+        source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
+        gpu=gpu.name if gpu else None, **sharpness,
+    )  # fmt: skip
+    make_library(asked)
+    return 0
 
 
 def sample_kernels(
@@ -296,7 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sample: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("sample: interrupted; nothing was written", file=sys.stderr)
+        goes_on = "; the same command goes on" if args.library else ""
+        print(f"sample: interrupted; nothing was written{goes_on}", file=sys.stderr)
         return 130
 
 

@@ -303,14 +303,15 @@ _INSIDE = {"compiler/ir.py", "compiler/lower.py"}
 
 @cache
 def _where(filename: str) -> str | None:
-    """The file relative to the root, or None for the IR and the atom table themselves."""
+    """The file relative to the root, or None for the IR, the atom table and the tile layer."""
     path = Path(filename).resolve()
     name = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.name
-    return None if name in _INSIDE or name.startswith("compiler/atoms/") else name
+    inside = name in _INSIDE or name.startswith(("compiler/atoms/", "compiler/tile/"))
+    return None if inside else name
 
 
 def call_site() -> str:
-    """file:line of the nearest caller outside the IR and the atom table, relative to the root."""
+    """file:line of the nearest caller outside these, relative to the root."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = _where(frame.f_code.co_filename)

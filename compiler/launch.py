@@ -8,6 +8,7 @@ written to JSON, and a Solution can inline it. Nothing here touches a GPU.
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import struct
 from collections.abc import Mapping
@@ -47,7 +48,12 @@ def evaluate(expr: Expr, axes: Mapping[str, int]) -> int:
                 return (min if name == "min" else max)(walk(a) for a in args)
         raise ValueError(f"launch expression {expr!r}: cannot evaluate {ast.dump(node)}")
 
-    return walk(ast.parse(expr, mode="eval"))
+    return walk(_parsed(expr))
+
+
+@functools.lru_cache(4096)
+def _parsed(expr: Expr) -> ast.Expression:
+    return ast.parse(expr, mode="eval")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ The folders are never imported under their bare names, because torchgfn installs
 """
 
 from pathlib import Path as _Path
+from typing import Any as _Any
 
 __version__ = "0.1.0"
 
@@ -18,3 +19,13 @@ if not (_here / "compiler").is_dir():
             "build it from a checkout with them, or from its sdist"
         )
     __path__.insert(0, str(_here.parent))  # before the text files that stand for links
+
+
+def __getattr__(name: str) -> _Any:
+    """`load` comes when it is asked for: it needs torch."""
+    if name == "load":
+        from ptxflow.compiler.library.call import load
+
+        globals()["load"] = load
+        return load
+    raise AttributeError(f"module 'ptxflow' has no attribute {name!r}")

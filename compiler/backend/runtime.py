@@ -69,7 +69,7 @@ class _LaunchAttribute(ctypes.Structure):
     )
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
@@ -94,7 +94,7 @@ class Driver:
                 raise RuntimeUnavailable(
                     "no NVIDIA driver on this machine: libcuda.so.1 cannot be loaded"
                 ) from None
-        self._library = library
+        self.library = library
         code = int(library.cuInit(ctypes.c_uint(0)))
         if code:
             raise RuntimeUnavailable(f"no usable GPU: cuInit: {self.error_name(code)}")
@@ -102,12 +102,12 @@ class Driver:
     def error_name(self, code: int) -> str:
         """The CUDA error's name, as CUDA_ERROR_ILLEGAL_ADDRESS."""
         text = ctypes.c_char_p()
-        self._library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
+        self.library.cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
         return text.value.decode() if text.value else f"CUDA error {code}"
 
     def __call__(self, call: str, *args: Any, note: str = "") -> None:
         """Make one driver call; raises LaunchError unless it succeeds."""
-        code = int(getattr(self._library, call)(*args))
+        code = int(getattr(self.library, call)(*args))
         if code:
             raise LaunchError(call, self.error_name(code), note)
 
@@ -170,6 +170,27 @@ def encode_tensor_map(
     return storage, start
 
 
+def configure(launch: Launch, axes: Mapping[str, int]) -> LaunchConfig:
+    """Grid, block, shared memory and attributes of one launch; its stream is the caller's."""
+    config = LaunchConfig()
+    config.grid = (ctypes.c_uint32 * 3)(*(evaluate(g, axes) for g in launch.grid))
+    config.block = (ctypes.c_uint32 * 3)(launch.block, 1, 1)
+    config.smem_bytes = launch.smem_bytes
+    attributes = []
+    if launch.cluster != (1, 1, 1):
+        cluster = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_CLUSTER)
+        cluster.value[:3] = launch.cluster
+        attributes.append(cluster)
+    if launch.dependent:
+        early = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC)
+        early.value[0] = 1
+        attributes.append(early)
+    if attributes:
+        config.attributes = (_LaunchAttribute * len(attributes))(*attributes)
+        config.attribute_count = len(attributes)
+    return config
+
+
 class BoundLaunch:
     """One launch with its arguments in place: calling it is a single driver call, asynchronous.
 
@@ -189,23 +210,7 @@ class BoundLaunch:
         self._storage: list[Any] = []
         places = [self._place(p, addresses, axes, arguments) for p in launch.params]
         self._params = (ctypes.c_void_p * max(len(places), 1))(*places)
-        config = _LaunchConfig()
-        config.grid = (ctypes.c_uint32 * 3)(*(evaluate(g, axes) for g in launch.grid))
-        config.block = (ctypes.c_uint32 * 3)(launch.block, 1, 1)
-        config.smem_bytes = launch.smem_bytes
-        attributes = []
-        if launch.cluster != (1, 1, 1):
-            cluster = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_CLUSTER)
-            cluster.value[:3] = launch.cluster
-            attributes.append(cluster)
-        if launch.dependent:
-            early = _LaunchAttribute(id=_LAUNCH_ATTRIBUTE_PROGRAMMATIC)
-            early.value[0] = 1
-            attributes.append(early)
-        if attributes:
-            config.attributes = (_LaunchAttribute * len(attributes))(*attributes)
-            config.attribute_count = len(attributes)
-        self.config = config
+        self.config = configure(launch, axes)
 
     def _place(
         self,
@@ -280,7 +285,7 @@ class LoadedKernel:
             ctypes.c_char_p(image + b"\0"),
             note=launch.entry,
         )
-        self._functions = [self._function(step) for step in launch.steps]
+        self.functions = [self._function(step) for step in launch.steps]
 
     def _function(self, launch: Launch) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
@@ -320,7 +325,7 @@ class LoadedKernel:
         known = {**addresses, **{name: begin + place for name, place in places.items()}}
         steps = [
             BoundLaunch(self._driver, function, step, known, axes, arguments)
-            for function, step in zip(self._functions, self.launch.steps, strict=True)
+            for function, step in zip(self.functions, self.launch.steps, strict=True)
         ]
         self._bound.append(BoundCall(steps, self._driver, begin))
         return self._bound[-1]

@@ -112,7 +112,7 @@ def far_from_training(
     same = [d for d in alike if _differing(d, bound) == []]
     if not same:
         return _constants(alike, bound)
-    ranges = _ranges(same, settings.get("preset", "full"))
+    ranges = trained_ranges(same, settings.get("preset", "full"))
     outside = (
         f"{axis}={bound[axis]} (trained: {low} to {high})"
         for axis, (low, high) in ranges.items()
@@ -155,7 +155,7 @@ def _constants(alike: Sequence[Definition], bound: Mapping[str, int]) -> str:
     return ", ".join(parts) or f"no trained definition has {together}"
 
 
-def _ranges(same: Sequence[Definition], preset: str) -> dict[str, tuple[int, int]]:
+def trained_ranges(same: Sequence[Definition], preset: str = "full") -> dict[str, tuple[int, int]]:
     """From where to where each variable axis of the definitions was trained."""
     seen: dict[str, list[int]] = {}
     for definition in same:

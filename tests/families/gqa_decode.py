@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -280,10 +281,10 @@ ROW = Row(
             faults={
                 "log2 e": ("%log2e0, 1069066811", "%log2e0, 1069000000"),
                 "a weight too few": (
-                    "%u0_added0, %u0_added0, %exact0_2", "%u0_added0, %u0_added0, 0f00000000"
+                    re.compile(r"(%t\d+_0, )%exact0_2;"), r"\g<1>0f00000000;"
                 ),
                 "sums of an older maximum": (
-                    "%u0_change0, %u0_top0, %u0_new0", "%u0_change0, %u0_new0, %u0_new0",
+                    re.compile(r"(sub\S+ \S+) %u0_row_max0, (\S+);"), r"\1 \2, \2;",
                 ),
                 "the first page for all": (
                     "%page_next_0_0, %page_ahead_0_0", "%page_next_0_0, %page_0_0_0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,20 +217,23 @@ def _sampled() -> tuple[Sampled, ...]:
 def _planted() -> tuple[Planted, ...]:
     mask = ("setp.gt.s32 %pw, ", "setp.ge.s32 %pw, ")
     p, given = sized([200], [200], heads=2), {"lengths": [200], "queries": [200]}
-    hopper = {
+    hopper: dict[str, tuple[str | re.Pattern[str], str]] = {
         "the mask": mask,
         "the base of the exponential": ("0f3FB8AA3B", "0f3F800000"),
-        "the other half of a row": ("%scale0, %masked_shift1;", "%scale0, %masked_shift0;"),
-        "outputs are not rescaled": ("mul.rn.f32 %acc0, %acc0, %masked_factor0;", ""),
+        "the other half of a row": (re.compile(r"(%scale0, %t\d+_)1;"), r"\g<1>0;"),
+        "outputs are not rescaled": (
+            re.compile(r"(arrive\.shared.*\n\s*)mul\.rn\.f32 %acc0, %acc0, .*;"), r"\1",
+        ),
         "a group of keys": ("{%packed4, %packed5,", "{%packed0, %packed5,"),
-        "the sum of the lanes": ("%total0, 1, 31", "%total0, 4, 31"),
+        "the sum of the lanes": ("%row_sum0, 1, 31", "%row_sum0, 4, 31"),
     }
-    blackwell = {
+    blackwell: dict[str, tuple[str | re.Pattern[str], str]] = {
         "the mask": mask,
         "an output is not rescaled": (
-            "mul.rn.f32 %scaled0, %part0, %factor0;", "mov.b32 %scaled0, %part0;",
+            re.compile(r"(mul\.rn\.f32 %row_sum0[\s\S]*?wait::ld\S*\s+)mul\S+ (\S+, \S+), \S+;"),
+            r"\1mov.b32 \2;",
         ),
-        "sums are not rescaled": ("mul.rn.f32 %total0, %total0, %factor0;", ""),
+        "sums are not rescaled": (re.compile(r"mul\.rn\.f32 %row_sum0, %row_sum0, .*;"), ""),
     }  # fmt: skip
     rows = ("%v_page_row_0_0, %v_page_row_1_0", "%v_page_row_1_0, %v_page_row_0_0")
     small = strategy(consumers=1, tile_kv=32)

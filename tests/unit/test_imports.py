@@ -16,7 +16,11 @@ MAY_IMPORT = {
     "gfn": {"gfn", "env", "compiler"},
     "eval": {"eval", "gfn", "env", "compiler"},
 }
-NEEDS_A_GPU = {"compiler/backend/runtime.py"}
+NEEDS_A_GPU = {
+    "compiler/backend/runtime.py",
+    *(f"compiler/library/{n}.py" for n in ("call", "device", "native", "plan", "signature")),
+    "compiler/library/torch_op.py",
+}
 NO_TORCH = ("torch", "gfn", "triton", "cuda")
 PURE = ("cuda.pathfinder",)  # finds files, and needs no CUDA
 

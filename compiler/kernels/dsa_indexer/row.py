@@ -6,7 +6,6 @@ from ptxflow.compiler.atoms.indexing import ENTRY, STATE
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTA_RANK, CTAID, LANE, WARP, UOp, const, smem, value_of
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     LINE,
     bin_bytes,
@@ -16,6 +15,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import (
     places,
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
+from ptxflow.compiler.tile.values import Registers
 
 THREAD = WARP * LANES + LANE
 

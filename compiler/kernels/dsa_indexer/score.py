@@ -31,12 +31,12 @@ from ptxflow.compiler.ir import (
     value_of,
     var,
 )
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam, Workspace
 from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "dsa_indexer_score"
 SCORES = "scores"  # the workspace: a key for each token of the page table, uint32

@@ -13,7 +13,6 @@ from enum import IntEnum
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, param, slot, smem, value_of
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BUFFERS,
@@ -36,6 +35,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     warps,
 )
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.values import Registers
 
 PRESENT = "state_present"
 QUAD = 4  # registers of an MMA's result, and of A

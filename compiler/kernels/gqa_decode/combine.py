@@ -26,9 +26,10 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, Registers
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.softmax import MINUS_INFINITY
+from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "gqa_decode_combine"
 

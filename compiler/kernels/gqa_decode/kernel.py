@@ -25,13 +25,14 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, Running, constants
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.ring import Ring
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
 from ptxflow.compiler.kernels.gqa_decode.span import Span
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.softmax import ACROSS, MAX, MINUS_INFINITY, SUM, ColumnSoftmax
+from ptxflow.compiler.tile.values import Float32, traced
 
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
 
@@ -42,7 +43,7 @@ class Chunks(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps: int = s.warps
-        self.running = [Running(self.r, f"u{i}") for i in range(len(self.units))]
+        self.softmax = [ColumnSoftmax(self.r, 2, f"u{i}_") for i in range(len(self.units))]
         self.ring = Ring(self, self.sequences, self.head)
 
     def build(self) -> UOp:
@@ -65,8 +66,8 @@ class Chunks(Span):
             ring.pages("ahead", ahead, unread=True) if self._goes_on else None,
             when(const(0) < tiles, ring.ask(0, "0", first)),
             [ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)],
-            when(const(0) < tiles, self._queries(), constants(self.r)),
-            [running.begin() for running in self.running],
+            when(const(0) < tiles, self._queries(), traced(self.softmax[0].constants)),
+            [traced(softmax.begin) for softmax in self.softmax],
             at.mov(self._sums(), 0),
             loop(t, tiles, self._step(t, tiles, first + t * stride), rolled=True),
             self._leave(),
@@ -86,10 +87,7 @@ class Chunks(Span):
             self.ring.wait(False),
             self._multiply_keys(stage),
             when(self.tokens < first + self.tile, self._hide(first)),
-            [
-                running.step(self._exact(u), self._scores(u), [self._sums(u)])
-                for u, running in enumerate(self.running)
-            ],
+            [traced(self._softmax, u) for u in range(len(self.units))],
             self._probs(),
             self.ring.wait(True) if self.ring.apart else None,
             self._multiply_values(stage),
@@ -176,6 +174,15 @@ class Chunks(Span):
                 ]
         return out
 
+    def _softmax(self, u: int) -> None:
+        """Scores of a tile to weights; what was summed with an older maximum is rescaled."""
+        softmax, scores = self.softmax[u], Float32(self.r, self._scores(u))
+        exact, sums = Float32(self.r, self._exact(u)), Float32(self.r, self._sums(u))
+        softmax.update_max(MAX.across(MAX.in_turn(scores, 2), ACROSS))
+        softmax.probs(scores, exact)
+        softmax.add(SUM.in_turn(exact, 2))
+        sums *= softmax.factor
+
     def _weight(self, u: int) -> UOp:
         return self.r(f"weight{u}", self.tile // 8)
 
@@ -212,12 +219,7 @@ class Chunks(Span):
 
     def _leave(self) -> list[Body]:
         """The warps' sums, added up where there are several, to the output or the workspace."""
-        out: list[Body] = []
-        for u, running in enumerate(self.running):
-            statements, row_sum = running.row_sum()
-            stats = self._stats(u)
-            out += [statements, at.copy(part(stats, 0, 2), running.row_max)]
-            out.append(at.copy(part(stats, 2, 2), row_sum))
+        out: list[Body] = [traced(self._own_stats, u) for u in range(len(self.units))]
         if self.warps > 1:
             out += [self._hand(), at.cta_sync()]
         for u in range(len(self.units)):
@@ -225,6 +227,13 @@ class Chunks(Span):
                 out += [self._factors(u), *(self._add_block(u, i) for i in self.mine)]
             out += self.put(u)
         return out
+
+    def _own_stats(self, u: int) -> None:
+        """Maxima and, of all rows of the warp, sums."""
+        stats, softmax = Float32(self.r, self._stats(u)), self.softmax[u]
+        row_sum = SUM.across(softmax.row_sum, ACROSS)
+        stats[:2].set(softmax.row_max)
+        stats[2:].set(row_sum)
 
     def whole(self, u: int, i: int) -> UOp:
         """The sums of all warps, of a warp's i-th block of a unit."""

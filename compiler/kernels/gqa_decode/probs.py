@@ -25,11 +25,12 @@ from ptxflow.compiler.ir import (
     smem,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY, across, constants
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
+from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, Reduction
+from ptxflow.compiler.tile.values import Float32, emit, trace, traced
 
 MEET = 1  # named barrier of the warpgroup
 THREADS = 32 * GROUP_WARPS
@@ -49,7 +50,7 @@ class Weights(Tiles):
         r, each = self.r, self.heads * self.part
         self.scores, self.sums = r("scores", each * self.deep), r("sums", each * self.dims)
         self.packed = r("packed", each * self.deep // 2)
-        self.row_max, self.row_sum = r("top", self.pairs), r("total", self.pairs)
+        self.softmax = ColumnSoftmax(r, self.pairs)
         self.probs = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
         self.broadcast = smem("told", self._broadcast_bytes * GROUP_WARPS, 3, align=16)
 
@@ -109,9 +110,8 @@ class Weights(Tiles):
     def begin(self) -> list[UOp]:
         return [
             *self.scale(),
-            *constants(self.r),
-            at.mov(self.row_max, MINUS_INFINITY),
-            at.mov(self.row_sum, 0),
+            *traced(self.softmax.constants),
+            *traced(self.softmax.begin),
             at.mov(self.sums, 0),
         ]
 
@@ -135,25 +135,18 @@ class Weights(Tiles):
             some = part(values, i * self._at_once, self._at_once)
             yield place, (LANE & 3) * (WORD * self._at_once), some
 
-    def exchange(
-        self, name: str, where: Value, own: UOp, combine: Callable[..., UOp]
-    ) -> tuple[list[Body], UOp]:
-        """What all warps have together of what each has; and where it is."""
-        out: list[Body] = [
-            at.st_shared_lanes(place, offset, LANE < 4, some)
-            for place, offset, some in self._places(where, WARP, own)
-        ]
-        out.append(at.named_sync(id=MEET, threads=THREADS))
-        theirs = [self.r(f"{name}_of_{w}_", self.pairs) for w in range(GROUP_WARPS)]
+    def everywhere(self, where: Value, own: Float32, by: Reduction) -> Float32:
+        """What all lanes of all warps have together of what each has of its columns."""
+        own = by.across(own, ACROSS)
+        for place, offset, some in self._places(where, WARP, own.slot):
+            emit(at.st_shared_lanes(place, offset, LANE < 4, some))
+        emit(at.named_sync(id=MEET, threads=THREADS))
+        theirs = [self.r.float32(self.pairs) for _ in range(GROUP_WARPS)]
         for w in range(GROUP_WARPS):
-            out += [
-                at.ld_shared_lanes(some, place, offset)
-                for place, offset, some in self._places(where, w, theirs[w])
-            ]
-        two = [self.r(f"{name}_pair_{i}_", self.pairs) for i in range(2)]
-        joint = self.r(f"{name}_joint", self.pairs)
-        out += [combine(two[i], theirs[2 * i], theirs[2 * i + 1]) for i in range(2)]
-        return [*out, combine(joint, *two)], joint
+            for place, offset, some in self._places(where, w, theirs[w].slot):
+                emit(at.ld_shared_lanes(some, place, offset))
+        two = [by.join(theirs[2 * i], theirs[2 * i + 1]) for i in range(2)]
+        return by.join(*two)
 
     # -- probs ---------------------------------------------------------------------------------
 
@@ -171,21 +164,12 @@ class Weights(Tiles):
     def update_max(self, t: UOp) -> list[Body]:
         """Scores of a tile to base 2, their maximum with those before, and the register `factor`
         for what was summed with an older one."""
-        r, n = self.r, self.pairs
-        own, new, change, factor = (r(x, n) for x in ("own_top", "new_top", "change", "factor"))
-        reduce, highest = across(r, "high", own, at.max_f32)
-        exchange, joint = self.exchange("top", t & 1, highest, at.max_f32)
+        own = Float32(self.r, self.r("own_top", self.pairs))
         return [
-            at.rescale(self.scores, r("scale", 1)),
+            at.rescale(self.scores, self.r("scale", 1)),
             when(self.tokens < self.first(t) + self.tile, self._hide(t)),
             self.fold("own_top", at.fold_max, at.max_f32),
-            reduce,
-            exchange,
-            at.max_f32(new, joint, self.row_max),
-            at.sub_f32(change, self.row_max, new),
-            at.exp2_f32(factor, change),
-            at.copy(self.row_max, new),
-            at.scale_f32(r("lower", n), new, r("minus_one", 1)),
+            traced(lambda: self.softmax.update_max(self.everywhere(t & 1, own, MAX))),
         ]
 
     def _hide(self, t: UOp) -> list[UOp]:
@@ -203,21 +187,20 @@ class Weights(Tiles):
 
     def to_probs(self) -> list[UOp]:
         """Scores to probs, and their sums."""
-        r, out = self.r, list[UOp]()
+        out, softmax = list[UOp](), self.softmax
         for u in range(len(self.units)):
-            lower = self.pair(r("lower", self.pairs), u)
-            for scores in self.of_unit(self.scores, u):
-                out.append(at.shift_exp2(scores, scores, r("one", 1), lower))
+            for slot_ in self.of_unit(self.scores, u):
+                scores = Float32(self.r, slot_)
+                out += traced(softmax.probs, scores, scores, slice(2 * u, 2 * u + 2))
         return [
             *out,
             at.pack(self.packed, self.scores, dtype=self.dtype),
             *self.fold("added", at.fold_sum, at.sum_f32),
-            at.rescale(self.row_sum, r("factor", self.pairs)),
-            at.add_f32(self.row_sum, r("added", self.pairs)),
+            *traced(softmax.add, Float32(self.r, self.r("added", self.pairs))),
         ]
 
     def rescale_sums(self) -> list[UOp]:
-        factor = self.r("factor", self.pairs)
+        factor = self.softmax.factor.slot
         return [
             at.rescale(some, self.pair(factor, u))
             for u in range(len(self.units))
@@ -256,13 +239,15 @@ class Weights(Tiles):
 
     def epilogue(self) -> list[Body]:
         """All warps' row sums, and the warpgroup's sums, to where they belong."""
-        reduce, own = across(self.r, "total", self.row_sum, at.sum_f32)
-        exchange, joint = self.exchange("total", ROW_SUMS, own, at.sum_f32)
-        out: list[Body] = [*reduce, *exchange]
+        with trace() as found:
+            joint = self.everywhere(ROW_SUMS, self.softmax.row_sum, SUM).slot
+        out: list[Body] = [*found]
         for u in range(len(self.units)):
             stats = self.r(f"stats{u}", QUAD)
             out += [
-                at.copy(part(stats, 0, 2), self.pair(self.row_max, u), unread="dst"),  # by one warp
+                at.copy(
+                    part(stats, 0, 2), self.pair(self.softmax.row_max.slot, u), unread="dst"
+                ),  # by one warp
                 at.copy(part(stats, 2, 2), self.pair(joint, u), unread="dst"),
                 self.put(u),
             ]

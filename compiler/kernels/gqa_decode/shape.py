@@ -10,11 +10,11 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, param, part, rectangle, value
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.values import Registers
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * WARP

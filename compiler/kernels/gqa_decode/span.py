@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import (
@@ -25,11 +26,12 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.attention.softmax import LOG2E, Registers
 from ptxflow.compiler.kernels.gqa_decode.decisions import columns_of_warp
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, Shape
 from ptxflow.compiler.launch import Param
+from ptxflow.compiler.tile.softmax import LOG2E
+from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "gqa_decode"
 CACHES = (("k_cache", "ptr"), ("v_cache", "ptr"))
@@ -123,7 +125,7 @@ class Span(Shape):
         """The register `scale`, which takes scores to base 2."""
         return [
             at.mov(self.r("sm_scale", 1), param("sm_scale")),
-            at.mov(self.r("log2e", 1), LOG2E),
+            at.mov(self.r("log2e", 1), float_bits(LOG2E)),
             at.mul_f32(self.r("scale", 1), self.r("sm_scale", 1), self.r("log2e", 1)),
         ]
 

@@ -74,9 +74,9 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
     if k.page:
         values["kv_end"] = -(-keys // k.page)
         values["last"] = keys - (values["kv_end"] - 1) * k.page
-        values |= {name: 0 for name in k.kept if "page_" in name}
+        values |= {name: 0 for name in k.keep.held if "page_" in name}
     values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
-    values |= {name: rises for name in k.kept if name.endswith("rises")}
+    values |= {name: rises for name in k.keep.held if name.endswith("rises")}
     outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if queries else ()
     blind = " that see no key" if queries and not steps else ""
     name = f"{steps} steps of a tile of queries{blind}" + (", a tail" if tail else "")

@@ -47,10 +47,11 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.row_softmax import RowSoftmax
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
+from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 QUAD = 4  # registers of a chunk
@@ -65,7 +66,9 @@ class Kernel(Block):
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         super().__init__(problem, strategy, device)
         tiles = self.consumers
-        self.softmax = RowSoftmax(self.keep, self.tile_kv, strategy.rescale == LAZY)
+        self.softmax = OnlineSoftmax(
+            self.keep, WholeRow(), RISE if strategy.rescale == LAZY else None
+        )
         self.scores, self.outputs = tmem("s", self.tile_kv, tiles), tmem("o", self.dim, tiles)
         beside = int(weight_columns(strategy.fields()))
         self.probs = tmem("p", beside, tiles) if beside else self.scores
@@ -73,9 +76,8 @@ class Kernel(Block):
         self.taken = mbar("taken", tiles, 4)  # and read: the next ones may come
         self.weighed = mbar("weighed", tiles, 4)  # its probs are there, outputs rescaled
         self.summed = mbar("summed", tiles, 1)  # its probs are read, its values in the outputs
-        self.held = self.keep("held", self.tile_kv, "f32")
-        self.packed = self.keep("packed", self.tile_kv // 2)
-        self.some = self.keep("part", COLUMNS, "f32")
+        self.held = self.keep.float32(self.tile_kv)
+        self.packed = self.keep.uint32(width=self.tile_kv // 2)
 
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
@@ -120,7 +122,7 @@ class Kernel(Block):
         # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
         roles = [
             role(control, found, load, issue),
-            role(softmax, found, loop(var("some"), sees, self.to_probs()), masked_rows),
+            role(softmax, found, loop(var("some"), sees, traced(self.weigh)), masked_rows),
         ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.probs] if self.s.overlap else [])]
@@ -297,39 +299,42 @@ class Kernel(Block):
         """The lane's row of the block."""
         return WARP * self.warp_rows + LANE
 
-    def to_probs(self) -> list[Body]:
+    def weigh(self) -> None:
         masked, plain = var("masked_step"), var("step")
-        return [
-            self.softmax.begin(),
-            self.weigh_step(const(0), "first"),
-            loop(masked, self.masked, self.weigh_step(masked, "masked"), start=1),
-            loop(plain, self.tiles, self.weigh_step(plain, "plain"), start=self.masked),
-            self.wait(self.summed, self.mine, self.tiles - 1),
-            self.store(),
-        ]
+        self.softmax.begin()
+        self.weigh_step(const(0), "first")
+        with repeat(masked, self.masked, start=1):
+            self.weigh_step(masked, "masked")
+        with repeat(plain, self.tiles, start=self.masked):
+            self.weigh_step(plain, "plain")
+        emit(self.wait(self.summed, self.mine, self.tiles - 1))
+        self.store()
 
-    def weigh_step(self, step: UOp, kind: str) -> list[Body]:
-        softmax, first, hidden = self.softmax, kind == "first", kind != "plain"
+    def weigh_step(self, step: UOp, kind: str) -> None:
+        softmax, first, masked = self.softmax, kind == "first", kind != "plain"
+        scores = self.held
         visible = self.visible(self.row, step)
-        hide, scores = softmax.hide(self.held, visible) if hidden else ([], self.held)
-        return [
-            self.take(step),
-            hide,
-            softmax.update_max(kind, scores, hidden),
-            softmax.to_probs(scores, self.packed, self.dtype),
-            self.wait(self.summed, self.mine, step - 1) if self.s.overlap and not first else None,
-            None if first else softmax.rescale(kind, self.rescale_outputs()),
-            softmax.add(kind),
-            self.clear(None) if first else None,
-            self.hand_over(),
-        ]
+        emit(self.take(step))
+        if masked:
+            scores = self.keep.float32(self.tile_kv)
+            emit(at.hide_behind(scores.slot, self.held.slot, visible))
+        softmax.update_max(scores, masked, first, f"{kind}_rises")
+        own = softmax.packed_probs(scores, self.packed, self.dtype)
+        if not first:
+            if self.s.overlap:
+                emit(self.wait(self.summed, self.mine, step - 1))
+            softmax.rescale(self.rescale_outputs)
+        softmax.add(own, first)
+        if first:
+            emit(self.clear(None))
+        emit(self.hand_over())
 
     def take(self, step: UOp) -> list[Body]:
         """The lane's row of scores to registers."""
         out: list[Body] = [self.wait(self.scored, self.mine, step)]
         for first in range(0, self.tile_kv, COLUMNS):
             source = slot(self.scores, self.mine, first, COLUMNS)
-            into = part(self.held, first, COLUMNS)
+            into = part(self.held.slot, first, COLUMNS)
             out.append(at.tcgen05_ld(into, source, self.quarter, shape="32x32b"))
         out.append(at.tcgen05_wait_ld())
         return [*out, self.publish(self.taken)] if self.s.overlap else out
@@ -341,7 +346,7 @@ class Kernel(Block):
             *(
                 at.tcgen05_st(
                     slot(self.probs, self.mine, first, width),
-                    part(self.packed, first, width),
+                    part(self.packed.slot, first, width),
                     self.quarter,
                 )
                 for first in range(0, self.tile_kv // 2, width)
@@ -350,19 +355,17 @@ class Kernel(Block):
             self.publish(self.weighed),
         ]
 
-    def rescale_outputs(self) -> list[Body]:
+    def some_outputs(self, first: int, factor: Float32) -> tuple[UOp, Float32]:
+        """Where some columns of the lane's row are, and these times a factor."""
+        there, some = slot(self.outputs, self.mine, first, COLUMNS), self.keep.float32(COLUMNS)
+        emit(at.tcgen05_ld(some.slot, there, self.quarter, shape="32x32b"), at.tcgen05_wait_ld())
+        return there, some * factor
+
+    def rescale_outputs(self, factor: Float32) -> None:
         """Complete with the probs that are handed over behind it."""
-        out: list[Body] = []
-        scaled = self.keep("scaled", COLUMNS)
         for first in range(0, self.dim, COLUMNS):
-            there = slot(self.outputs, self.mine, first, COLUMNS)
-            out += [
-                at.tcgen05_ld(self.some, there, self.quarter, shape="32x32b"),
-                at.tcgen05_wait_ld(),
-                at.scale_f32(scaled, self.some, self.keep("factor", 1)),
-                at.tcgen05_st(there, scaled, self.quarter),
-            ]
-        return out
+            there, scaled = self.some_outputs(first, factor)
+            emit(at.tcgen05_st(there, scaled.slot, self.quarter))
 
     def publish(self, bar: UOp) -> list[Body]:
         """A warp's arrival: what it did to tensor memory is done."""
@@ -371,39 +374,24 @@ class Kernel(Block):
 
     # -- storing -------------------------------------------------------------------------------
 
-    def store(self) -> list[Body]:
+    def store(self) -> None:
         """Each warp puts its rows in place of its queries, which have been read, and from there to
         global memory."""
-        end, factor, lse = self.softmax.end()
+        normal, lse = self.softmax.end()
         place = self.rectangle("lse", WARP * self.warp_rows, self.warp_rows, 0, 1)
         inside, index = self.row_inside(self.row), self.index(self.row)
-        return [
-            end,
-            at.st_global(param("lse"), index, inside, place, lse, element=4),
-            [self.stage(column, factor) for column in range(0, self.dim, COLUMNS)],
-            at.tcgen05_fence_before(),
-            at.warp_sync(),
-            self.store_rows(),
-        ]
+        emit(at.st_global(param("lse"), index, inside, place, lse.slot, element=4))
+        for column in range(0, self.dim, COLUMNS):
+            self.stage(column, normal)
+        emit(at.tcgen05_fence_before(), at.warp_sync(), self.store_rows())
 
-    def stage(self, column: int, factor: UOp) -> list[Body]:
+    def stage(self, column: int, normal: Float32) -> None:
         """Some columns of the lane's row, normalised and rounded."""
-        rounded, scaled = self.keep("rounded", COLUMNS // 2), self.keep("scaled", COLUMNS)
-        out: list[Body] = [
-            at.tcgen05_ld(
-                self.some,
-                slot(self.outputs, self.mine, column, COLUMNS),
-                self.quarter,
-                shape="32x32b",
-            ),
-            at.tcgen05_wait_ld(),
-            at.scale_f32(scaled, self.some, factor),
-            at.pack(rounded, scaled, dtype=self.dtype),
-        ]
-        place = self._place(0, self.warp_rows, column)
+        _, scaled = self.some_outputs(column, normal)
+        rounded, place = scaled.pack(self.dtype), self._place(0, self.warp_rows, column)
         for first in range(0, COLUMNS // 2, QUAD):
             inside = column * ELEMENT % ROW + first * 4
-            at_chunk = self._chunk(LANE, const(inside // CHUNK_BYTES))
+            chunk = self._chunk(LANE, const(inside // CHUNK_BYTES))
             across = ((inside, inside + CHUNK_BYTES),)
-            out.append(at.st_shared_v4(place, at_chunk, part(rounded, first, QUAD), across=across))
-        return out
+            four = rounded[first : first + QUAD]
+            emit(at.st_shared_v4(place, chunk, four.slot, across=across))

@@ -56,7 +56,7 @@ class Block(Keys, Lines):
                 *more,
                 self.q_smem,
                 *self.ring_storage,
-                *self.kept.values(),
+                *self.keep.storage,
             ),
         )
         return finish(info, *flatten(found), *roles)

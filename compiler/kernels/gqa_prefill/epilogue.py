@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
-from ptxflow.compiler.kernels.attention.softmax import MINUS_INFINITY
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import Work
-from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
+from ptxflow.compiler.tile.values import Float32, emit
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import Value
@@ -91,48 +91,33 @@ class Lines(Work):
 class Output(Lines):
     """Stores what a warp holds: 16 rows of an accumulator fragment."""
 
-    softmax: Softmax
-    output: UOp
+    softmax: OnlineSoftmax
+    output: Float32
     consumers: int
 
-    def store(self) -> list[Body]:
+    def store(self) -> None:
         """The warpgroup has read the queries, and each warp puts its rows in their place."""
-        end, factor, lse = self.softmax.end()
-        threads = 128
-        meet = [
-            when((WARP >> 2).eq(g), at.named_sync(id=MEETING + g, threads=threads))
-            for g in range(self.consumers)
-        ]
-        return [
-            end,
-            [self._store_lse(lse, half) for half in range(2)],
-            at.rescale_rows(self.output, factor),
-            meet,
-            [self._stage(column) for column in range(0, self.dim, 16)],
-            at.warp_sync(),
-            self.store_rows(),
-        ]
+        normal, lse = self.softmax.end()
+        emit([self._store_lse(lse[half].slot, half) for half in range(2)])
+        self.output *= normal
+        for group in range(self.consumers):
+            emit(when((WARP >> 2).eq(group), at.named_sync(id=MEETING + group, threads=128)))
+        for column in range(0, self.dim, 16):
+            self._stage(column)
+        emit(at.warp_sync(), self.store_rows())
 
     def _store_lse(self, lse: UOp, half: int) -> UOp:
         first = WARP * self.warp_rows + 8 * half
         row = first + (LANE >> 2)
         inside = self.row_inside(row) & (LANE & 3).eq(0)
         place = self.rectangle("lse", first, 8, 0, 1)
-        value = part(lse, half, 1)
-        return at.st_global(param("lse"), self.index(row), inside, place, value, element=4)
+        return at.st_global(param("lse"), self.index(row), inside, place, lse, element=4)
 
-    def _stage(self, column: int) -> list[UOp]:
+    def _stage(self, column: int) -> None:
         """16 columns: two packed registers of both rows, twice."""
-        packed = self.keep("rounded", 4)
+        packed = self.output[column // 2 : column // 2 + 8].pack(self.dtype)
         inside = column % WIDE
         chunk = (LANE >> 4) + inside * ELEMENT // CHUNK
         across = ((inside * ELEMENT, (inside + 16) * ELEMENT),)
-        return [
-            at.pack(packed, part(self.output, column // 2, 8), dtype=self.dtype),
-            at.stmatrix_x4(
-                self._place(0, self.warp_rows, column),
-                self._chunk(LANE & 15, chunk),
-                packed,
-                across=across,
-            ),
-        ]
+        place = self._place(0, self.warp_rows, column)
+        emit(at.stmatrix_x4(place, self._chunk(LANE & 15, chunk), packed.slot, across=across))

@@ -13,7 +13,6 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import (
     LANE,
     WARP,
-    Body,
     Role,
     UOp,
     Value,
@@ -35,8 +34,9 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     register_limit,
 )
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Output
-from ptxflow.compiler.kernels.gqa_prefill.softmax import Softmax
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.softmax import SUM, Fragment, OnlineSoftmax
+from ptxflow.compiler.tile.values import Float32, emit, fma, repeat, traced
 
 CLEARED = 1  # named barrier: values past the end are cleared; those of warpgroups follow
 
@@ -46,12 +46,11 @@ class Kernel(Block, Output):
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         super().__init__(problem, strategy, device)
-        self.softmax = Softmax(self.keep)
+        self.softmax = OnlineSoftmax(self.keep, Fragment())
         self.turn = mbar("turn", self.consumers, 4)
-        self.scores = self.keep("scores", self.tile_kv // 2, "f32")
-        self.probs = self.keep("weights", self.tile_kv // 2, "f32")
-        self.packed = self.keep("packed", self.tile_kv // 4)
-        self.output = self.keep("acc", self.dim // 2, "f32")
+        self.scores = self.keep.float32(self.tile_kv // 2, dtype="f32")
+        self.packed = self.keep.uint32(name="packed", width=self.tile_kv // 4)
+        self.output = self.keep.float32(self.dim // 2, "acc", dtype="f32")
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -62,81 +61,52 @@ class Kernel(Block, Output):
         found = [elect(WARP.eq(warps), maps), *self.find()]
         some, sees = var("some"), self.sees
         masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
+        consume = traced(self.consume)
         consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
         producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
         roles = [
-            role(consumer, loop(some, sees, self.consume()), masked_rows),
+            role(consumer, loop(some, sees, consume), masked_rows),
             role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),
         ]
         return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def consume(self) -> list[Body]:
-        first = self.first_step()
-        step = var("masked_step")
-        plain = var("step")
-        masked = loop(step, self.masked, self.step(step, "masked"), start=1)
-        rest = loop(plain, self.tiles, self.step(plain, "plain"), start=self.masked)
-        return [
-            self.softmax.begin(),
-            at.mbar_wait(slot(self.q_full), 0),
-            first,
-            masked,
-            rest,
-            self.last_values(),
-            self.store(),
-        ]
-
-    def first_step(self) -> list[Body]:
-        return [
-            self.multiply_keys(0),
-            at.wgmma_wait(pending=0),
-            self.release("k", 0),
-            self.to_probs(const(0), "first"),
-            at.pack(self.packed, self.probs, dtype=self.dtype),
-            self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)),
-        ]
-
-    def step(self, step: UOp, kind: str) -> list[Body]:
-        return self.overlapped(step, kind) if self.s.overlap else self.plain(step, kind)
-
-    def overlapped(self, step: UOp, kind: str) -> list[Body]:
-        """Scores of this step and outputs of the one before go to the tensor core together."""
-        return [
-            self.take_turn(step),
-            self.multiply_keys(step),
-            self.multiply_values(step - 1),
-            self.pass_turn(),
-            at.wgmma_wait(pending=1),
-            self.release("k", step),
-            self.to_probs(step, kind),
-            at.warp_sync_behind(self.softmax.row_sum, param("total_q") >> 31)
-            if self.s.pin
-            else None,
-            at.wgmma_wait(pending=0),
-            self.release("v", step - 1),
-            at.rescale_rows(self.output, self.softmax.factor(kind)),
-            at.pack(self.packed, self.probs, dtype=self.dtype),
-        ]
-
-    def plain(self, step: UOp, kind: str) -> list[Body]:
-        """The outputs of the step before, then the scores of this one."""
-        return [
-            self.multiply_values(step - 1),
-            at.wgmma_wait(pending=0),
-            self.release("v", step - 1),
-            self.multiply_keys(step),
-            at.wgmma_wait(pending=0),
-            self.release("k", step),
-            self.to_probs(step, kind),
-            at.rescale_rows(self.output, self.softmax.factor(kind)),
-            at.pack(self.packed, self.probs, dtype=self.dtype),
-        ]
-
-    def last_values(self) -> list[Body]:
+    def consume(self) -> None:
+        step, plain = var("masked_step"), var("step")
+        self.softmax.begin()
+        emit(at.mbar_wait(slot(self.q_full), 0), self.multiply_keys(0), at.wgmma_wait(pending=0))
+        emit(self.release("k", 0))
+        probs, _ = self.to_probs(const(0), masked=True, first=True)
+        probs.pack(self.dtype, self.packed)
+        emit(self.clear(at.named_sync(id=CLEARED, threads=128 * self.consumers)))
+        advance = self.overlapped if self.s.overlap else self.in_order
+        with repeat(step, self.masked, start=1):
+            advance(step, True)
+        with repeat(plain, self.tiles, start=self.masked):
+            advance(plain, False)
         last = self.tiles - 1
-        return [self.multiply_values(last), at.wgmma_wait(pending=0), self.release("v", last)]
+        emit(self.multiply_values(last), at.wgmma_wait(pending=0), self.release("v", last))
+        self.store()
+
+    def overlapped(self, step: UOp, masked: bool) -> None:
+        """Scores of this step and outputs of the one before go to the tensor core together."""
+        emit(self.take_turn(step), self.multiply_keys(step), self.multiply_values(step - 1))
+        emit(self.pass_turn(), at.wgmma_wait(pending=1), self.release("k", step))
+        probs, factor = self.to_probs(step, masked)
+        if self.s.pin:
+            emit(at.warp_sync_behind(self.softmax.row_sum.slot, param("total_q") >> 31))
+        emit(at.wgmma_wait(pending=0), self.release("v", step - 1))
+        self.output *= factor
+        probs.pack(self.dtype, self.packed)
+
+    def in_order(self, step: UOp, masked: bool) -> None:
+        """The outputs of the step before, then the scores of this one."""
+        emit(self.multiply_values(step - 1), at.wgmma_wait(pending=0), self.release("v", step - 1))
+        emit(self.multiply_keys(step), at.wgmma_wait(pending=0), self.release("k", step))
+        probs, factor = self.to_probs(step, masked)
+        self.output *= factor
+        probs.pack(self.dtype, self.packed)
 
     def multiply_keys(self, step: Value) -> list[UOp]:
         """Scores of a step: 64 queries by its keys."""
@@ -148,7 +118,7 @@ class Kernel(Block, Output):
             block, inner = divmod(q.k_step_offset(column), q.block_bytes)
             out.append(
                 at.wgmma(
-                    self.scores,
+                    self.scores.slot,
                     slot(self.q_smem, 0, mine + block * q.block_bytes, WARPGROUP_ROWS * ROW),
                     slot(buffers, stage, block * k.block_bytes, k.block_bytes),
                     int(column > 0),
@@ -170,8 +140,8 @@ class Kernel(Block, Output):
         for row in range(0, self.tile_kv, MMA_K):
             out.append(
                 at.wgmma_registers(
-                    self.output,
-                    part(self.packed, row // 4, 4),
+                    self.output.slot,
+                    part(self.packed.slot, row // 4, 4),
                     self.value_slot(stage, row, MMA_K),
                     const(1) if row else step.ne(0),
                     n=self.dim,
@@ -182,16 +152,22 @@ class Kernel(Block, Output):
             )
         return [*out, at.wgmma_commit()]
 
-    def to_probs(self, step: UOp, kind: str) -> list[UOp]:
-        scores = self.scores
-        if kind == "plain":
-            return self.softmax.to_probs(kind, scores, self.probs, False)
-        shown = self.keep("shown", self.tile_kv // 2, "f32")
-        row, column = self.warp_row + (LANE >> 2), (LANE & 3) << 1
-        hide = at.hide_columns(
-            shown, scores, self.visible(row, step) - column, self.visible(row + 8, step) - column
-        )
-        return [hide, *self.softmax.to_probs(kind, shown, self.probs, True)]
+    def to_probs(self, step: UOp, masked: bool, first: bool = False) -> tuple[Float32, Float32]:
+        """Probs of a step, and what outputs so far are multiplied by."""
+        scores, softmax = self.scores, self.softmax
+        if masked:
+            row, column = self.warp_row + (LANE >> 2), (LANE & 3) << 1
+            ends = (self.visible(row + 8 * half, step) - column for half in range(2))
+            scores = self.keep.float32(scores.n, dtype="f32")
+            emit(at.hide_columns(scores.slot, self.scores.slot, *ends))
+        softmax.update_max(scores, masked, first)
+        factor = softmax.row_sum if first else softmax.factor()
+        probs = softmax.probs(scores)
+        own = softmax.layout.reduce(probs, SUM)
+        if not first:
+            own = fma(softmax.row_sum, factor, own)
+        softmax.add(own, first=True)
+        return probs, factor
 
     @property
     def warp_row(self) -> UOp:

@@ -21,11 +21,9 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    frag,
     global_tensor,
     loop,
     param,
-    slot,
     value,
     value_of,
     var,
@@ -34,6 +32,7 @@ from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.values import Registers
 
 WARP_LANES = 32
 TABLES = ("qo_indptr", "kv_indptr")
@@ -58,17 +57,10 @@ class Work:
         self.tokens: int = self.rows // self.share
         self.tile_kv: int = strategy.tile_kv
         self.units = self.heads // self.share  # of heads, side by side
-        self.kept: dict[str, UOp] = {}  # registers by name
-
-    # -- registers -----------------------------------------------------------------------------
-
-    def keep(self, name: str, count: int, dtype: str = "b32") -> UOp:
-        """Registers of that name, all of them."""
-        found = self.kept.setdefault(name, frag(name, count, dtype))
-        return slot(found)
+        self.keep = Registers()
 
     def value(self, name: str) -> UOp:
-        """The value of one of them."""
+        """The value of a register."""
         return value_of(self.keep(name, 1))
 
     # -- which tile ----------------------------------------------------------------------------

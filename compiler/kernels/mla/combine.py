@@ -23,17 +23,17 @@ from ptxflow.compiler.ir import (
     flatten,
     loop,
     param,
-    part,
     var,
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.attention.softmax import MINUS_ONE, ONE, Registers
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
 from ptxflow.compiler.kernels.mla.shape import QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.softmax import ColumnSoftmax
+from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
 
 
 @dataclass(frozen=True)
@@ -121,23 +121,19 @@ class Combine(Shape):
     def block(self, handed: Handed, block: UOp) -> list[Body]:
         """The heads of a block of dims, or a CTA's share of them."""
         r, first = self.r, var("c_first")
-        begin: list[Body] = [  # which nobody needs where queries see no token
-            at.mov(r("one", 1), ONE, unread="dst"),
-            at.mov(r("minus_one", 1), MINUS_ONE, unread="dst"),
-        ]
-        for n in range(self.pieces):
-            begin += [
-                at.mov(r(f"top{n}", 2), FLOOR, unread="dst"),
-                at.mov(r(f"total{n}", 2), 0),
-            ]
-            begin.append(at.mov(r(f"sums{n}", QUAD), 0))
+        self.softmax = [ColumnSoftmax(r, 2, f"{n}_", FLOOR) for n in range(self.pieces)]
+        with trace() as begin:  # which nobody needs where queries see no token
+            self.softmax[0].constants(unread="dst")
+            for n, softmax in enumerate(self.softmax):
+                softmax.begin(unread="dst")
+                emit(at.mov(r(f"sums{n}", QUAD), 0))
         return [
             begin,
             loop(
                 first,
                 handed.chunks,
                 self._load(handed, first, block),
-                [self._merge(n, first, handed.chunks) for n in range(self.pieces)],
+                [traced(self._merge, n, first, handed.chunks) for n in range(self.pieces)],
                 step=self.loads,
                 rolled=True,
             ),
@@ -162,45 +158,28 @@ class Combine(Shape):
                     )
         return out
 
-    def _merge(self, n: int, first: UOp, chunks: UOp) -> list[UOp]:
+    def _merge(self, n: int, first: UOp, chunks: UOp) -> None:
         """Sums so far and what was loaded, under the higher maximum."""
-        r, count, out = self.r, 2 * self.loads, list[UOp]()
-        row_maxima, row_sums = r(f"tops{n}", count), r(f"totals{n}", count)
+        r, count, softmax = self.r, 2 * self.loads, self.softmax[n]
+        row_maxima, row_sums, sums = r.float32(count), r.float32(count), r(f"sums{n}", QUAD)
         for i in range(self.loads):
-            stats = r(f"stats{n}_{i}", QUAD)
-            out.append(at.copy(part(row_maxima, 2 * i, 2), part(stats, 0, 2)))
-            out.append(at.copy(part(row_sums, 2 * i, 2), part(stats, 2, 2)))
+            stats, two = Float32(r, r(f"stats{n}_{i}", QUAD)), slice(2 * i, 2 * i + 2)
+            row_maxima[two].set(stats[:2])
+            row_sums[two].set(stats[2:])
             if i:
-                out.append(at.hide(part(row_maxima, 2 * i, 2), first + i < chunks))
-        found, higher, change, lower = (
-            r(f"{name}{n}", 2) for name in ("found", "higher", "change", "lower")
-        )
-        factor, weight, more = r(f"factor{n}", 2), r(f"weight{n}", count), r(f"more{n}", 2)
-        row_max, row_sum, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
-        out += [
-            at.fold_max(found, row_maxima),
-            at.max_f32(higher, row_max, found),
-            at.sub_f32(change, row_max, higher),
-            at.exp2_f32(factor, change),
-            at.copy(row_max, higher, unread="dst"),  # lse is of one block
-            at.scale_f32(lower, higher, r("minus_one", 1)),
-            at.shift_exp2(weight, row_maxima, r("one", 1), lower),
-            at.rescale(row_sums, weight),
-            at.fold_sum(more, row_sums),
-            at.rescale(row_sum, factor),
-            at.add_f32(row_sum, more),
-            self.outputs.rescale(sums, factor),
-        ]
+                emit(at.hide(row_maxima[two].slot, first + i < chunks))
+        weight = softmax.merge(row_maxima, row_sums)
+        emit(self.outputs.rescale(sums, softmax.factor.slot))
         for i in range(self.loads):
             theirs = r(f"sums{n}_{i}", QUAD)
-            rescale = self.outputs.rescale(theirs, part(weight, 2 * i, 2))
-            out += [rescale, at.add_f32(sums, theirs)]
-        return out
+            emit(self.outputs.rescale(theirs, weight[2 * i : 2 * i + 2].slot))
+            emit(at.add_f32(sums, theirs))
 
     def _leave(self, n: int, handed: Handed, block: UOp) -> list[Body]:
         r, row = self.r, handed.row
         column = self.first_head + n * self.outputs.wide
-        row_max, row_sum, sums = r(f"top{n}", 2), r(f"total{n}", 2), r(f"sums{n}", QUAD)
+        softmax, sums = self.softmax[n], r(f"sums{n}", QUAD)
+        row_max, row_sum = softmax.row_max.slot, softmax.row_sum.slot
         statements, factor = self.outputs.share(r, row_max, row_sum)
         return [
             statements,

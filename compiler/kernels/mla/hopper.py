@@ -22,7 +22,6 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.attention.sequences import WORD
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.hopper_decisions import (
     CONSUMER_REGS,
     COPIER_REGS,
@@ -34,6 +33,7 @@ from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.span import COUNT, Span, Work
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.values import Registers, traced
 
 COPYING = "g_"  # before the registers of the warps that copy
 
@@ -65,7 +65,8 @@ class Hopper(Parts):
         roles = [at.grid_launch_dependents()] if self.split and self.s.dependent else []
         for number, (name, side) in enumerate(zip(("left", "right"), self.sides, strict=True)):
             find, span = side.work.find()
-            some = loop(var(f"{side.prefix}some"), self._any(span), side.multiply(span))
+            multiply = traced(side.multiply, span)
+            some = loop(var(f"{side.prefix}some"), self._any(span), multiply)
             spec = Role(name, 4 * number, WARPS // 2, regs=CONSUMER_REGS)
             roles.append(role(spec, *find, some))
         find, span = self.work.find()

@@ -7,16 +7,16 @@ their products with its half of the tile's values; and the maxima of rows go fro
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, part, slot, var, when
-from ptxflow.compiler.kernels.attention.softmax import Registers
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, part, slot, var, when
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
-from ptxflow.compiler.kernels.mla.hopper_softmax import Softmax
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.softmax import RISE, SUM, Fragment, OnlineSoftmax
+from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat
 
 SIDES = ("l_", "r_")  # before the registers of the warpgroups with the latent's halves
 #: named barriers: some of a side's probs, and with the first its maxima, are there for the other
@@ -25,6 +25,8 @@ SITES = ("first", "own", "next", "tail")  # of statements where references may r
 READY = 3  # queries are there
 READ = (5, 6)  # a side has used the other one's probs
 MMA_K = 16
+#: below every score, and such that its products with scales, of up to 2^26, are finite
+FLOOR = -(2.0**100)
 WEIGHTS = descriptor_hopper(0, 0, GROUP * LINE, LINE)
 
 
@@ -36,35 +38,34 @@ class Warpgroup(Leaver):
         self.prefix = SIDES[side]
         self.r = Registers(self.prefix)
         self.work = Work(kernel, self.prefix)
-        self.softmax = Softmax(self.r, kernel.s.rescale == LAZY)
+        rise = RISE if kernel.s.rescale == LAZY else 0.0
+        self.softmax = OnlineSoftmax(self.r, Fragment(), rise, FLOOR)
         self.pieces: int = kernel.s.pieces
         self.values: Part = (kernel.left, kernel.right)[side]
-        self.sums = self.r("sums", kernel.half // 2)
-        self.scores = self.r("scores", kernel.tile // 2)
-        self.packed = self.r("packed", kernel.tile // 4)
+        self.sums = self.r.float32(kernel.half // 2, "sums")
+        self.scores = self.r.float32(kernel.tile // 2, "scores")
+        self.packed = self.r.uint32(name="packed", width=kernel.tile // 4)
 
     @property
     def storage(self) -> tuple[UOp, ...]:
         return (*self.work.storage, *self.r.storage)
 
-    def multiply(self, span: Span) -> list[Body]:
+    def multiply(self, span: Span) -> None:
         """All tiles of the span, and what they come to."""
         t, tiles = var(f"{self.prefix}tile"), span.tiles
-        some, odd = tiles.min(1), tiles & 1
+        odd = tiles & 1
+        self.softmax.begin(unread="dst")  # without tiles nobody needs some of it
+        emit(at.mov(self.sums.slot, 0), when(span.first < span.end, self._ask_queries(span)))
         if self.side == 0:
-            first = [loop(var("l_first"), some, self._own(const(0), span, alone=True))]
-            left = some - odd
-        else:
-            first, left = [], odd
-        return [
-            self.softmax.begin(),
-            at.mov(self.sums, 0),
-            when(span.first < span.end, self._ask_queries(span)),
-            *first,
-            loop(t, tiles, self._own(t, span), start=2 - self.side, step=2, rolled=True),
-            loop(var(f"{self.prefix}tail"), left, self._others(tiles - 1)),
-            self.epilogue(span),
-        ]
+            with repeat(var("l_first"), tiles.min(1)):
+                emit(self._scores(const(0), 0, PARTS), at.wgmma_wait(pending=0))
+                self._weigh("first", const(0), span, None)
+        with repeat(t, tiles, start=2 - self.side, step=2, rolled=True):
+            self._own(t, span)
+        with repeat(var(f"{self.prefix}tail"), odd if self.side else tiles.min(1) - odd):
+            self._add_others("tail", tiles - 1)
+            emit(at.wgmma_wait(pending=0))
+        self.epilogue(span)
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -88,33 +89,21 @@ class Warpgroup(Leaver):
 
     # -- tiles ---------------------------------------------------------------------------------
 
-    def _own(self, t: UOp, span: Span, alone: bool = False) -> list[Body]:
-        """A tile of its own, and the other one's before it if there is one: parts of the scores,
-        those values, the other parts."""
+    def _own(self, t: UOp, span: Span) -> None:
+        """A tile of its own, and the other one's before it: parts of the scores, those values, the
+        other parts."""
         lead: int = self.kernel.s.lead
-        if alone:
-            wait: Body = at.wgmma_wait(pending=0)
-            return [self._scores(t, 0, PARTS), wait, self._weigh("first", t, span, None)]
-        used = [
-            self._release(self.values, t - 1),
-            at.named_sync(id=READ[self.side], threads=16 * WARPS),  # the probs, by all warps
-        ]
-        wait = at.wgmma_wait(pending=1)
-        if lead == PARTS:
-            used = [at.wgmma_wait(pending=0), *used]
+        done: Body = self._release(self.values, t - 1)
+        read = at.named_sync(id=READ[self.side], threads=16 * WARPS)  # the probs, by all warps
+        emit(self._scores(t, 0, lead))
+        self._add_others("next", t - 1)
+        if lead < PARTS:
+            emit(self._scores(t, lead, PARTS))
+            emit(at.wgmma_wait(pending=1), done, at.wgmma_wait(pending=0))
+            self._weigh("own", t, span, read)
         else:
-            wait = [wait, used.pop(0), at.wgmma_wait(pending=0)]
-        return [
-            self._scores(t, 0, lead),
-            self._add_others("next", t - 1),
-            self._scores(t, lead, PARTS) if lead < PARTS else None,
-            wait,
-            self._weigh("own", t, span, used),
-        ]
-
-    def _others(self, t: UOp) -> list[Body]:
-        """The other one's tile, behind which there is none."""
-        return [self._add_others("tail", t), at.wgmma_wait(pending=0)]
+            emit(at.wgmma_wait(pending=1))
+            self._weigh("own", t, span, [at.wgmma_wait(pending=0), done, read])
 
     def _release(self, each: Part, t: UOp) -> UOp:
         return single(at.mbar_arrive(slot(each.ring.empty, each.ring.stage(t))))
@@ -135,7 +124,7 @@ class Warpgroup(Leaver):
             for step in range(0, LINE, MMA_K * ELEMENT):
                 out.append(
                     at.wgmma(
-                        self.scores,
+                        self.scores.slot,
                         each.block(each.queries, 0, ROWS, block),
                         each.block(each.tiles, stage, k.tile, block),
                         int(number + block + step > 0),
@@ -159,40 +148,36 @@ class Warpgroup(Leaver):
         for half in range(2):
             query = (self.row + (LANE >> 2) + 8 * half) // self.kernel.own_heads
             rooms.append(span.seen(query) - self._token(span, t) - ((LANE & 3) << 1))
-        return at.hide_columns(self.scores, self.scores, *rooms)
+        return at.hide_columns(self.scores.slot, self.scores.slot, *rooms)
 
     # -- probs and values ----------------------------------------------------------------------
 
-    def _weigh(self, site: str, t: UOp, span: Span, used: Body) -> list[Body]:
+    def _weigh(self, site: str, t: UOp, span: Span, used: Body) -> None:
         """Scores to probs, piece by piece for both warpgroups, and those times values; `used`:
         the other one's probs are, in whose place they are stored."""
         k, softmax = self.kernel, self.softmax
-        out: list[Body] = [
-            self._release(k.rotary, t),
-            when(span.seen(0) < self._token(span, t + 1), self._hide(t, span)),
-            softmax.update_max(site, self.scores),
-        ]
+        emit(self._release(k.rotary, t))
+        emit(when(span.seen(0) < self._token(span, t + 1), self._hide(t, span)))
+        softmax.update_max(self.scores, name=f"{site}_rises")
         for piece, columns in enumerate(self._columns()):
-            scores = part(self.scores, columns[0] // 2, len(columns) * MMA_K // 2)
-            packed = part(self.packed, columns[0] // 4, len(columns) * MMA_K // 4)
-            out += [softmax.to_probs(scores), at.pack(packed, scores, dtype=k.dtype)]
+            first, count = columns[0] // 2, len(columns) * MMA_K // 2
+            scores = self.scores[first : first + count]
+            softmax.probs(scores, scores)
+            scores.pack(k.dtype, self.packed[first // 2 : (first + count) // 2])
             if piece == 0:
-                out += [used, self.broadcast(k.row_maxima, softmax.reference)]
-            out += [
-                self._put_probs(columns),
-                at.fence_proxy_async(),
-                at.named_arrive(id=TOLD[piece][self.side], threads=32 * WARPS),
-            ]
+                emit(used, self.broadcast(k.row_maxima, softmax.reference))
+            emit(self._put_probs(columns), at.fence_proxy_async())
+            emit(at.named_arrive(id=TOLD[piece][self.side], threads=32 * WARPS))
             if piece == 0:
-                out += softmax.rescale(site, softmax.reference, self.sums)
-            out += self._add(t, columns, own=True)
-        return [
-            *out,
-            at.wgmma_commit(),
-            softmax.add(self.scores),
-            at.wgmma_wait(pending=0),
-            self._release(self.values, t),
-        ]
+                softmax.rescale(self._rescale)
+            emit(self._add(t, columns, own=True))
+        emit(at.wgmma_commit())
+        own = softmax.layout.reduce(self.scores, SUM)
+        softmax.add(own, unread="dst")  # lse is of one side
+        emit(at.wgmma_wait(pending=0), self._release(self.values, t))
+
+    def _rescale(self, factor: Float32) -> None:
+        self.sums *= factor
 
     def _columns(self) -> list[range]:
         """The first of 16 columns each, of the pieces of a tile's probs."""
@@ -209,24 +194,21 @@ class Warpgroup(Leaver):
                 at.stmatrix_x4(
                     rows,
                     line * LINE + ((chunk ^ (line & 7)) << 4),
-                    part(self.packed, column // 4, 4),
+                    part(self.packed.slot, column // 4, 4),
                     across=((column * ELEMENT, (column + MMA_K) * ELEMENT),),
                 )
             )
         return out
 
-    def _add_others(self, site: str, t: UOp) -> list[Body]:
+    def _add_others(self, site: str, t: UOp) -> None:
         """The other one's probs, when they are there, times values."""
-        out, row_max = list[Body](), self.r("their_top", 2)
         for piece, columns in enumerate(self._columns()):
-            out.append(at.named_sync(id=TOLD[piece][1 - self.side], threads=32 * WARPS))
+            emit(at.named_sync(id=TOLD[piece][1 - self.side], threads=32 * WARPS))
             if piece == 0:
-                out += [
-                    self.receive(self.kernel.row_maxima, row_max),
-                    self.softmax.update_max_from(site, row_max, self.sums),
-                ]
-            out += self._add(t, columns, own=False)
-        return [*out, at.wgmma_commit()]
+                theirs = self.receive(self.kernel.row_maxima)
+                self.softmax.follow(theirs, self._rescale, f"{site}_rises")
+            emit(self._add(t, columns, own=False))
+        emit(at.wgmma_commit())
 
     def _add(self, t: UOp, columns: range, own: bool) -> list[UOp]:
         """Weights from registers, or those that the other one stored, times values."""
@@ -241,10 +223,10 @@ class Warpgroup(Leaver):
                 MMA_K // GROUP * each.group,
             )
             if own:
-                probs = part(self.packed, row // 4, 4)
-                out.append(at.wgmma_registers(self.sums, probs, tokens, 1, **attrs))
+                probs = part(self.packed.slot, row // 4, 4)
+                out.append(at.wgmma_registers(self.sums.slot, probs, tokens, 1, **attrs))
             else:
                 stored = slot(self.kernel.probs)
                 step = {"a_step": row * ELEMENT, "a_desc": WEIGHTS}
-                out.append(at.wgmma(self.sums, stored, tokens, 1, **attrs, **step))
+                out.append(at.wgmma(self.sums.slot, stored, tokens, 1, **attrs, **step))
         return out

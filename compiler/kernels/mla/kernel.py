@@ -7,6 +7,7 @@ column over all warps; probs, to shared memory; O^T += V^T P^T, of which each wa
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import (
@@ -23,7 +24,6 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.softmax import LOG2E, MINUS_ONE, ONE, Registers, across
 from ptxflow.compiler.kernels.mla.decisions import (
     DIMS,
     MMA_COLUMNS,
@@ -40,8 +40,10 @@ from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.softmax import ACROSS, LOG2E, MAX, SUM, ColumnSoftmax
+from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
 
-FLOOR = 0xFE800000  # -2^126: below every score, and finite, so that differences are numbers
+FLOOR = -(2.0**126)  # below every score, and finite, so that differences are numbers
 HANDOVER = 1  # the named barrier of the warps that multiply
 STEP = 64  # bytes of a row: two MMAs deep
 
@@ -73,6 +75,7 @@ class Multiplier(Shape):
         self.part_columns, self.part_rows = columns_each, self._part_rows(columns_each)
         block = MMA_TOKENS * MMA_COLUMNS * 4
         self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
+        self.softmax = ColumnSoftmax(self.r, 2 * self.own, floor=FLOOR)
         self.chains = 2 if self.own <= 2 else 1  # sums that do not wait for each other
 
     @property
@@ -91,15 +94,12 @@ class Multiplier(Shape):
     def multiply(self, span: Span) -> list[Body]:
         """All tiles of the span; maxima and sums are in `row_max` and `row_sum` of all columns."""
         t, r = var("tile"), self.r
-        per_lane = 2 * self.own
         return [
-            at.mov(r("one", 1), ONE, unread="dst"),
-            at.mov(r("minus_one", 1), MINUS_ONE, unread="dst"),
+            traced(lambda: self.softmax.constants(unread="dst")),
             at.mov(r("sm_scale", 1), param("sm_scale")),
-            at.mov(r("log2e", 1), LOG2E),
+            at.mov(r("log2e", 1), float_bits(LOG2E)),
             at.mul_f32(r("scale", 1), r("sm_scale", 1), r("log2e", 1), unread="dst"),
-            at.mov(r("highest", per_lane), FLOOR, unread="dst"),
-            at.mov(r("added", per_lane), 0),
+            traced(lambda: self.softmax.begin(unread="dst")),
             at.mov(self._sums(), 0),
             when(span.first < span.end, self._take_queries()) if self.in_registers else None,
             loop(t, span.tiles, self._step(t, span), rolled=True),
@@ -112,7 +112,7 @@ class Multiplier(Shape):
             self.ring.wait_full(t),
             self._scores(t),
             self._hide(t, span),
-            self._raise(),
+            traced(self._raise),
             self._weigh(),
             self._factors(),
             self._add(t),
@@ -291,11 +291,12 @@ class Multiplier(Shape):
         size = self.own * MMA_COLUMNS * 4
         return slot(storage, self.group if group is None else group, row * size, size)
 
-    def _hand(self, storage: UOp, row: Value, values: str) -> list[UOp]:
+    def _hand(self, storage: UOp, row: Value, values: Float32) -> list[UOp]:
         """Two columns of eight from each of four lanes."""
+        place = self._place(storage, row)
         return [
             at.st_shared_lanes(
-                self._place(storage, row), (LANE << 3) + 32 * n, LANE < 4, self._pairs(values, n)
+                place, (LANE << 3) + 32 * n, LANE < 4, values[2 * n : 2 * n + 2].slot
             )
             for n in range(self.own)
         ]
@@ -306,40 +307,34 @@ class Multiplier(Shape):
         place = self._place(storage, row, group)
         return at.ld_shared_lanes(target, place, ((LANE & 3) << 3) + 32 * n, **attrs)
 
-    def _raise(self) -> list[UOp]:
+    def _raise(self) -> None:
         """The maximum of each column so far, over all warps; what older sums are scaled by."""
-        r, count = self.r, 2 * self.own
-        out = [at.fold_max(self._pairs("peak", n), self._score(n)) for n in range(self.own)]
-        reduce, _ = across(r, "peak", r("peak", count), at.max_f32)
-        out += [*reduce, *self._hand(self.highs, self.row, "peak_both2"), self._meet()]
+        r = self.r
+        every, peak = Float32(r, r("all", 2 * self.own)), Float32(r, r("peak", 2 * self.own))
+        for n in range(self.own):
+            emit(at.fold_max(self._pairs("peak", n), self._score(n)))
+        highest = MAX.across(peak, ACROSS)
+        emit(self._hand(self.highs, self.row, highest), self._meet())
         for n in range(self.own):
             found = r(f"found{n}", 2 * self.rows)
             for row in range(self.rows):
-                out.append(self._fetch(self.highs, row, n, part(found, 2 * row, 2), None))
-            out.append(at.fold_max(self._pairs("all", n), found))
-        higher, change, lower = r("higher", count), r("change", count), r("lower", count)
-        highest = r("highest", count)
-        return [
-            *out,
-            at.max_f32(higher, highest, r("all", count)),
-            at.sub_f32(change, highest, higher),
-            at.exp2_f32(r("factor", count), change),
-            at.copy(highest, higher, unread="dst"),  # one row of warps hands it on
-            at.scale_f32(lower, higher, r("minus_one", 1)),
-        ]
+                emit(self._fetch(self.highs, row, n, part(found, 2 * row, 2), None))
+            emit(at.fold_max(self._pairs("all", n), found))
+        self.softmax.update_max(every, unread="dst")  # one row of warps hands it on
 
     def _weigh(self) -> list[Body]:
         """Weights, their sums, and probs in 16 bits for all warps; the factors with them."""
-        r, out = self.r, list[Body]()
-        out.append(at.rescale(r("added", 2 * self.own), r("factor", 2 * self.own)))
-        for n in range(self.own):
-            weight = r(f"weight{n}", QUAD)
-            out.append(at.shift_exp2(weight, self._score(n), r("one", 1), self._pairs("lower", n)))
-            out.append(at.fold_sum(self._pairs("more", n), weight))
-            out.append(at.pack(self._pairs("packed", n), weight, dtype=self.dtype))
-            out += self._put_probs(n)
-        out.append(at.add_f32(r("added", 2 * self.own), r("more", 2 * self.own)))
-        out.append(when(self.row.eq(0), self._hand(self.factors, 0, "factor")))
+        softmax, more = self.softmax, Float32(self.r, self.r("more", 2 * self.own))
+        with trace() as out:
+            softmax.row_sum *= softmax.factor
+            for n in range(self.own):
+                two, weight = slice(2 * n, 2 * n + 2), Float32(self.r, self.r(f"weight{n}", QUAD))
+                softmax.probs(Float32(self.r, self._score(n)), weight, two)
+                emit(at.fold_sum(more[two].slot, weight.slot))
+                emit(at.pack(self._pairs("packed", n), weight.slot, dtype=self.dtype))
+                emit(self._put_probs(n))
+            softmax.row_sum += more
+            emit(when(self.row.eq(0), self._hand(self.factors, 0, softmax.factor)))
         return [*out, self._meet()]
 
     def _put_probs(self, n: int) -> list[UOp]:
@@ -408,11 +403,12 @@ class Multiplier(Shape):
     def _row_sums(self) -> list[Body]:
         """Maxima and row sums of all columns, to every warp."""
         r = self.r
-        reduce, _ = across(r, "added", r("added", 2 * self.own), at.sum_f32)
+        with trace() as found_:
+            row_sum = SUM.across(self.softmax.row_sum, ACROSS)
         out: list[Body] = [
-            *reduce,
-            self._hand(self.highs, self.row, "added_both2"),
-            when(self.row.eq(0), self._hand(self.row_maxima, 0, "highest")),
+            *found_,
+            self._hand(self.highs, self.row, row_sum),
+            when(self.row.eq(0), self._hand(self.row_maxima, 0, self.softmax.row_max)),
             self._meet(),
         ]
         for n in range(self.across):

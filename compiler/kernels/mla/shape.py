@@ -19,7 +19,6 @@ from ptxflow.compiler.ir import (
     special,
     value,
 )
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.mla.decisions import (
     MMA_COLUMNS,
     MMA_DIMS,
@@ -31,6 +30,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.values import Registers
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32

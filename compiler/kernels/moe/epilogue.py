@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, when
-from ptxflow.compiler.kernels.attention.softmax import Registers, across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
+from ptxflow.compiler.tile.softmax import MAX
+from ptxflow.compiler.tile.values import Float32, Registers, trace
 
 if TYPE_CHECKING:
     from ptxflow.compiler.kernels.moe.grouped import Grouped
@@ -72,7 +73,8 @@ class Rows:
         count = self.acc.arg // 2
         hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", 2)
         packed, words = r("packed", count // 4), r("bytes", count // 4)
-        shuffles, top_all = across(r, "top", top, at.max_f32, (1, 2))
+        with trace() as shuffles:
+            top_all = MAX.across(Float32(r, top), (1, 2)).slot
         q = quantise(r, top_all)
         out: list[Body] = [
             at.silu_gate(hidden, self.acc, apart=4),
@@ -151,7 +153,8 @@ class Columns:
         g, r, tokens = self.g, self.g.r, self.g.tile_t // 4
         count = self.acc.arg // 2
         hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", tokens)
-        shuffles, of_warp = across(r, "top", top, at.max_f32, (4, 8, 16))
+        with trace() as shuffles:
+            of_warp = MAX.across(Float32(r, top), (4, 8, 16)).slot
         q = quantise(r, r("top_all", tokens))
         out: list[Body] = [
             at.silu_gate(hidden, self.acc, apart=2),

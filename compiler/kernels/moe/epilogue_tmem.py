@@ -9,11 +9,12 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
-from ptxflow.compiler.kernels.attention.softmax import across
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
+from ptxflow.compiler.tile.softmax import MAX
+from ptxflow.compiler.tile.values import Float32, trace
 
 LANES, QUAD, GATE = 32, 4, 8
 COLUMNS = 32  # of tensor memory that a lane moves at a time
@@ -243,7 +244,8 @@ class WeightLanes:
         g, r, tokens = self.g, self.g.r, self.g.tile_t
         count = g.acc.arg
         hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", tokens)
-        shuffles, of_warp = across(r, "top", top, at.max_f32, (1, 2, 4, 16))
+        with trace() as shuffles:
+            of_warp = MAX.across(Float32(r, top), (1, 2, 4, 16)).slot
         q = quantise(r, r("top_all", tokens))
         order = tuple(range(tokens))
         out: list[Body] = [

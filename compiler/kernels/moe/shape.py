@@ -14,9 +14,9 @@ from ptxflow.compiler.atoms.experts import CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp, Value, anywhere, param, value_of
-from ptxflow.compiler.kernels.attention.softmax import Registers
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Workspace
+from ptxflow.compiler.tile.values import Registers
 
 TILE_WORDS = 4  # of `work`: expert, first row, rows left, nothing
 NOWHERE = 0xFFFFFFFF  # the row of a choice that is not local

@@ -1,0 +1,259 @@
+"""Registers of a lane as values, traced: an operation emits an instruction into fresh registers.
+
+What is emitted goes to the innermost open `trace`. `a += b`, `a *= b` and `a.set(b)` write the
+registers that there are. Numbers of shared memory, loops and branches are values of the IR:
+`UInt32.value` is one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
+from ptxflow.compiler.ir import (
+    Body,
+    UOp,
+    Value,
+    const,
+    elect,
+    flatten,
+    frag,
+    loop,
+    part,
+    slot,
+    value_of,
+    when,
+)
+
+# -- statements --------------------------------------------------------------------------------
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.blocks: list[list[UOp]] = []
+
+
+_OPEN = _Open()
+
+
+def emit(*body: Body) -> None:
+    """Appends statements to the innermost block. IndexError where none is open."""
+    _OPEN.blocks[-1].extend(flatten(list(body)))
+
+
+class trace:
+    """`with trace() as body:` puts what is emitted inside into the list `body`; with `wrap`, the
+    statement that it makes of them goes to the block around it."""
+
+    def __init__(self, wrap: Callable[[list[UOp]], UOp] | None = None):
+        self.wrap, self.body = wrap, list[UOp]()
+
+    def __enter__(self) -> list[UOp]:
+        _OPEN.blocks.append(self.body)
+        return self.body
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        _OPEN.blocks.pop()
+        if self.wrap and kind is None:
+            emit(self.wrap(self.body))
+
+
+def traced(function: Callable[..., None], *args: object) -> list[UOp]:
+    """What a function emits."""
+    with trace() as body:
+        function(*args)
+    return body
+
+
+def repeat(
+    index: UOp, stop: Value, start: Value = 0, step: Value = 1, rolled: bool = False
+) -> trace:
+    """A counted loop around what is emitted inside: see `ir.loop`."""
+    return trace(lambda body: loop(index, stop, body, start=start, step=step, rolled=rolled))
+
+
+def where(condition: UOp) -> trace:
+    """What is emitted inside runs where the warp-uniform condition holds."""
+    return trace(lambda body: when(condition, body))
+
+
+def elected(condition: UOp | None = None) -> trace:
+    """What is emitted inside is run by one lane of each warp for which the condition holds."""
+    return trace(lambda body: elect(const(1) if condition is None else condition, body))
+
+
+# -- registers ---------------------------------------------------------------------------------
+
+
+class Registers:
+    """The registers of a kernel, or of the roles of one `prefix`, declared when first asked for."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix, self.held = prefix, dict[str, UOp]()
+
+    def __call__(self, name: str, width: int, dtype: str = "b32") -> UOp:
+        """All `width` registers of that name. ValueError where it has another number of them."""
+        found = self.held.get(name)
+        if found is None:
+            found = self.held[name] = frag(self.prefix + name, width, dtype)
+        if found.arg.size != width:
+            raise ValueError(f"{name} has {found.arg.size} registers, not {width}")
+        return slot(found)
+
+    def fresh(self, width: int, dtype: str = "b32") -> UOp:
+        """`width` registers that nothing else has."""
+        return self(f"t{len(self.held)}_", width, dtype)
+
+    def float32(self, width: int = 1, name: str = "", dtype: str = "b32") -> Float32:
+        """Floats in fresh registers, or in those of that name."""
+        return Float32(self, self(name, width, dtype) if name else self.fresh(width, dtype))
+
+    def constant(self, number: float, width: int = 1, **attrs: str) -> Float32:
+        """A number in each of some registers."""
+        out = self.float32(width)
+        emit(at.mov(out.slot, float_bits(number), **attrs))
+        return out
+
+    def uint32(self, value: Value | None = None, name: str = "", width: int = 1) -> UInt32:
+        """A register or more, with a value if one is given."""
+        out = UInt32(self, self(name, width) if name else self.fresh(width))
+        if value is not None:
+            emit(at.mov(out.slot, value))
+        return out
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return tuple(self.held.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """`n` registers of each lane. `by_row`: they go with a lane's rows of a fragment, of which
+    register i is in row (i >> 1) & 1; else with its registers in turn."""
+
+    registers: Registers
+    slot: UOp
+    by_row: bool = False
+
+    @property
+    def n(self) -> int:
+        return int(self.slot.arg)
+
+    def __getitem__(self, index: int | slice) -> Self:
+        if isinstance(index, int):
+            return replace(self, slot=part(self.slot, index, 1))
+        first, last, _ = index.indices(self.n)
+        return replace(self, slot=part(self.slot, first, last - first))
+
+    def fresh(self, n: int = 0) -> Self:
+        """As many registers, or `n`, that nothing else has."""
+        return replace(self, slot=self.registers.fresh(n or self.n))
+
+    def set(self, other: Vector, **attrs: str) -> None:
+        emit(at.copy(self.slot, other.slot, **attrs))
+
+    def apply(self, atom: Callable[..., UOp], *others: Vector, n: int = 0, **attrs: object) -> Self:
+        """An instruction's result of these registers and others: `n`, or as many as these."""
+        out = self.fresh(n)
+        emit(atom(out.slot, self.slot, *(other.slot for other in others), **attrs))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class UInt32(Vector):
+    """Integers, or whatever 32 bits there are."""
+
+    @property
+    def value(self) -> UOp:
+        """Of the one register, as places and conditions take it: see `ir.value_of`."""
+        return value_of(self.slot)
+
+
+@dataclass(frozen=True, eq=False)
+class Float32(Vector):
+    """Floats. A second operand is as wide as the first; a factor may be taken in turn, too."""
+
+    def __add__(self, other: Float32) -> Self:
+        return self.apply(at.sum_f32, other)
+
+    def __sub__(self, other: Float32) -> Self:
+        return self.apply(at.sub_f32, other)
+
+    def __mul__(self, factor: Float32) -> Self:
+        return self.apply(at.scale_f32, factor)
+
+    def __iadd__(self, other: Float32) -> Self:
+        emit(at.add_f32(self.slot, other.slot))
+        return self
+
+    def __imul__(self, factor: Float32) -> Self:
+        rows = factor.by_row and self.n > factor.n
+        emit((at.rescale_rows if rows else at.rescale)(self.slot, factor.slot))
+        return self
+
+    def rows(self) -> Self:
+        """The same registers, as values for a lane's two rows."""
+        return replace(self, by_row=True)
+
+    @property
+    def bits(self) -> UOp:
+        """Of the one register. Bits of numbers from 0 on compare as they do; those of NaN are above
+        all."""
+        return value_of(self.slot)
+
+    def pack(self, dtype: str, into: UInt32 | None = None) -> UInt32:
+        """Rounded to 16 bits, two to a register."""
+        out = into or UInt32(self.registers, self.registers.fresh(self.n // 2))
+        emit(at.pack(out.slot, self.slot, dtype=dtype))
+        return out
+
+
+def maximum(a: Float32, b: Float32) -> Float32:
+    return a.apply(at.max_f32, b)
+
+
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a b + c with one rounding; b and c as wide as a, or in turn."""
+    return a.apply(at.fma_f32, b, c)
+
+
+def exp2(a: Float32) -> Float32:
+    """Relative error 2^-22.5; subnormals count as zero."""
+    return a.apply(at.exp2_f32)
+
+
+def log2(a: Float32) -> Float32:
+    return a.apply(at.log2_f32)
+
+
+def reciprocal(a: Float32) -> Float32:
+    return a.apply(at.reciprocal_f32)
+
+
+def finite_or_zero(a: Float32, b: Float32) -> Float32:
+    """a, or 0 where b is minus infinity."""
+    return a.apply(at.finite_or_zero, b)
+
+
+def select(condition: UInt32, a: Float32, b: Float32) -> Float32:
+    """a where a register is not 0, else b."""
+    out = a.fresh()
+    emit(at.choose(out.slot, condition.slot, a.slot, b.slot))
+    return out
+
+
+def shuffle_xor(a: Float32, lanes: int) -> Float32:
+    """What the lane has whose number differs in the bits of `lanes`."""
+    return a.apply(at.shuffle_xor, lanes=lanes)
+
+
+def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:
+    """The number of lanes of the warp for which a condition holds, to all of them."""
+    count, out = registers.uint32(0), registers.uint32(name=name)
+    emit(at.count_lanes(count.slot, condition))
+    out.set(count)
+    return out

@@ -1,0 +1,352 @@
+"""A kernel library: a few kernels chosen for a range of sizes, and which of them serves which.
+
+Sizes are looked at, candidates of all of them are scored at each, few are chosen (`portfolio`) and
+built, and every cell of the ranges is given to the member that is fastest there. A member serves a
+cell only where it is legal at the sizes in it and is the same text there. Where a cell is left
+without a member, or a member is refused or wrong, the choice is made again with what was learnt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from ptxflow.command import BadInput
+from ptxflow.compiler.backend import cache
+from ptxflow.compiler.compilation import CompiledKernel, prepare
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.launch import Launch
+from ptxflow.eval.bench.candidates import compile_all
+from ptxflow.eval.sample.library_timing import GpuTiming
+from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
+from ptxflow.eval.sample.pipeline import emulate_all
+from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
+from ptxflow.eval.sample.ranges import Ranges, Sizes, bounds, looks
+from ptxflow.eval.verify.emulation import Emulation
+
+LOOKS, CELLS = 64, 1024  # at most, before edges and gaps
+EDGES = 16  # looks more at the edges of waves
+ROUNDS = 8  # of choosing anew
+EVERY = 20_000  # sizes that are put before the rules one by one; of more, some of each cell
+WITHIN = 4  # sizes inside a cell, and cells of a member, that are tried besides the outermost
+HELD_OUT = 24  # sizes drawn at random, at which the finished library is judged
+
+Looking = Callable[[Sizes], Look]
+Cell = tuple[Sizes, Sizes]  # its least and largest sizes
+
+
+@dataclass(frozen=True)
+class Served:
+    """A size, which member serves it, its seconds, and the least that is known there."""
+
+    sizes: Sizes
+    member: int
+    seconds: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Library:
+    """What was chosen. `bounds` and `cells` are the dispatch: upper ends by free axis, and members
+    [cells of each axis]; `costs` the mean loss of portfolios of 1, 2, ... kernels."""
+
+    ranges: Ranges
+    device: Device
+    members: tuple[CompiledKernel, ...]
+    emulations: tuple[Emulation | None, ...]
+    bounds: Mapping[str, tuple[int, ...]]
+    cells: Grid
+    looked: tuple[Served, ...]
+    held_out: tuple[Served, ...]
+    costs: tuple[float, ...]
+    candidates: int
+    refused: tuple[str, ...]
+
+    def member_at(self, sizes: Mapping[str, int]) -> int:
+        place = (np.searchsorted(ends, sizes[n]) for n, ends in self.bounds.items())
+        return int(self.cells[tuple(place)])
+
+
+def loss(rows: Sequence[Served]) -> tuple[float, float]:
+    """How much slower than the best that is known: in the geometric mean, and at most; 0 is as
+    fast."""
+    logs = [math.log(row.seconds / row.best) for row in rows]
+    return math.expm1(sum(logs) / len(logs)), math.expm1(max(logs))
+
+
+@dataclass
+class Search:
+    """One choice of a library. `look` scores a size; `timing`, where there is a GPU, replaces what
+    the reward says of candidates by what was measured."""
+
+    judge: Judge
+    look: Looking
+    most: int
+    emulate: bool = True
+    jobs: int | None = None
+    seed: int = 0
+    timing: GpuTiming | None = None
+    looked: list[Look] = field(default_factory=list)
+    built: dict[int, CompiledKernel] = field(default_factory=dict)
+    emulations: dict[int, Emulation] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def run(self) -> Library:
+        """BadInput where no choice serves every size of the ranges."""
+        ranges = self.judge.ranges
+        self._look_at(looks(ranges, LOOKS), "look")
+        codes, times = self._scored()
+        self._look_at(self._edges(codes[list(choose(times, self.most))]), "look at edges")
+        left: list[Cell] = []
+        for _ in range(ROUNDS):
+            codes, times = self._scored()
+            chosen = choose(times, self.most)
+            if not self._build(codes, times, chosen):
+                continue
+            if self.timing:
+                times = self.timing.together(self.looked, codes, times, chosen)
+                if not np.isfinite(times[:, list(chosen)]).any(0).all():
+                    continue  # one of them failed under load
+            found = codes[list(chosen)]
+            ends, cells, left = self._dispatch(found, times[:, list(chosen)])
+            if not left:
+                return self._library(codes, times, chosen, ends, cells)
+            self._look_at([high for _, high in left[:EDGES]], "look where no kernel serves")
+        low, high = left[0] if left else ({}, {})
+        why = f"none serves {low} to {high}" if left else "; ".join(self.refused.values())
+        raise BadInput(
+            f"{ranges.definition.name}: no {self.most} kernels serve {ranges}: {why}; "
+            "narrow the ranges, or give more --members"
+        )
+
+    def _look_at(self, places: Sequence[Sizes], what: str) -> None:
+        known = [look.sizes for look in self.looked]
+        fresh = [sizes for sizes in places if sizes not in known]
+        self.looked += map(self.look, tqdm(fresh, desc=what, unit="size", disable=not fresh))
+
+    def _scored(self) -> tuple[Ints, Floats]:
+        """The codes of all candidates, and their times at all looks."""
+        every = {code for look in self.looked for code in look.codes}
+        codes = np.array(sorted(every - self.refused.keys()), np.int64)
+        if not len(codes):
+            raise BadInput(f"every candidate was refused: {next(iter(self.refused.values()))}")
+        times = matrix(self.judge, [look.sizes for look in self.looked], codes)
+        if self.timing:
+            times = self.timing(self.looked, codes, times)
+            self.refused |= self.timing.faulty
+            usable = np.isfinite(times).any(0)
+            codes, times = codes[usable], times[:, usable]
+        return codes, times
+
+    def _ends(self) -> dict[str, list[int]]:
+        return bounds(self.judge.ranges, CELLS, looks(self.judge.ranges, LOOKS))
+
+    def _edges(self, codes: Ints) -> list[Sizes]:
+        """Sizes on both sides of where the busiest SM of these kernels gets one more tile, the
+        first of a few; along one axis, where the others have one size."""
+        ends = self._ends()
+        if sum(len(values) > 1 for values in ends.values()) != 1:
+            return []
+        places = [dict(zip(ends, row, strict=True)) for row in itertools.product(*ends.values())]
+        rounds = np.array([self.judge.rounds(sizes, codes) for sizes in places])
+        legal = np.array([self.judge.legal(sizes, codes) for sizes in places])
+        both = legal[1:] & legal[:-1]
+        steps = both & (rounds[1:] > rounds[:-1]) & (rounds[:-1] <= 3)
+        at = np.flatnonzero(steps.any(1))
+        return [places[i + side] for i in at[: EDGES // 2] for side in (0, 1)]
+
+    def _build(self, codes: Ints, times: Floats, chosen: Sequence[int]) -> bool:
+        """Compile and emulate the chosen; False where one is refused or wrong."""
+        jobs: dict[int, tuple[Problem, Strategy]] = {}
+        for column in chosen:
+            if (code := int(codes[column])) not in self.built:
+                home = self.looked[int(np.flatnonzero(np.isfinite(times[:, column]))[-1])]
+                problem = self.judge.problem(home.sizes)
+                strategy = self.judge.some(home.sizes, codes[[column]]).strategy(code)
+                jobs[code] = problem, strategy
+        made = compile_all(list(jobs.values()), self.judge.device, self.jobs) if jobs else []
+        for code, outcome in zip(jobs, made, strict=True):
+            if isinstance(outcome, CompiledKernel):
+                self.built[code] = outcome
+            else:
+                text = f"{type(outcome).__name__}: {outcome}"
+                self.refused[code] = f"{jobs[code][1].key}: {text}"
+        fresh = {c: self.built[c] for c in jobs if c in self.built and c not in self.emulations}
+        if self.emulate and fresh:
+            runs = emulate_all(list(fresh.values()), self.jobs)
+            for code, kernel in fresh.items():
+                self.emulations[code] = run = runs[kernel.strategy.key]
+                if not run.right:
+                    self.refused[code] = f"{kernel.strategy.key}: emulated: {run}"
+        return not any(int(codes[c]) in self.refused for c in chosen)
+
+    def _dispatch(
+        self, codes: Ints, measured: Floats
+    ) -> tuple[dict[str, tuple[int, ...]], Grid, list[Cell]]:
+        """Upper ends and members of cells, and the cells that no member serves."""
+        ends = self._ends()
+        grid = list(_cells(self.judge.ranges, ends))
+        shape = tuple(map(len, ends.values()))
+        legal = self._legal(grid, codes)
+        times = np.where(legal, self._cell_times(grid, codes, measured), np.inf)
+        while (left := ~np.isfinite(times).any(1)).sum() == 0:
+            cells = times.argmin(1)
+            differ = self._other_text(grid, codes, cells)
+            if not differ:
+                kept, fewer = merged(list(ends.values()), cells.reshape(shape))
+                return dict(zip(ends, kept, strict=True)), fewer, []
+            for place, member in differ:
+                times[place, member] = np.inf
+        return {}, np.zeros(shape, np.int64), [grid[i] for i in np.flatnonzero(left)]
+
+    def _legal(self, grid: Sequence[Cell], codes: Ints) -> NDArray[np.bool_]:
+        """[cells, codes] whether strategies are legal at the sizes of a cell: at every size of
+        ranges that have few, else at its corners and some inside."""
+        rng = np.random.default_rng(self.seed)
+        number = math.prod(high - low + 1 for low, high in self.judge.ranges.free.values())
+        out = []
+        for low, high in tqdm(grid, desc="rules", unit="cell", leave=False):
+            if number <= EVERY:
+                spans = (range(low[n], high[n] + 1) for n in low)
+                inside = [dict(zip(low, row, strict=True)) for row in itertools.product(*spans)]
+            else:
+                inside = [
+                    {n: int(rng.integers(low[n], high[n] + 1)) for n in low} for _ in range(WITHIN)
+                ]
+                inside += corners(low, high)
+            out.append(np.all([self.judge.legal(sizes, codes) for sizes in inside], axis=0))
+        return np.array(out)
+
+    def _cell_times(self, grid: Sequence[Cell], codes: Ints, times: Floats) -> Floats:
+        """[cells, codes] seconds: of a cell's largest sizes and its middle, the geometric mean; by
+        the reward, corrected by what was measured near."""
+        predicted = []
+        for low, high in grid:
+            middle = {n: round(math.sqrt(low[n] * high[n])) for n in low}
+            both = {tuple(place.items()): place for place in (high, middle)}
+            rows = np.log(matrix(self.judge, list(both.values()), codes))
+            predicted.append(rows.mean(0))
+        found = np.array(predicted)
+        if self.timing:
+            said = np.log(matrix(self.judge, [look.sizes for look in self.looked], codes))
+            with np.errstate(invalid="ignore"):
+                error = np.log(times) - said
+            found += interpolated(
+                [look.sizes for look in self.looked], error, [high for _, high in grid]
+            )
+        return np.exp(found)
+
+    def _other_text(self, grid: Sequence[Cell], codes: Ints, cells: Ints) -> list[tuple[int, int]]:
+        """Cells and their members that another text, or none, is made for there: of the outermost
+        and some others of each member's cells; of all, where one differs."""
+        rng = np.random.default_rng(self.seed)
+        found = []
+        for member, code in enumerate(codes):
+            own = np.flatnonzero(cells == member)
+            some = {*own[:1], *own[-1:], *rng.choice(own, min(WITHIN, len(own)), replace=False)} \
+                if len(own) else set()  # fmt: skip
+            if any(self._differs(grid[i], int(code)) for i in some):
+                found += [(int(i), member) for i in own if self._differs(grid[i], int(code))]
+        return found
+
+    def _differs(self, cell: Cell, code: int) -> bool:
+        kernel = self.built[code]
+        return any(
+            text_of(self.judge.problem(sizes), kernel.strategy, kernel.device)
+            != (kernel.ptx, kernel.launch)
+            for sizes in corners(*cell)
+        )
+
+    def _library(
+        self, codes: Ints, times: Floats, chosen: Sequence[int],
+        ends: Mapping[str, tuple[int, ...]], cells: Grid,
+    ) -> Library:  # fmt: skip
+        """Members in the order in which they first serve; those that serve nothing are left out."""
+        order = list(dict.fromkeys(cells.ravel().tolist()))
+        place = np.full(len(chosen), -1)
+        place[order] = np.arange(len(order))
+        cells = place[cells]
+        kept = [chosen[i] for i in order]
+        least = times.min(1) if self.timing else np.array([look.seconds for look in self.looked])
+        members = [self.built[int(codes[c])] for c in kept]
+        library = Library(
+            ranges=self.judge.ranges, device=self.judge.device, members=tuple(members),
+            emulations=tuple(self.emulations.get(int(codes[c])) for c in kept),
+            bounds=ends, cells=cells, looked=(), held_out=(),
+            costs=tuple(
+                math.expm1(mean_loss(times, choose(times, n), least))
+                for n in range(1, self.most + 1)
+            ),
+            candidates=len(codes), refused=tuple(self.refused.values()),
+        )  # fmt: skip
+        looked = []
+        for row, look in enumerate(self.looked):
+            member = library.member_at(look.sizes)
+            looked.append(Served(look.sizes, member, times[row, kept[member]], least[row]))
+        drawn = self._drawn(library, codes[kept])
+        return Library(**vars(library) | {"looked": tuple(looked), "held_out": drawn})
+
+    def _drawn(self, library: Library, codes: Ints) -> tuple[Served, ...]:
+        """Sizes drawn at random over the octaves, by the reward: the member that serves each
+        against the best of its whole space."""
+        rng = np.random.default_rng([self.seed, HELD_OUT])
+        known = [look.sizes for look in self.looked]
+        free, found = library.ranges.free, {}
+        for _ in range(HELD_OUT):
+            spans = {n: (math.log(low), math.log(high + 1)) for n, (low, high) in free.items()}
+            sizes = {n: int(math.exp(rng.uniform(*span))) for n, span in spans.items()}
+            sizes = {n: min(max(v, free[n][0]), free[n][1]) for n, v in sizes.items()}
+            if sizes not in known:
+                found[tuple(sizes.items())] = sizes
+        out = []
+        for sizes in tqdm(found.values(), desc="judge", unit="size", disable=not found):
+            member, best = library.member_at(sizes), self.look(sizes).seconds
+            seconds = float(self.judge.seconds(sizes, codes)[member])
+            if not math.isfinite(seconds):
+                key = library.members[member].strategy.key
+                raise BadInput(f"{key} is not legal at {sizes}, in the midst of sizes where it is: "
+                               "narrow the ranges")  # fmt: skip
+            out.append(Served(sizes, member, seconds, best))
+        return tuple(out)
+
+
+def text_of(problem: Problem, strategy: Strategy, device: Device) -> tuple[str, Launch] | None:
+    """What a strategy compiles to for a problem; None where it is refused."""
+    try:
+        draft = prepare(problem, strategy, device, cache.check)
+    except CompileError:
+        return None
+    return draft.ptx, draft.launch
+
+
+def _cells(ranges: Ranges, ends: Mapping[str, Sequence[int]]) -> Iterator[Cell]:
+    """The cells in row-major order."""
+    spans = [
+        [({n: low}, {n: high}) for low, high in zip([ranges.free[n][0], *(e + 1 for e in upper)],
+                                                    upper, strict=False)]
+        for n, upper in ends.items()
+    ]  # fmt: skip
+    for row in itertools.product(*spans):
+        low, high = (dict(ChainMap(*(part[side] for part in row))) for side in (0, 1))
+        yield {n: low[n] for n in ends}, {n: high[n] for n in ends}
+
+
+def interpolated(places: Sequence[Sizes], values: Floats, at: Sequence[Sizes]) -> Floats:
+    """[at, columns] values [places, columns], not all known, between places: weighted by the fourth
+    power of the inverse distance in octaves; 0 in a column of which none is known."""
+    here, there = (np.log2([list(p.values()) for p in some]) for some in (places, at))
+    distance = ((there[:, None] - here[None]) ** 2).sum(-1)
+    weight = 1 / (distance + 1e-6) ** 2
+    known = np.isfinite(values)
+    total = weight @ known
+    out = weight @ np.where(known, values, 0.0)
+    return np.divide(out, total, out=np.zeros_like(out), where=total > 0)

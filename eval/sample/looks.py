@@ -1,0 +1,168 @@
+"""What policy and reward say at sizes: candidates, predicted times, legality; kept in a file.
+
+A look is one size whose whole space was scored: its candidates are the reward's best and draws of
+the policy. Looks are appended to a state file as they are made, so that a run that was cut short
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem
+from ptxflow.env.reward import Reward
+from ptxflow.env.space import Space
+from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
+from ptxflow.eval.sample.ranges import Ranges, Sizes
+from ptxflow.eval.sample.selection import POLICY, REWARD
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Scorer = Callable[[Space], Floats]  # [n] log-probabilities of the policy
+Drawer = Callable[[Floats], Ints]  # k places of them, drawn
+TOP = 256  # of the reward's best strategies at a size: what serves one well may serve many
+
+
+@dataclass(frozen=True)
+class Look:
+    """A size, the best seconds of its space by the reward, and its candidates' codes.
+
+    drawn  those of them that the policy drew
+    best   those that the reward ranks best, in this order
+    """
+
+    sizes: Sizes
+    seconds: float
+    drawn: tuple[int, ...]
+    best: tuple[int, ...]
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        return (*self.drawn, *self.best)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A family's strategies at any size of the ranges, by the reward."""
+
+    family: Family
+    device: Device
+    ranges: Ranges
+    reward: Reward
+
+    def problem(self, sizes: Mapping[str, int]) -> Problem:
+        return find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
+
+    def space(self, sizes: Mapping[str, int]) -> Space:
+        """All strategies that are legal there; UsageError where none is."""
+        return find_space(self.family, self.problem(sizes), self.device)
+
+    def some(self, sizes: Mapping[str, int], codes: Ints) -> Space:
+        """The strategies with these codes, legal there or not."""
+        return Space(self.family, self.problem(sizes), self.device, codes)
+
+    def legal(self, sizes: Mapping[str, int], codes: Ints) -> NDArray[np.bool_]:
+        """[n] whether strategies are legal there."""
+        space = self.some(sizes, codes)
+        fields, found = space.fields(), np.ones(len(codes), bool)
+        for rule in self.family.rules:
+            found &= np.asarray(rule.legal(fields, space.problem, self.device), bool)
+        return found
+
+    def seconds(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
+        """[n] seconds of strategies there by the reward; infinite where they are not legal."""
+        found = np.full(len(codes), np.inf)
+        legal = np.flatnonzero(self.legal(sizes, codes))
+        space = self.some(sizes, codes[legal])
+        if len(legal):
+            tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
+            known = tflops > 0
+            found[legal[known]] = space.problem.flops / tflops[known] / 1e12
+        return found
+
+    def look(self, sizes: Sizes, score: Scorer, draw: Drawer, source: str) -> Look:
+        """Score the whole space of a size."""
+        space = self.space(sizes)
+        drawn = draw(score(space)) if source != REWARD else np.zeros(0, np.int64)
+        tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
+        order = np.argsort(-tflops, kind="stable")[: 0 if source == POLICY else TOP]
+        codes = (tuple(map(int, space.codes[places])) for places in (drawn, order))
+        return Look(sizes, float(space.problem.flops / tflops.max() / 1e12), *codes)
+
+    def rounds(self, sizes: Mapping[str, int], codes: Ints) -> Ints:
+        """[n] tiles that the busiest SM works through one after the other: what jumps at the edges
+        of tiles and waves."""
+        space = self.some(sizes, codes)
+        load = self.family.demand(space.fields(), space.problem, self.device)
+        waves = -(-np.asarray(load.blocks) // (self.device.sms * np.asarray(load.resident)))
+        return np.broadcast_to(np.asarray(waves * load.tiles, np.int64), len(codes))
+
+
+def corners(low: Mapping[str, int], high: Mapping[str, int]) -> Iterator[Sizes]:
+    """The corners of a cell, both ends included."""
+    ends = [sorted({low[n], high[n]}) for n in low]
+    return (dict(zip(low, row, strict=True)) for row in itertools.product(*ends))
+
+
+class State:
+    """Looks of one run, appended to a file that the end of the run removes.
+
+    A file of another run, by its digest, is begun anew; a last line that was cut off is passed
+    over. UsageError where the file cannot be written.
+    """
+
+    def __init__(self, path: Path, run: str):
+        self.path, self.looks = path, dict[str, Look]()
+        try:
+            lines = path.read_text().splitlines() if path.exists() else []
+            rows = [row for line in lines if (row := _row(line)) is not None]
+            if rows[:1] == [{"run": run}]:
+                made = [Look(**{k: _tuple(v) for k, v in row.items()}) for row in rows[1:]]
+                self.looks = {_name(look.sizes): look for look in made}
+            kept = [{"run": run}, *map(vars, self.looks.values())]
+            path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            self._file = path.open("a")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+    def get(self, sizes: Sizes, make: Callable[[], Look]) -> Look:
+        """The look at a size: as it was made before, or made now and kept."""
+        name = _name(sizes)
+        if name not in self.looks:
+            self.looks[name] = make()
+            self._file.write(json.dumps(vars(self.looks[name])) + "\n")
+            self._file.flush()
+        return self.looks[name]
+
+    def remove(self) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _row(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _name(sizes: Mapping[str, int]) -> str:
+    return json.dumps(sizes, sort_keys=True)
+
+
+def matrix(judge: Judge, places: Sequence[Sizes], codes: Ints) -> Floats:
+    """[places, codes] seconds by the reward."""
+    return np.array([judge.seconds(sizes, codes) for sizes in places])

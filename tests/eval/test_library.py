@@ -1,0 +1,274 @@
+"""sample.py --library: what is chosen and written, that it goes on where it stopped, what it
+refuses. The policy is untrained, the reward the analytic model, and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sample
+from ptxflow.compiler.compilation import CompiledKernel, Job
+from ptxflow.compiler.device import H200, Device
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.library.manifest import Manifest, read_manifest
+from ptxflow.env.reward import ModelReward
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.records import read_records
+from ptxflow.eval.sample import library, library_run
+from ptxflow.eval.sample.library import interpolated
+from ptxflow.eval.sample.looks import Judge, Look
+from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
+from tests.builders import LAUNCH, compiled, refused, space_at, untrained
+from tests.scripted_gpu import MADE, scripted_gpu
+
+NAME, AXIS, HIGH = "rmsnorm_h128", "batch_size", 2048
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return untrained(tmp_path_factory.mktemp("policy") / "p", space_at(NAME, {AXIS: 17}))
+
+
+def text_of(problem: Problem, strategy: Strategy, device: Device) -> Any:
+    return f"// {strategy.key}\n", LAUNCH
+
+
+def fake_compile(jobs: Sequence[Job], device: Device, workers: int | None) -> list[Any]:
+    return [compiled(p, s, device, f"// {s.key}\n") for p, s in jobs]
+
+
+@pytest.fixture(autouse=True)
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "compile_all", fake_compile)
+    monkeypatch.setattr(library, "text_of", text_of)
+    for name, value in (("LOOKS", 8), ("CELLS", 24), ("HELD_OUT", 3), ("EVERY", 500)):
+        monkeypatch.setattr(library, name, value)
+
+
+def argv(checkpoint: Path, out: Path, *more: str) -> list[str]:
+    given = ["--definition", NAME, "--axes", f"{AXIS}=1:{HIGH}", "--device", "h200", "--measure",
+             "no", "--no-emulate", "-k", "4", "--checkpoint", str(checkpoint)]  # fmt: skip
+    return [*given, "--library", str(out), *more]
+
+
+def judge() -> Judge:
+    ranges, _ = find_ranges(load(NAME), [f"{AXIS}=1:{HIGH}"])
+    return Judge(family("rmsnorm"), H200, ranges, ModelReward())
+
+
+def codes_of(found: Manifest, at: Judge) -> np.ndarray:
+    """The members' codes, whether they are legal anywhere or not."""
+    out = []
+    for member in found.members:
+        row = [d.choices.index(member.strategy["choices"][d.name]) for d in at.family.decisions]
+        out.append(int(np.dot(row, at.space({AXIS: 17}).strides[1:])))
+    return np.array(out)
+
+
+def test_each_size_is_served_by_the_best_of_few(checkpoint: Path, tmp_path: Path) -> None:
+    assert sample.main(argv(checkpoint, tmp_path / "a", "--members", "3")) == 0
+    found, at = read_manifest(tmp_path / "a"), judge()
+    assert 1 < len(found.members) <= 3 and found.ranges == {AXIS: (1, HIGH)}
+    codes, low = codes_of(found, at), 1
+    for high in bounds(at.ranges, 24, looks(at.ranges, 8))[AXIS]:
+        assert len({found.serving({AXIS: n}) for n in range(low, high + 1)}) == 1
+        serving = found.serving({AXIS: high})
+        for size in {low, high, (low + high) // 2}:
+            assert np.isfinite(at.seconds({AXIS: size}, codes)[serving])
+        middle = round((low * high) ** 0.5)
+        both = np.log([at.seconds({AXIS: size}, codes) for size in {high, middle}]).mean(0)
+        assert both[serving] <= both.min() + 1e-9
+        low = high + 1
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]  # no state is left
+    page = (tmp_path / "a" / "library.md").read_text()
+    for piece in (found.members[0].key, "## Sizes looked at", f"| {HIGH} |", "checkpoint"):
+        assert piece in page
+    assert (tmp_path / "a" / "library.png").is_file()
+
+
+def test_it_goes_on_where_it_stopped(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    made = list[int]()
+    look = Judge.look
+
+    def counting(self: Judge, sizes: Any, *rest: Any) -> Look:
+        if len(made) == 5:
+            made.append(0)
+            raise KeyboardInterrupt
+        made.append(sizes[AXIS])
+        return look(self, sizes, *rest)
+
+    monkeypatch.setattr(Judge, "look", counting)
+    assert sample.main(argv(checkpoint, tmp_path / "a")) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    (state,) = tmp_path.iterdir()
+    state.write_text(state.read_text() + '{"sizes": {"batch')  # as a kill would leave it
+    assert sample.main(argv(checkpoint, tmp_path / "a")) == 0
+    assert len(made) == len(set(made))  # nothing was looked at twice
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    before = read_manifest(tmp_path / "a").dispatch
+    assert sample.main(argv(checkpoint, tmp_path / "a")) == 0  # replaces it
+    assert read_manifest(tmp_path / "a").dispatch == before
+
+
+def test_a_refused_kernel_is_replaced_and_told(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    told = list[str]()
+
+    def first_refused(jobs: Sequence[Job], device: Device, workers: int | None) -> list[Any]:
+        made: list[CompiledKernel | Exception] = fake_compile(jobs, device, workers)
+        if not told:
+            told.append(jobs[0][1].key)
+            made[0] = HazardError("a race")
+        return made
+
+    monkeypatch.setattr(library, "compile_all", first_refused)
+    assert sample.main(argv(checkpoint, tmp_path / "a")) == 0
+    assert f"refused {told[0]}: HazardError: a race" in capsys.readouterr().err
+    assert told[0] not in {m.key for m in read_manifest(tmp_path / "a").members}
+
+
+def test_a_member_serves_no_size_for_which_its_text_is_another(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts(problem: Problem, s: Strategy, device: Device) -> Any:
+        other = s.choices and int(s.key[0], 16) % 2 and problem[AXIS] > 100
+        return f"// {s.key}{' for many' * bool(other)}\n", LAUNCH
+
+    monkeypatch.setattr(library, "text_of", texts)
+    assert sample.main(argv(checkpoint, tmp_path / "a")) == 0
+    found = read_manifest(tmp_path / "a")
+    for size in range(128, HIGH + 1):
+        assert int(found.members[found.serving({AXIS: size})].key[0], 16) % 2 == 0
+
+
+def test_times_are_measured_once_where_there_is_a_gpu(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = scripted_gpu(monkeypatch, tmp_path)
+    gpu = SimpleNamespace(name="NVIDIA H200")
+    monkeypatch.setattr(sample, "choose_gpu", lambda *_: gpu)
+    monkeypatch.setattr(library, "LOOKS", 3)
+    monkeypatch.setattr(library, "EDGES", 2)
+    out = tmp_path / "a"
+    try:
+        assert sample.main(argv(checkpoint, out, "--members", "2")) == 0
+    finally:
+        worker.stop()
+    found = read_manifest(out)
+    records = read_records(tmp_path / "a.records.jsonl")
+    right = {r.key: r.latency_us["median"] for r in records if r.status == "ok" and r.latency_us}
+    # times are of the key alone: one kernel is the best at all sizes it can serve
+    assert all(m.key in right and m.key[0] not in "df" for m in found.members)
+    assert min(right.values()) == min(right[m.key] for m in found.members)
+    assert "by measurement on NVIDIA H200" in (out / "library.md").read_text()
+    first = len(records)
+    MADE.clear()
+    assert sample.main(argv(checkpoint, out, "--members", "2")) == 0
+    assert not MADE and len(read_records(tmp_path / "a.records.jsonl")) == first
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--axes", f"{AXIS}=0:8"], "must be a positive integer, not '0'"),
+        (["--axes", f"{AXIS}=9:8"], "the range ends before it begins"),
+        (["--axes", f"{AXIS}=1:"], "must have the form NAME=VALUE"),
+        (["--axes", f"{AXIS}=1:2:3"], "must be a positive integer, not '2:3'"),
+        (["--axes", f"{AXIS}=1,2"], "must be a range"),
+        (["--axes", "hidden_size=64:128"], "'hidden_size' is the constant 128, and has no range"),
+        (["--axes", "Q=1:3"], "unknown axis 'Q'; the variable axes are batch_size"),
+        (["--axes", f"{AXIS}=1:2", f"{AXIS}=1:2"], "axis 'batch_size' is given twice"),
+        (["--members", "0"], "--members is of --library, from 1 to 64"),
+        (["--out", "x"], "--out and --stop-at are of one workload's kernels"),
+        (["--library", "/proc/x"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, capsys: Any, extra: list[str], message: str
+) -> None:
+    given = argv(checkpoint, tmp_path / "a", *extra)
+    assert message in refused(sample.main, capsys, *given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_folders_are_left_alone(checkpoint: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").write_text("years of work")
+    refused(sample.main, capsys, *argv(checkpoint, tmp_path / "a"))
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["thesis.tex"]
+
+
+def test_axes_that_follow_others_are_not_free() -> None:
+    decode = load("gqa_paged_decode_h32_kv8_d128_ps64")
+    ranges, said = find_ranges(decode, ["len_indptr=2:65"])
+    assert ranges.free["batch_size"] == (1, 64) and set(ranges.free) == {
+        "batch_size", "num_kv_indices"
+    }  # fmt: skip
+    assert "taking num_kv_indices=" in said
+    axes = ranges.axes({"batch_size": 7, "num_kv_indices": 100})
+    assert axes["len_indptr"] == 8 and axes["num_pages"] >= 100
+    assert ranges.served["len_indptr"] == (2, 65) and "num_pages" not in ranges.served
+    totals = [row["num_kv_indices"] % 7 for row in ranges.patterns(
+        {"batch_size": 7, "num_kv_indices": 100})]  # fmt: skip
+    assert totals == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="give 'batch_size' alone"):
+        find_ranges(decode, ["batch_size=1:64", "len_indptr=2:64"])
+
+
+def test_every_definition_has_ranges_that_bind() -> None:
+    for name in names():
+        definition = load(name)
+        ranges, _ = find_ranges(definition, [])
+        places = looks(ranges, 64)
+        assert 1 < len(places) <= 64
+        for sizes in (places[0], places[-1]):
+            definition.bind(ranges.axes(sizes))
+        cells = bounds(ranges, 512)
+        assert np.prod([len(ends) for ends in cells.values()]) <= 512
+        assert all(ends[-1] == ranges.free[n][1] for n, ends in cells.items())
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 2), (3, 1000), (17, 16384)])
+def test_places_ascend_and_hold_powers_of_two(low: int, high: int) -> None:
+    found = spaced(low, high, 8, 64)
+    assert found[0] == low and found[-1] == high
+    assert all(0 < b - a <= 64 for a, b in itertools.pairwise(found))
+    assert {n for e in range(15) if low <= (n := 1 << e) <= high} <= set(found)
+
+
+def test_what_lies_between_is_interpolated() -> None:
+    places = [{"M": 1}, {"M": 4}, {"M": 16}]
+    values = np.array([[0.0, 1.0], [2.0, np.nan], [4.0, 3.0]])
+    found = interpolated(places, values, [*places, {"M": 2}])
+    assert found[:3, 0] == pytest.approx([0, 2, 4], abs=1e-3)
+    assert found[1, 1] == pytest.approx(2) and 0 < found[3, 0] < 2
+    assert not interpolated(places, np.full((3, 1), np.nan), places).any()
+
+
+def test_the_judge_says_what_the_space_says() -> None:
+    at = judge()
+    space = at.space({AXIS: 100})
+    assert at.legal({AXIS: 100}, space.codes).all()
+    every = np.random.default_rng(0).integers(0, int(space.strides[0]), 20_000)
+    every[:100] = space.codes[:100]
+    assert (at.legal({AXIS: 100}, every) == np.isin(every, space.codes)).all()
+
+
+def test_what_a_run_is_by_its_digest(checkpoint: Path, tmp_path: Path) -> None:
+    ranges = judge().ranges
+    one = library_run.Asked(tmp_path, ranges, H200, checkpoint)
+    tools = library_run._tools(one, ModelReward())
+    other = library_run.Asked(tmp_path, ranges, H200, checkpoint, k=9)
+    assert library_run._digest(one, tools) != library_run._digest(other, tools)
