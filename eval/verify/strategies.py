@@ -1,8 +1,9 @@
 """Verify sampled strategies without the hardware.
 
 For each strategy: the validator's verdict, what ptxas reports, the machine code that was claimed,
-the emulator's verdict on the emitted PTX, run on a small problem with tails under several
-schedules, and what becomes of some mutants of the kernel. What any stage refuses is named with the
+the emulator's verdict on the emitted PTX, run on a small problem with tails under several schedules
+and on problems that are chosen by what they cover of the text, whether all instructions were
+executed, and what becomes of some mutants of the kernel. What any stage refuses is named with the
 reason.
 """
 
@@ -13,7 +14,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,11 +29,11 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
-from ptxflow.eval.verify.emulation import SEEDS, Emulation, run_emulation
+from ptxflow.eval.verify.emulation import SEEDS, Emulation, covering_emulation
 from ptxflow.eval.verify.mutation import Judged, judge_strategy
 from ptxflow.eval.verify.results import Summary, median_and_max, spread
 
-STAGES = ("rules", "validator", "ptxas", "SASS", "emulator")
+STAGES = ("rules", "validator", "ptxas", "SASS", "emulator", "coverage")
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,15 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
         return ended("ptxas", complaints, assembly.usage)
     if complaints := sass.check(assembly.cubin, device.arch, draft.expected).complaints():
         return ended("SASS", complaints, assembly.usage)
-    emulation = run_emulation(problem, strategy, device, seeds)
+    emulation = covering_emulation(problem, strategy, device, seeds)
     judged: list[Judged] = []
     if mutants and emulation.right:
         judged = judge_strategy(device, seeds, job, mutants, seed)
-    refused = "" if emulation.right else "emulator"
+    refused = "coverage" if emulation.unexecuted else ""
+    refused = refused if emulation.right else "emulator"
+    reasons = (*emulation.complaints, *emulation.unexecuted)
     return Verification(
-        problem, strategy, refused, emulation.complaints, check_s, digest(draft.ptx),
+        problem, strategy, refused, reasons, check_s, digest(draft.ptx),
         assembly.usage, draft.launch.smem_bytes, emulation, tuple(judged),
     )  # fmt: skip
 
@@ -122,7 +125,7 @@ def verify_all(
 
 COLUMNS = (
     "", "strategies", "validator", "s", "registers", "smem KiB", "spills", "SASS",
-    "emulator", "s",
+    "emulator", "s", "executed", "problems", "covered",
 )  # fmt: skip
 OF_MUTANTS = ("mutants", "killed", "caught", "right")
 
@@ -140,6 +143,11 @@ def count(verifications: Sequence[Verification]) -> Summary:
         "spill_bytes": _range(u.spill_stores + u.spill_loads for u in usages),
         "validator_s": spread(p.check_s for p in verifications if p.check_s),
         "emulator_s": spread(p.emulation.seconds for p in verifications if p.emulation),
+        "problems": _range(p.emulation.problems for p in verifications if p.emulation),
+        "covered": {
+            "items": sum(p.emulation.items for p in verifications if p.emulation),
+            "open": sum(p.emulation.open for p in verifications if p.emulation),
+        },
         "mutants": {
             "tried": len(mutants),
             "killed": sum(bool(m.error) for m in mutants),
@@ -214,9 +222,15 @@ def cells(name: str, row: Summary) -> tuple[str, ...]:
         name, str(total), verdict("validator"), median_and_max(row["validator_s"]),
         _from_to(row["registers"]), _from_to(row["smem_bytes"], 1024),
         _from_to(row["spill_bytes"]), verdict("SASS"), verdict("emulator"),
-        median_and_max(row["emulator_s"]),
+        median_and_max(row["emulator_s"]), verdict("coverage"), _from_to(row["problems"]),
+        _share(row["covered"]),
         *(str(mutants[k]) for k in ("tried", "killed", "caught", "right")),
     )  # fmt: skip
+
+
+def _share(covered: Mapping[str, int]) -> str:
+    items = covered["items"]
+    return f"{1 - covered['open'] / items:.1%}" if items else "-"
 
 
 def _from_to(values: Sequence[int] | None, unit: int = 1) -> str:
@@ -254,7 +268,9 @@ def arguments() -> argparse.ArgumentParser:
         prog="ptxflow verify",
         description=__doc__,
         epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
-        "build, validator\nand PTX, and of all schedules in the emulator; a mutant is killed if "
+        "build, validator\nand PTX, and of all runs in the emulator; executed: of the kernels all "
+        "instructions;\ncovered: of instructions, outcomes of predicates, trips of loops and digits of "
+        "indices;\na mutant is killed if "
         "the validator refuses it,\ncaught if the emulator shows it to be wrong, else right.\n\n"
         "examples: ptxflow verify --families gqa_decode mla_decode --samples 4\n"
         "ptxflow verify --definition gemm_n4096_k4096 --axes M=1,1000",

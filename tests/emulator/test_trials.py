@@ -46,7 +46,7 @@ def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(emulation, "emulate", counted)
     first, again = cached_emulation(problem, s, dev), cached_emulation(problem, s, dev)
     assert first == again and first.right and calls == [0, 1]
-    monkeypatch.setattr(emulation, "_differences", lambda *_: "1 of 2 elements of C differ")
+    monkeypatch.setattr(emulation, "differences", lambda *_: "1 of 2 elements of C differ")
     monkeypatch.setattr(emulation, "SEEDS", (2,))  # other schedules are another question
     assert (
         not cached_emulation(problem, s, dev).right and not cached_emulation(problem, s, dev).right
