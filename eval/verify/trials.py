@@ -178,7 +178,7 @@ def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
 
 def _attempts(small: Problem, shape: dict[str, int], sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
-        axes = dict(small.axes) | shape | size.axes
+        axes = {**dict(small.axes), **shape, **size.axes}
         sized = replace(small, axes=tuple(axes.items()))
         yield Attempt(sized, i % 2, size.blocks, size.some, size.absent)
 
@@ -192,7 +192,7 @@ def _shape(
     small = maker.trial(problem, strategy, device).problem
     shapes = maker.trials(problem, strategy, device).shapes
     for shape in shapes:
-        axes = dict(small.axes) | shape
+        axes = {**dict(small.axes), **shape}
         kernel = _built(replace(small, axes=tuple(axes.items())), strategy, device)
         if kernel is not None and skeleton(write(kernel, device)) == whole:
             return dict(shape), True
