@@ -21,6 +21,7 @@ from ptxflow.compiler.library.device import Cuda
 from ptxflow.compiler.library.manifest import LibraryError
 from ptxflow.compiler.library.native import NoLauncher, build
 from ptxflow.compiler.library.signature import ArgumentError
+from tests.builders import python
 from tests.library.fake import CONTEXT, FakeLibrary
 from tests.library.made import (
     AFFINE,
@@ -320,3 +321,14 @@ def test_load_is_there_when_asked_for() -> None:
     assert callable(ptxflow.load)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         ptxflow.lode  # noqa: B018
+
+
+@pytest.mark.slow
+def test_loading_imports_little() -> None:
+    program = (
+        "import sys, torch; before = set(sys.modules); import ptxflow; ptxflow.load\n"
+        "print(*{m.split('.')[0] for m in set(sys.modules) - before} - {'ptxflow'})"
+    )
+    done = python("-c", program)
+    assert not set(done.stdout.split()) & {"gfn", "matplotlib", "scipy", "tqdm", "cuda"}, done
+    assert not done.stderr
