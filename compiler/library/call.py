@@ -55,6 +55,7 @@ class Kernel:
             raise LibraryError(f"launcher must be one of {', '.join(LAUNCHERS)}, not {launcher!r}")
         self.manifest = read_manifest(folder)
         self.name = self.manifest.name
+        device.check_any(self.manifest.target)
         self._images = [
             (m.launch, read_file(folder, m.cubin), read_file(folder, m.ptx))
             for m in self.manifest.members

@@ -44,15 +44,28 @@ class Cuda:
             self._contexts[index] = context.value or 0
         return self._contexts[index]
 
+    def check_any(self, target: Target) -> None:
+        """LibraryError unless one of the devices runs code for the target."""
+        faults = [self._fault(target, index) for index in range(torch.cuda.device_count())]
+        if all(faults):
+            none = f"made for {target.name}, and torch sees no GPU here"
+            raise LibraryError(faults[0] if faults else none)
+
+    def _fault(self, target: Target, index: int) -> str:
+        found, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
+        if found == target.capability:
+            return ""
+        return (
+            f"made for {target.name} (compute capability {_dotted(target.capability)}), and "
+            f"device {index} is {name} ({_dotted(found)}): make a library for it"
+        )
+
     def check(self, target: Target, index: int) -> None:
         """LibraryError unless the device runs code for the target; a warning for another device of
         its kind, which the kernels were not chosen for."""
-        found, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
-        if found != target.capability:
-            raise LibraryError(
-                f"made for {target.name} (compute capability {_dotted(target.capability)}), and "
-                f"device {index} is {name} ({_dotted(found)}): make a library for it"
-            )
+        if fault := self._fault(target, index):
+            raise LibraryError(fault)
+        name = torch.cuda.get_device_name(index)
         if target.name.upper() not in name.upper():
             warnings.warn(
                 f"these kernels were chosen for {target.name}, and this is {name}: right, and "

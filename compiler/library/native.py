@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +85,7 @@ def build() -> Path:
     """
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         raise NoLauncher(f"torch {torch.__version__} has no DLPack exchange API")
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or sys.implementation.name != "cpython":
+    if "t" in sys.abiflags or sys.implementation.name != "cpython":
         raise NoLauncher("it is for CPython with its global lock")
     source = SOURCE.read_bytes()
     key = hashlib.sha256(source + sys.version.encode() + os.uname().machine.encode()).hexdigest()

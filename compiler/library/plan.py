@@ -124,22 +124,21 @@ def wide(signature: Signature, param: TensorMapParam, tensor: Any, axes: Mapping
     for k, (stride, extent) in enumerate(
         zip((size, *(evaluate(s, axes) for s in param.strides)), param.dims, strict=True)
     ):
-        places = [j for j, n in enumerate(shape) if n > 1 and plain[j] * size == stride]
-        left = evaluate(extent, axes)
-        if not places:
+        step, left = stride // size, evaluate(extent, axes)
+        j = next((i for i, n in enumerate(shape) if plain[i] <= step < plain[i] * n), None)
+        if j is None or step % plain[j]:
             if left > 1:
-                raise refuse("the kernel reads parts of its dimensions")
+                raise refuse("the kernel reads across its dimensions")
             out.append(stride)
             continue
-        j = places[0]
-        out.append(strides[j] * size)
-        inner = j
-        while left > shape[inner]:
-            left = -(-left // shape[inner])
-            outer = next((i for i in range(inner - 1, -1, -1) if shape[i] > 1), None)
-            if outer is None or strides[outer] != strides[inner] * shape[inner]:
+        out.append(step // plain[j] * strides[j] * size)
+        left *= step // plain[j]  # in steps of dimension j
+        while left > shape[j]:
+            left = -(-left // shape[j])
+            outer = next((i for i in range(j - 1, -1, -1) if shape[i] > 1), None)
+            if outer is None or strides[outer] != strides[j] * shape[j]:
                 raise refuse("the kernel reads some of its dimensions as one, which have gaps")
-            inner = outer
+            j = outer
         if k and (out[-1] <= 0 or out[-1] % ALIGNMENT):
             raise refuse(f"a stride of {out[-1]} bytes is no positive multiple of {ALIGNMENT}")
     return replace(param, dims=param.dims, strides=tuple(map(str, out[1:])))

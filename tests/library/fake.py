@@ -141,6 +141,9 @@ class FakeDevice(Cuda):
     def context(self, index: int) -> int:
         return CONTEXT
 
+    def check_any(self, target: Target) -> None:
+        pass
+
     def check(self, target: Target, index: int) -> None:
         pass
 

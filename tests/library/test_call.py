@@ -17,9 +17,11 @@ import torch
 
 from ptxflow.compiler.backend.runtime import LaunchError
 from ptxflow.compiler.library.call import Kernel
+from ptxflow.compiler.library.device import Cuda
 from ptxflow.compiler.library.manifest import LibraryError
 from ptxflow.compiler.library.native import NoLauncher, build
 from ptxflow.compiler.library.signature import ArgumentError
+from tests.builders import python
 from tests.library.fake import CONTEXT, FakeLibrary
 from tests.library.made import (
     AFFINE,
@@ -27,6 +29,7 @@ from tests.library.made import (
     DRAW,
     DRAW_LAUNCH,
     GEMM,
+    H200,
     loaded,
     one_member,
 )
@@ -293,9 +296,39 @@ def test_more_shapes_than_are_kept_and_nothing_leaks(
     assert len(kernel._plans) <= 4
 
 
+def test_a_library_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Cuda.__new__(Cuda)
+    gpus = [("NVIDIA B200", (10, 0)), ("NVIDIA H100 80GB HBM3", (9, 0))]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: gpus[i][0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: gpus[i][1])
+    device.check_any(H200)
+    with pytest.raises(LibraryError, match=r"h200 \(.*9\.0\), and device 0 is NVIDIA B200 \(10\.0"):
+        device.check(H200, 0)
+    with pytest.warns(UserWarning, match="chosen for h200, and this is NVIDIA H100"):
+        device.check(H200, 1)
+    gpus.pop()
+    with pytest.raises(LibraryError, match="device 0 is NVIDIA B200"):
+        device.check_any(H200)
+    gpus.pop()
+    with pytest.raises(LibraryError, match="torch sees no GPU"):
+        device.check_any(H200)
+
+
 def test_load_is_there_when_asked_for() -> None:
     import ptxflow
 
     assert callable(ptxflow.load)
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         ptxflow.lode  # noqa: B018
+
+
+@pytest.mark.slow
+def test_loading_imports_little() -> None:
+    program = (
+        "import sys, torch; before = set(sys.modules); import ptxflow; ptxflow.load\n"
+        "print(*{m.split('.')[0] for m in set(sys.modules) - before} - {'ptxflow'})"
+    )
+    done = python("-c", program)
+    assert not set(done.stdout.split()) & {"gfn", "matplotlib", "scipy", "tqdm", "cuda"}, done
+    assert not done.stderr
