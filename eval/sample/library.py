@@ -30,10 +30,11 @@ from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
 from ptxflow.eval.sample.pipeline import emulate_all
 from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
-from ptxflow.eval.sample.ranges import Ranges, Sizes, bounds, looks
+from ptxflow.eval.sample.ranges import Ranges, Sizes, between, bounds, looks
 from ptxflow.eval.verify.emulation import Emulation
 
 LOOKS, CELLS = 64, 1024  # at most, before edges and gaps
+BETWEEN = 256  # sizes at most at which candidates alone are scored
 EDGES = 16  # looks more at the edges of waves
 ROUNDS = 8  # of choosing anew
 EVERY = 20_000  # sizes that are put before the rules one by one; of more, some of each cell
@@ -105,11 +106,12 @@ class Search:
         ranges = self.judge.ranges
         self._look_at(looks(ranges, LOOKS), "look")
         codes, times = self._scored()
-        self._look_at(self._edges(codes[list(choose(times, self.most))]), "look at edges")
+        chosen = self._choices(codes, times, [self.most])[0]
+        self._look_at(self._edges(codes[list(chosen)]), "look at edges")
         left: list[Cell] = []
         for _ in range(ROUNDS):
             codes, times = self._scored()
-            chosen = choose(times, self.most)
+            chosen = self._choices(codes, times, [self.most])[0]
             if not self._build(codes, times, chosen):
                 continue
             if self.timing:
@@ -146,6 +148,23 @@ class Search:
             usable = np.isfinite(times).any(0)
             codes, times = codes[usable], times[:, usable]
         return codes, times
+
+    def _choices(self, codes: Ints, times: Floats, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """Portfolios of so many kernels, by the looks and by sizes between them."""
+        places = between(self.judge.ranges, BETWEEN)
+        said = np.log(matrix(self.judge, places, codes))
+        both = np.vstack([times, np.exp(said + self._error(codes, times, places))])
+        return [choose(both, number) for number in numbers]
+
+    def _error(self, codes: Ints, times: Floats, places: Sequence[Sizes]) -> Floats:
+        """[places, codes] log of measured over predicted times, by what was measured near; 0
+        where nothing was."""
+        if not self.timing:
+            return np.zeros((len(places), len(codes)))
+        looked = [look.sizes for look in self.looked]
+        with np.errstate(invalid="ignore"):
+            error = np.log(times) - np.log(matrix(self.judge, looked, codes))
+        return interpolated(looked, error, places)
 
     def _ends(self) -> dict[str, list[int]]:
         return bounds(self.judge.ranges, CELLS, looks(self.judge.ranges, LOOKS))
@@ -235,15 +254,8 @@ class Search:
             both = {tuple(place.items()): place for place in (high, middle)}
             rows = np.log(matrix(self.judge, list(both.values()), codes))
             predicted.append(rows.mean(0))
-        found = np.array(predicted)
-        if self.timing:
-            said = np.log(matrix(self.judge, [look.sizes for look in self.looked], codes))
-            with np.errstate(invalid="ignore"):
-                error = np.log(times) - said
-            found += interpolated(
-                [look.sizes for look in self.looked], error, [high for _, high in grid]
-            )
-        return np.exp(found)
+        error = self._error(codes, times, [high for _, high in grid])
+        return np.asarray(np.exp(np.array(predicted) + error))
 
     def _other_text(self, grid: Sequence[Cell], codes: Ints, cells: Ints) -> list[tuple[int, int]]:
         """Cells and their members that another text, or none, is made for there: of the outermost
@@ -283,8 +295,8 @@ class Search:
             emulations=tuple(self.emulations.get(int(codes[c])) for c in kept),
             bounds=ends, cells=cells, looked=(), held_out=(),
             costs=tuple(
-                math.expm1(mean_loss(times, choose(times, n), least))
-                for n in range(1, self.most + 1)
+                math.expm1(mean_loss(times, some, least))
+                for some in self._choices(codes, times, range(1, self.most + 1))
             ),
             candidates=len(codes), refused=tuple(self.refused.values()),
         )  # fmt: skip

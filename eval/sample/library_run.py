@@ -78,8 +78,9 @@ def make_library(asked: Asked) -> None:
 
         timing = None
         if asked.gpu:
-            records, told = asked.beside("records.jsonl"), tools["command"]
-            opened = open_measurer(records, asked.device, [family], told, asked.jobs)
+            records = asked.beside("records.jsonl")
+            command = tools["command"]
+            opened = open_measurer(records, asked.device, [family], command, asked.jobs)
             measurer: Measurer = stack.enter_context(opened)
             timing = GpuTiming(judge, measurer, asked.k, asked.most)
         library = Search(

@@ -2,7 +2,8 @@
 
 Times are seconds, or anything in proportion to them, [sizes, kernels]; infinite where a kernel
 cannot serve a size. A portfolio's loss at a size is log(time of its best kernel there / best of all
-kernels there), and what is made least is the mean over the sizes (a k-median problem).
+kernels there). What is made least is the mean over the sizes (a k-median problem) of the loss
+and its square over `MILD`: one size that is served badly counts more than many served a bit worse.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Grid = NDArray[np.int64]
+MILD = 0.1  # a loss that counts twice
 UNSERVED = 20.0  # loss at a size that no kernel of the portfolio serves: more than any kernel's
-EQUAL = 1e-12  # mean losses nearer than this are the same
+EQUAL = 1e-12  # mean costs nearer than this are the same
 
 
 def losses(times: Array) -> Array:
@@ -27,6 +29,12 @@ def losses(times: Array) -> Array:
     return np.log(found, out=found, where=served)
 
 
+def costs(times: Array) -> Array:
+    """[sizes, kernels] what each kernel alone costs."""
+    loss = losses(times)
+    return np.asarray(loss * (1 + loss / MILD))
+
+
 def choose(times: Array, most: int) -> tuple[int, ...]:
     """At most `most` kernels (columns of `times`), by greedy selection and then exchange.
 
@@ -35,7 +43,7 @@ def choose(times: Array, most: int) -> tuple[int, ...]:
     """
     if most < 1 or not times.shape[1]:
         raise ValueError(f"a portfolio of {most} out of {times.shape[1]} kernels")
-    cost = losses(times)
+    cost = costs(times)
     chosen: list[int] = []
     while True:
         before = set(chosen)
@@ -66,15 +74,15 @@ def _needed(cost: Array, chosen: Sequence[int]) -> list[int]:
 
 
 def _best_with(cost: Array, others: Sequence[int]) -> tuple[int, float]:
-    """The kernel that makes the mean loss least beside these, and that loss."""
-    held = cost[:, list(others)].min(1, initial=2 * UNSERVED)
+    """The kernel that makes the mean cost least beside these, and that cost."""
+    held = cost[:, list(others)].min(1, initial=np.inf)
     means = np.minimum(held[:, None], cost).mean(0)
     best = int(means.argmin())
     return best, float(means[best])
 
 
 def _exchanged(cost: Array, chosen: Sequence[int]) -> list[int]:
-    """Kernels replaced one at a time while that makes the mean loss less."""
+    """Kernels replaced one at a time while that makes the mean cost less."""
     now, mean, changed = list(chosen), float(cost[:, list(chosen)].min(1).mean()), True
     while changed:
         changed = False

@@ -173,6 +173,15 @@ def looks(ranges: Ranges, most: int) -> list[Sizes]:
     return _product({n: _octaves(*r, share) for n, r, share in _shares(ranges, most)})
 
 
+def between(ranges: Ranges, most: int) -> list[Sizes]:
+    """Sizes at which candidates alone are scored: closer than looks, where sizes are large too."""
+    found = {}
+    for name, (low, high), share in _shares(ranges, most):
+        even = spaced(low, high, 8, 1 << max(0, high.bit_length() - 5))
+        found[name] = even if len(even) <= share else _octaves(low, high, share)
+    return _product(found)
+
+
 def bounds(ranges: Ranges, most: int, looked: Sequence[Sizes] = ()) -> dict[str, list[int]]:
     """Upper ends of cells, at most `most` in all besides those at the sizes `looked` at: where
     sizes are large, of equal widths, since kernels change there by tiles and waves."""

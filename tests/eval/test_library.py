@@ -50,7 +50,13 @@ def fake_compile(jobs: Sequence[Job], device: Device, workers: int | None) -> li
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "compile_all", fake_compile)
     monkeypatch.setattr(library, "text_of", text_of)
-    for name, value in (("LOOKS", 8), ("CELLS", 24), ("HELD_OUT", 3), ("EVERY", 500)):
+    for name, value in (
+        ("LOOKS", 8),
+        ("CELLS", 24),
+        ("BETWEEN", 12),
+        ("HELD_OUT", 3),
+        ("EVERY", 500),
+    ):
         monkeypatch.setattr(library, name, value)
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ptxflow.eval.sample.portfolio import choose, losses, mean_loss, merged
+from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
 
 
 def made_up(seed: int, sizes: int = 12, kernels: int = 14) -> np.ndarray:
@@ -24,7 +24,7 @@ def made_up(seed: int, sizes: int = 12, kernels: int = 14) -> np.ndarray:
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 def test_near_the_best_of_all_portfolios(seed: int, most: int) -> None:
     times = made_up(seed)
-    cost, found = losses(times), choose(times, most)
+    cost, found = costs(times), choose(times, most)
     assert len(set(found)) == len(found) <= most
     every = itertools.combinations(range(times.shape[1]), most)
     best = min(cost[:, list(some)].min(1).mean() for some in every)
@@ -37,7 +37,7 @@ def test_near_the_best_of_all_portfolios(seed: int, most: int) -> None:
 def test_mostly_the_best_of_all_portfolios() -> None:
     hits = 0
     for seed in range(40):
-        cost = losses(times := made_up(seed))
+        cost = costs(times := made_up(seed))
         every = itertools.combinations(range(times.shape[1]), 3)
         best = min(cost[:, list(some)].min(1).mean() for some in every)
         hits += cost[:, list(choose(times, 3))].min(1).mean() < best + 1e-9
