@@ -26,8 +26,9 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.layout import MMA_K_BYTES, instruction_descriptor
+from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import k_major, tcgen05
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
@@ -68,30 +69,19 @@ class Kernel(Score):
 
     def multiply(self, step: UOp) -> list[Body]:
         """A tile's tokens by all heads, when its products' place has been read."""
-        stage, keys, heads = self.ring.stage(step), self.key_tile, self.head_tile
-        buffer = self.done.stage(step)
+        stage, buffer = self.ring.stage(step), self.done.stage(step)
         out: list[Body] = [
             self.done.wait_empty(step),
             self.ring.wait_full(step),
             at.tcgen05_fence_after(),
         ]
         for block in range(self.blocks):
+            d = slot(self.products, buffer, block * self.heads, self.heads)
             for column in range(0, self.dim, MMA_K_BYTES):
-                out.append(
-                    at.tcgen05_mma(
-                        slot(self.products, buffer, block * self.heads, self.heads),
-                        slot(self.keys, stage, block * TMEM_ROWS * self.dim, TMEM_ROWS * self.dim),
-                        slot(self.queries),
-                        int(column > 0),
-                        cta_group=1,
-                        kind="f8f6f4",
-                        idesc=instruction_descriptor(TMEM_ROWS, self.heads, "e4m3"),
-                        a_step=column,
-                        b_step=column,
-                        a_desc=keys.descriptor_blackwell(),
-                        b_desc=heads.descriptor_blackwell(),
-                    )
-                )
+                first = block * TMEM_ROWS * self.dim
+                k = k_major(self.key_tile, self.keys, stage, column, first, TMEM_ROWS)
+                q = k_major(self.head_tile, self.queries, 0, column)
+                out.append(tcgen05(d, k, q, int(column > 0), TMEM_ROWS, "e4m3"))
         return [
             *out,
             at.tcgen05_commit(slot(self.ring.empty, stage)),

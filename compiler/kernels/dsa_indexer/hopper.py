@@ -25,6 +25,7 @@ from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import k_major, wgmma
 
 COLUMNS = 8  # of heads, of which a lane holds two neighbours
 PAIR = 2
@@ -78,25 +79,14 @@ class Kernel(Score):
         return ((WARP >> 2) * self.blocks + block) * WARPGROUP_ROWS
 
     def multiply(self, step: UOp) -> list[UOp]:
-        stage, keys, heads = self.ring.stage(step), self.key_tile, self.head_tile
-        out = [self.ring.wait_full(step), at.wgmma_fence()]
+        stage, out = self.ring.stage(step), [self.ring.wait_full(step), at.wgmma_fence()]
         for column in range(0, self.dim, MMA_K_BYTES):
             for block in range(self.blocks):
-                rows = WARPGROUP_ROWS * self.dim
-                out.append(
-                    at.wgmma(
-                        part(self.products, block * self.per_block, self.per_block),
-                        slot(self.keys, stage, self.row_of(block) * self.dim, rows),
-                        slot(self.queries),
-                        int(column > 0),
-                        n=self.heads,
-                        dtype="e4m3",
-                        a_step=column,
-                        b_step=column,
-                        a_desc=keys.descriptor_hopper(),
-                        b_desc=heads.descriptor_hopper(),
-                    )
-                )
+                first, acc = self.row_of(block) * self.dim, block * self.per_block
+                keys = k_major(self.key_tile, self.keys, stage, column, first, WARPGROUP_ROWS)
+                heads = k_major(self.head_tile, self.queries, 0, column)
+                products = part(self.products, acc, self.per_block)
+                out.append(wgmma(products, keys, heads, int(column > 0), "e4m3"))
         return [*out, at.wgmma_commit()]
 
     def weigh(self, step: UOp) -> list[Body]:

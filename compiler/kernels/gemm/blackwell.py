@@ -33,8 +33,8 @@ from ptxflow.compiler.kernels.gemm.epilogue import Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.layout import instruction_descriptor
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.operands import k_major, tcgen05
 
 MMA_K = 16
 
@@ -164,27 +164,14 @@ class _Kernel:
         )
 
     def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
-        a, b, s = self.t.a, self.t.b, self.s
-        idesc = instruction_descriptor(self.rows * s.cta_group, s.tile_n, self.t.dtype)
-        out = []
+        t, s, out = self.t, self.s, []
         for step in range(0, s.tile_k, MMA_K):
-            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
             for i in range(self.blocks_m):
-                a_at = block * a.block_bytes + a.row_offset(i * self.rows)
-                out.append(
-                    at.tcgen05_mma(
-                        slot(self.tmem, buffer, i * s.tile_n, s.tile_n),
-                        slot(self.t.a_smem, stage, a_at, self.rows * a.swizzle),
-                        slot(self.t.b_smem, stage, block * b.block_bytes, b.rows * b.swizzle),
-                        k.ne(0) if step == 0 else const(1),
-                        cta_group=s.cta_group,
-                        idesc=idesc,
-                        a_step=inner,
-                        b_step=inner,
-                        a_desc=a.descriptor_blackwell(),
-                        b_desc=b.descriptor_blackwell(),
-                    )
-                )
+                a = k_major(t.a, t.a_smem, stage, step, t.a.row_offset(i * self.rows), self.rows)
+                b = k_major(t.b, t.b_smem, stage, step)
+                d, go_on = slot(self.tmem, buffer, i * s.tile_n, s.tile_n), k.ne(0)
+                m = self.rows * s.cta_group
+                out.append(tcgen05(d, a, b, 1 if step else go_on, m, t.dtype, s.cta_group))
         return out
 
     # -- storing -------------------------------------------------------------------------------

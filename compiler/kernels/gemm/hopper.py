@@ -35,6 +35,7 @@ from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import k_major, wgmma
 
 MMA_M, MMA_K = 64, 16
 
@@ -174,26 +175,14 @@ class _Kernel:
         return mine + block * MMA_M
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
-        a, b, out = self.t.a, self.t.b, []
+        t, out = self.t, []
         for step in range(0, self.s.tile_k, MMA_K):
-            block, inner = divmod(a.k_step_offset(step), a.block_bytes)
             for i in range(self.blocks_m):
-                row = self.first_row(i) * a.swizzle
-                a_at, b_at = row + block * a.block_bytes, block * b.block_bytes
-                out.append(
-                    at.wgmma(
-                        self.accumulators(i, 0, self.per_mma),
-                        slot(self.t.a_smem, stage, a_at, MMA_M * a.swizzle),
-                        slot(self.t.b_smem, stage, b_at, b.rows * b.swizzle),
-                        k.ne(0) if step == 0 else const(1),
-                        n=self.s.tile_n,
-                        dtype=self.t.dtype,
-                        a_step=inner,
-                        b_step=inner,
-                        a_desc=a.descriptor_hopper(),
-                        b_desc=b.descriptor_hopper(),
-                    )
-                )
+                first = self.first_row(i) * t.a.swizzle
+                a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
+                b = k_major(t.b, t.b_smem, stage, step)
+                go_on = const(1) if step else k.ne(0)
+                out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:

@@ -8,6 +8,8 @@ tile's scores are computed under a tile's softmax.
 
 from __future__ import annotations
 
+from itertools import product
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -28,12 +30,11 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
-from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
-from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import k_major, rows_along_k, tcgen05
 
 BUFFERS = 2  # of scores
 
@@ -90,28 +91,15 @@ class Blackwell(Weights):
 
     def _multiply_keys(self, t: UOp) -> list[UOp]:
         """Their place has been read when the tile before the last one was weighed."""
-        ring, buffer, q = self.rings[KEYS], self.buffers[KEYS], self.query_of
-        out = [ring.wait_full(t), at.tcgen05_fence_after()]
-        for h in range(self.heads):
-            for i in range(self.deep):
-                for column in range(0, self.size, MMA_K):
-                    block, inner = divmod(column * ELEMENT, LINE)
-                    first = self.block_of(h, block) + i * ROWS * LINE
-                    into = (h * self.deep + i) * self.wide
-                    out.append(
-                        at.tcgen05_mma(
-                            slot(self.score_columns, t & 1, into, self.wide),
-                            slot(buffer, ring.stage(t), first, ROWS * LINE),
-                            slot(self.queries, h, block * q.block_bytes, q.block_bytes),
-                            int(column > 0),
-                            cta_group=1,
-                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype),
-                            a_step=inner,
-                            b_step=inner,
-                            a_desc=self.tile_of.descriptor_blackwell(),
-                            b_desc=q.descriptor_blackwell(),
-                        )
-                    )
+        ring, buffer = self.rings[KEYS], self.buffers[KEYS]
+        stage, out = ring.stage(t), [ring.wait_full(t), at.tcgen05_fence_after()]
+        for h, i in product(range(self.heads), range(self.deep)):
+            d = slot(self.score_columns, t & 1, (h * self.deep + i) * self.wide, self.wide)
+            for column in range(0, self.size, MMA_K):
+                first = i * ROWS * LINE
+                k = k_major(self.tile_of, buffer, stage, h * self.size + column, first, ROWS)
+                q = k_major(self.query_of, self.queries, h, column)
+                out.append(tcgen05(d, k, q, int(column > 0), ROWS, self.dtype))
         free = [at.tcgen05_commit(slot(ring.empty, ring.stage(t)))] if self.apart else []
         return [*out, *free, at.tcgen05_commit(slot(self.scored, t & 1))]
 
@@ -119,23 +107,12 @@ class Blackwell(Weights):
         ring, buffer = self.rings[VALUES], self.buffers[VALUES]
         out = [ring.wait_full(t)] if self.apart else []
         out += [at.mbar_wait(slot(self.weighed), t & 1), at.tcgen05_fence_after()]
-        for h in range(self.heads):
-            for d in range(self.dims):
-                for k in range(self.tile // MMA_K):
-                    first = self.block_of(h, d) + k * MMA_K * LINE
-                    into = (h * self.dims + d) * self.wide
-                    out.append(
-                        at.tcgen05_mma(
-                            slot(self.added_columns, 0, into, self.wide),
-                            slot(buffer, ring.stage(t), first, MMA_K * LINE),
-                            self.probs_of(h, k),
-                            int(k > 0),
-                            cta_group=1,
-                            idesc=instruction_descriptor(ROWS, self.wide, self.dtype, True, True),
-                            a_desc=descriptor_blackwell(0, 0, 8 * LINE, LINE),
-                            b_desc=descriptor_blackwell(0, *self.weight_layout, 0),
-                        )
-                    )
+        stage = ring.stage(t)
+        for h, d in product(range(self.heads), range(self.dims)):
+            into = slot(self.added_columns, 0, (h * self.dims + d) * self.wide, self.wide)
+            for k in range(self.tile // MMA_K):
+                v = rows_along_k(self.tile_of, buffer, stage, k * MMA_K, h * self.size + d * WIDE)
+                out.append(tcgen05(into, v, self.probs_of(h, k), int(k > 0), ROWS, self.dtype))
         free = at.tcgen05_commit(slot(ring.empty, ring.stage(t)))
         return [*out, free, at.tcgen05_commit(slot(self.summed))]
 

@@ -6,14 +6,15 @@ stay in registers.
 
 from __future__ import annotations
 
+from itertools import product
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
-from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
-from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
-from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import k_major, rows_along_k, wgmma
 
 
 class Hopper(Weights):
@@ -57,49 +58,24 @@ class Hopper(Weights):
 
     def _multiply_keys(self, t: UOp) -> list[UOp]:
         """Scores of a tile."""
-        ring, buffer, q = self.rings[KEYS], self.buffers[KEYS], self.query_of
-        out = [ring.wait_full(t), at.wgmma_fence()]
-        for h in range(self.heads):
-            for i in range(self.deep):
-                for column in range(0, self.size, MMA_K):
-                    block, inner = divmod(column * ELEMENT, LINE)
-                    first = self.block_of(h, block) + i * ROWS * LINE
-                    out.append(
-                        at.wgmma(
-                            self.of_mma(self.scores, h, i),
-                            slot(buffer, ring.stage(t), first, ROWS * LINE),
-                            slot(self.queries, h, block * q.block_bytes, q.block_bytes),
-                            int(column > 0),
-                            n=self.wide,
-                            dtype=self.dtype,
-                            a_step=inner,
-                            b_step=inner,
-                            a_desc=self.tile_of.descriptor_hopper(),
-                            b_desc=q.descriptor_hopper(),
-                        )
-                    )
+        ring, buffer = self.rings[KEYS], self.buffers[KEYS]
+        stage, out = ring.stage(t), [ring.wait_full(t), at.wgmma_fence()]
+        for h, i in product(range(self.heads), range(self.deep)):
+            acc = self.of_mma(self.scores, h, i)
+            for column in range(0, self.size, MMA_K):
+                first = i * ROWS * LINE
+                k = k_major(self.tile_of, buffer, stage, h * self.size + column, first, ROWS)
+                q = k_major(self.query_of, self.queries, h, column)
+                out.append(wgmma(acc, k, q, int(column > 0), self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
 
     def _multiply_values(self, t: UOp) -> list[UOp]:
         """Adds the tile's values times probs."""
         ring, buffer = self.rings[VALUES], self.buffers[VALUES]
-        out = [at.wgmma_fence()]
-        for h in range(self.heads):
-            for d in range(self.dims):
-                for k in range(self.tile // MMA_K):
-                    first = self.block_of(h, d) + k * MMA_K * LINE
-                    out.append(
-                        at.wgmma(
-                            self.of_mma(self.sums, h, d),
-                            slot(buffer, ring.stage(t), first, MMA_K * LINE),
-                            self.probs_of(h, k),
-                            1,
-                            n=self.wide,
-                            dtype=self.dtype,
-                            transposed_a=True,
-                            transposed=True,
-                            a_desc=descriptor_hopper(0, 0, 8 * LINE, LINE),
-                            b_desc=descriptor_hopper(0, *self.weight_layout, 0),
-                        )
-                    )
+        stage, out = ring.stage(t), [at.wgmma_fence()]
+        for h, d in product(range(self.heads), range(self.dims)):
+            for k in range(self.tile // MMA_K):
+                v = rows_along_k(self.tile_of, buffer, stage, k * MMA_K, h * self.size + d * WIDE)
+                acc = self.of_mma(self.sums, h, d)
+                out.append(wgmma(acc, v, self.probs_of(h, k), 1, self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]

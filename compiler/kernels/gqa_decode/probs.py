@@ -29,6 +29,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
+from ptxflow.compiler.tile.operands import Matrix
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, Reduction
 from ptxflow.compiler.tile.values import Float32, emit, trace, traced
 
@@ -214,14 +215,10 @@ class Weights(Tiles):
         """Of the probs of 16 tokens: core matrices of eight of them, column after column."""
         return MMA_K * self.wide * ELEMENT
 
-    @property
-    def weight_layout(self) -> tuple[int, int]:
-        """Leading and stride offsets of a descriptor: the next eight tokens, and heads."""
-        return CORE, 2 * CORE
-
-    def probs_of(self, h: int, k: int) -> UOp:
-        """Those of 16 tokens, the k-th of a tile."""
-        return slot(self.probs, h, k * self.step_bytes, self.step_bytes)
+    def probs_of(self, h: int, k: int) -> Matrix:
+        """Those of 16 tokens, the k-th of a tile; the next eight tokens, and heads."""
+        place = slot(self.probs, h, k * self.step_bytes, self.step_bytes)
+        return Matrix(place, CORE, 2 * CORE, 0, transposed=True)
 
     def put_probs(self) -> list[UOp]:
         """A warp's 16 tokens of each 64; a lane's two heads of one lie where its number says."""

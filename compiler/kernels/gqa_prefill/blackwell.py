@@ -48,8 +48,8 @@ from ptxflow.compiler.kernels.gqa_prefill.epilogue import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.layout import descriptor_blackwell, instruction_descriptor
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
@@ -216,27 +216,14 @@ class Kernel(Block):
     def multiply_keys(self, tile: int, step: UOp) -> list[Body]:
         """Scores of a step: 128 queries by its keys."""
         ring, buffers = self.rings["k"]
-        stage, q, k = ring.stage(step), self.q_tile, self.tile
-        rows = tile * TMEM_ROWS * ROW
+        stage = ring.stage(step)
         out: list[Body] = [
             self.wait(self.taken, tile, step + 1) if self.s.overlap else at.tcgen05_fence_after()
         ]
         for column in range(0, self.dim, MMA_K):
-            block, inner = divmod(q.k_step_offset(column), q.block_bytes)
-            out.append(
-                at.tcgen05_mma(
-                    slot(self.scores, tile),
-                    slot(self.q_smem, 0, block * q.block_bytes + rows, TMEM_ROWS * ROW),
-                    slot(buffers, stage, block * k.block_bytes, k.block_bytes),
-                    int(column > 0),
-                    cta_group=1,
-                    idesc=instruction_descriptor(TMEM_ROWS, self.tile_kv, self.dtype),
-                    a_step=inner,
-                    b_step=inner,
-                    a_desc=q.descriptor_blackwell(),
-                    b_desc=k.descriptor_blackwell(),
-                )
-            )
+            q = k_major(self.q_tile, self.q_smem, 0, column, tile * TMEM_ROWS * ROW, TMEM_ROWS)
+            k, d = k_major(self.tile, buffers, stage, column), slot(self.scores, tile)
+            out.append(tcgen05(d, q, k, int(column > 0), TMEM_ROWS, self.dtype))
         free = tile == self.consumers - 1
         return [
             *out,
@@ -253,30 +240,16 @@ class Kernel(Block):
             self.wait(self.weighed, tile, step),
         ]
         for row in range(0, self.tile_kv, MMA_K):
-            out.append(
-                at.tcgen05_mma_held(
-                    slot(self.outputs, tile),
-                    slot(self.probs, tile, row // 2, MMA_K // 2),
-                    self.value_slot(stage, row, MMA_K),
-                    const(1) if row else step.ne(0),
-                    cta_group=1,
-                    idesc=instruction_descriptor(
-                        TMEM_ROWS, self.dim, self.dtype, b_transposed=True
-                    ),
-                    b_desc=self.value_descriptor,
-                )
-            )
+            probs = slot(self.probs, tile, row // 2, MMA_K // 2)
+            d, values = slot(self.outputs, tile), self.value_rows(stage, row)
+            go_on = const(1) if row else step.ne(0)
+            out.append(tcgen05(d, probs, values, go_on, TMEM_ROWS, self.dtype))
         free = tile == self.consumers - 1
         return [
             *out,
             at.tcgen05_commit(slot(ring.empty, stage)) if free else None,
             at.tcgen05_commit(slot(self.summed, tile)),
         ]
-
-    @property
-    def value_descriptor(self) -> int:
-        """Of a tile of values, whose rows run along K: blocks of columns, groups of eight rows."""
-        return descriptor_blackwell(0, self.tile.block_bytes, 8 * ROW, ROW)
 
     def wait(self, bar: UOp, tile: Value, step: Value) -> list[Body]:
         """For a step's phase of a barrier; what comes next may touch tensor memory."""

@@ -35,6 +35,7 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
 )
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Output
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.operands import k_major, wgmma
 from ptxflow.compiler.tile.softmax import SUM, Fragment, OnlineSoftmax
 from ptxflow.compiler.tile.values import Float32, emit, fma, repeat, traced
 
@@ -111,45 +112,22 @@ class Kernel(Block, Output):
     def multiply_keys(self, step: Value) -> list[UOp]:
         """Scores of a step: 64 queries by its keys."""
         ring, buffers = self.rings["k"]
-        stage, q, k = ring.stage(step), self.q_tile, self.tile
-        out = [ring.wait_full(step), at.wgmma_fence()]
+        stage, out = ring.stage(step), [ring.wait_full(step), at.wgmma_fence()]
         mine = (WARP >> 2) * (WARPGROUP_ROWS * ROW)
         for column in range(0, self.dim, MMA_K):
-            block, inner = divmod(q.k_step_offset(column), q.block_bytes)
-            out.append(
-                at.wgmma(
-                    self.scores.slot,
-                    slot(self.q_smem, 0, mine + block * q.block_bytes, WARPGROUP_ROWS * ROW),
-                    slot(buffers, stage, block * k.block_bytes, k.block_bytes),
-                    int(column > 0),
-                    n=self.tile_kv,
-                    dtype=self.dtype,
-                    a_step=inner,
-                    b_step=inner,
-                    a_desc=q.descriptor_hopper(),
-                    b_desc=k.descriptor_hopper(),
-                )
-            )
+            q = k_major(self.q_tile, self.q_smem, 0, column, mine, WARPGROUP_ROWS)
+            k = k_major(self.tile, buffers, stage, column)
+            out.append(wgmma(self.scores.slot, q, k, int(column > 0), self.dtype))
         return [*out, at.wgmma_commit()]
 
     def multiply_values(self, step: UOp) -> list[UOp]:
         """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
-        stage = ring.stage(step)
         out = [ring.wait_full(step), at.wgmma_fence()]
         for row in range(0, self.tile_kv, MMA_K):
-            out.append(
-                at.wgmma_registers(
-                    self.output.slot,
-                    part(self.packed.slot, row // 4, 4),
-                    self.value_slot(stage, row, MMA_K),
-                    const(1) if row else step.ne(0),
-                    n=self.dim,
-                    dtype=self.dtype,
-                    transposed=True,
-                    b_desc=self.value_descriptor,
-                )
-            )
+            probs, go_on = part(self.packed.slot, row // 4, 4), const(1) if row else step.ne(0)
+            values = self.value_rows(ring.stage(step), row)
+            out.append(wgmma(self.output.slot, probs, values, go_on, self.dtype))
         return [*out, at.wgmma_commit()]
 
     def to_probs(self, step: UOp, masked: bool, first: bool = False) -> tuple[Float32, Float32]:

@@ -35,8 +35,9 @@ from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import PointerParam, TensorMapParam
-from ptxflow.compiler.layout import SmemTile, descriptor_hopper
+from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.operands import Matrix, rows_along_k
 
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
@@ -248,18 +249,9 @@ class Keys(Work):
         cleared = when(WARP < 4, clear, at.fence_proxy_async())
         return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
-    # -- descriptors ---------------------------------------------------------------------------
-
-    @property
-    def value_descriptor(self) -> int:
-        """Of a tile of values, whose rows run along K: blocks of columns, groups of eight rows."""
-        return descriptor_hopper(0, self.tile.block_bytes, 8 * ROW, ROW)
-
-    def value_slot(self, stage: Value, row: int, rows: int) -> UOp:
-        """From some rows of the first block of columns to the same rows of the last one."""
-        blocks = self.dim // WIDE
-        extent = (blocks - 1) * self.tile.block_bytes + rows * ROW
-        return slot(self.rings["v"][1], stage, row * ROW, extent)
+    def value_rows(self, stage: Value, row: int) -> Matrix:
+        """Some rows of values, from the first block of columns to the last one."""
+        return rows_along_k(self.tile, self.rings["v"][1], stage, row, 0, self.dim // WIDE)
 
     # -- parameters ----------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.span import Span, Work
-from ptxflow.compiler.layout import descriptor_hopper
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.operands import Matrix, wgmma
 from ptxflow.compiler.tile.softmax import RISE, SUM, Fragment, OnlineSoftmax
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat
 
@@ -27,7 +27,6 @@ READ = (5, 6)  # a side has used the other one's probs
 MMA_K = 16
 #: below every score, and such that its products with scales, of up to 2^26, are finite
 FLOOR = -(2.0**100)
-WEIGHTS = descriptor_hopper(0, 0, GROUP * LINE, LINE)
 
 
 class Warpgroup(Leaver):
@@ -122,20 +121,10 @@ class Warpgroup(Leaver):
         out = [each.ring.wait_full(t), at.wgmma_fence()]
         for block in range(each.blocks):
             for step in range(0, LINE, MMA_K * ELEMENT):
-                out.append(
-                    at.wgmma(
-                        self.scores.slot,
-                        each.block(each.queries, 0, ROWS, block),
-                        each.block(each.tiles, stage, k.tile, block),
-                        int(number + block + step > 0),
-                        n=k.tile,
-                        dtype=k.dtype,
-                        a_step=step,
-                        b_step=step,
-                        a_desc=each.descriptor,
-                        b_desc=each.descriptor,
-                    )
-                )
+                q = each.matrix(each.queries, 0, ROWS, block, step)
+                tokens = each.matrix(each.tiles, stage, k.tile, block, step)
+                go_on = int(number + block + step > 0)
+                out.append(wgmma(self.scores.slot, q, tokens, go_on, k.dtype))
         return out
 
     def _token(self, span: Span, t: UOp) -> UOp:
@@ -212,21 +201,11 @@ class Warpgroup(Leaver):
 
     def _add(self, t: UOp, columns: range, own: bool) -> list[UOp]:
         """Weights from registers, or those that the other one stored, times values."""
-        each, out = self.values, [at.wgmma_fence()]
-        attrs = {"n": self.kernel.half, "dtype": self.kernel.dtype, "transposed": True}
-        attrs["b_desc"] = each.value_descriptor
+        k, each, out = self.kernel, self.values, [at.wgmma_fence()]
         for row in columns:
-            tokens = slot(
-                each.tiles,
-                each.ring.stage(t),
-                row // GROUP * each.group,
-                MMA_K // GROUP * each.group,
-            )
-            if own:
-                probs = part(self.packed.slot, row // 4, 4)
-                out.append(at.wgmma_registers(self.sums.slot, probs, tokens, 1, **attrs))
-            else:
-                stored = slot(self.kernel.probs)
-                step = {"a_step": row * ELEMENT, "a_desc": WEIGHTS}
-                out.append(at.wgmma(self.sums.slot, stored, tokens, 1, **attrs, **step))
+            tokens = each.tokens(each.ring.stage(t), row)
+            probs: Matrix | UOp = part(self.packed.slot, row // 4, 4)
+            if not own:
+                probs = Matrix(slot(k.probs), 0, GROUP * LINE, LINE, row * ELEMENT)
+            out.append(wgmma(self.sums.slot, probs, tokens, 1, k.dtype))
         return out

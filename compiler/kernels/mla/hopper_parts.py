@@ -17,7 +17,7 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import COPIERS, LINE, ROWS, W
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import Shape
 from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.layout import descriptor_hopper
+from ptxflow.compiler.tile.operands import Matrix
 
 GROUP = 8  # rows
 BLOCK = GROUP * LINE  # bytes of a column block of a group
@@ -44,19 +44,15 @@ class Part:
         """Bytes of eight rows."""
         return self.blocks * BLOCK
 
-    @property
-    def descriptor(self) -> int:
-        """Of rows as they are, along K."""
-        return descriptor_hopper(0, 0, self.group, LINE)
+    def matrix(self, storage: UOp, stage: Value, rows: int, number: int, step: int) -> Matrix:
+        """A step along K, `step` bytes on in a column block of the first rows."""
+        extent = (rows // GROUP - 1) * self.group + BLOCK
+        return Matrix(slot(storage, stage, number * BLOCK, extent), 0, self.group, LINE, step)
 
-    @property
-    def value_descriptor(self) -> int:
-        """Of rows that run along K: blocks of columns, groups of eight rows."""
-        return descriptor_hopper(0, BLOCK, self.group, LINE)
-
-    def block(self, storage: UOp, stage: Value, rows: int, number: int) -> UOp:
-        """A column block of the first rows."""
-        return slot(storage, stage, number * BLOCK, (rows // GROUP - 1) * self.group + BLOCK)
+    def tokens(self, stage: Value, row: int) -> Matrix:
+        """16 rows of a tile, along K, by all columns."""
+        rows = slot(self.tiles, stage, row // GROUP * self.group, 16 // GROUP * self.group)
+        return Matrix(rows, BLOCK, self.group, LINE, transposed=True)
 
     def copy(self, tensor: str, group: UOp, half: int, index: UOp) -> UOp:
         """Four rows of a group, of which a lane's is `index` in the tensor, to all blocks."""

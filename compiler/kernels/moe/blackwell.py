@@ -31,8 +31,8 @@ from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.layout import instruction_descriptor
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.operands import k_major, tcgen05
 
 BUFFERS = 2
 MMA_K = 32  # elements of K in one product
@@ -100,8 +100,6 @@ class Products(WaveSums):
 
     def mma(self, stage: UOp, buffer: UOp, scale_set: int, wave: int) -> list[UOp]:
         each, out = BLOCK // self.scale_sets, []
-        # kind::f8f6f4, e4m3 of both, float32 sums, both K-major (PTX ISA 9.7.16.4.2)
-        idesc = instruction_descriptor(TMEM_ROWS, self.width, "e4m3")
         for step in range(scale_set * each, (scale_set + 1) * each, MMA_K):
             for j in range(self.units):
                 if self.swapped:
@@ -109,21 +107,10 @@ class Products(WaveSums):
                     row, column = (wave * self.units + j) * TMEM_ROWS, 0
                 else:
                     left, right, row, column = self.tokens, self.weights, 0, wave * self.width
-                out.append(
-                    at.tcgen05_mma(
-                        slot(self.buffer, buffer, j * self.width, self.width),
-                        slot(left, stage, row * ROW, TMEM_ROWS * ROW),
-                        slot(right, stage, column * ROW, self.width * ROW),
-                        int(step % each > 0),
-                        cta_group=1,
-                        kind="f8f6f4",
-                        idesc=idesc,
-                        a_step=step,
-                        b_step=step,
-                        a_desc=self.token_tile.descriptor_blackwell(),
-                        b_desc=self.token_tile.descriptor_blackwell(),
-                    )
-                )
+                a = k_major(self.token_tile, left, stage, step, row * ROW, TMEM_ROWS)
+                b = k_major(self.token_tile, right, stage, step, column * ROW, self.width)
+                d = slot(self.buffer, buffer, j * self.width, self.width)
+                out.append(tcgen05(d, a, b, int(step % each > 0), TMEM_ROWS, "e4m3"))
         return out
 
     # -- adding up -----------------------------------------------------------------------------

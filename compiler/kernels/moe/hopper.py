@@ -29,6 +29,7 @@ from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.tile.operands import k_major, wgmma
 
 MMA_K = 32  # elements of K in one product
 
@@ -107,20 +108,10 @@ class Products(Grouped):
                 else:
                     left, right = self.tokens, self.weights
                     row, column = group * WARPGROUP_ROWS, unit * self.width
-                out.append(
-                    at.wgmma(
-                        part(self.part, j * self.each, self.each),
-                        slot(left, stage, row * ROW, WARPGROUP_ROWS * ROW),
-                        slot(right, stage, column * ROW, self.width * ROW),
-                        int(step % each > 0),
-                        n=self.width,
-                        dtype="e4m3",
-                        a_step=step,
-                        b_step=step,
-                        a_desc=self.token_tile.descriptor_hopper(),
-                        b_desc=self.token_tile.descriptor_hopper(),
-                    )
-                )
+                a = k_major(self.token_tile, left, stage, step, row * ROW, WARPGROUP_ROWS)
+                b = k_major(self.token_tile, right, stage, step, column * ROW, self.width)
+                acc = part(self.part, j * self.each, self.each)
+                out.append(wgmma(acc, a, b, int(step % each > 0), "e4m3"))
         return [*out, at.wgmma_commit()]
 
     # -- scaling -------------------------------------------------------------------------------
