@@ -7,10 +7,10 @@ the PTX as it is, or that the writer has no text for, is no mutant.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -114,10 +114,10 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
     for path, node in walk(kernel):
         if not path or node.op is Op.ROLE:
             continue
-        for kind, place, root in _operands(node):
+        for kind, place, root, put in _operands(node):
             if root.op is not Op.ALU:
                 for how, change, new in _leaf(root, kind, others):
-                    yield Candidate(how, f"{change} as {place}", root, new, node, path)
+                    yield Candidate(how, f"{change} as {place}", node, put(new), node, path)
             for value in _within(root):
                 for how, change, new in changes(value):
                     named = kind if kind in ("parity", "stage") else how
@@ -129,9 +129,7 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
                 yield Candidate(how, change, node, new, node, path)
 
 
-def drawn(
-    lowered: UOp, device: Device, count: int, rng: np.random.Generator
-) -> list[Mutant]:
+def drawn(lowered: UOp, device: Device, count: int, rng: np.random.Generator) -> list[Mutant]:
     """`count` mutants of a kernel or program, spread evenly over kernels and kinds; fewer where
     there are no more. No two have the same PTX."""
     heaps = list[tuple[UOp, list[Candidate]]]()
@@ -169,21 +167,37 @@ def text_of(tree: UOp, device: Device) -> str:
 # -- where values stand ---------------------------------------------------------------------------
 
 
-def _operands(node: UOp) -> Iterator[tuple[str, str, UOp]]:
-    """(kind of a leaf there, place, value) for every value of a statement."""
+Put = Callable[[UOp], UOp]  # the statement with another value there
+
+
+def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, Put]]:
+    """(kind of a leaf there, place, value, Put) for every value of a statement."""
     match node.op:
         case Op.LOOP:
-            for place, value in zip(("start", "stop", "step"), node.src[1:4], strict=True):
-                yield "bound", place, value
+            for i, place in enumerate(("start", "stop", "step"), 1):
+                yield "bound", place, node.src[i], partial(_with, node, i)
         case Op.IF:
-            yield "bound", "condition", node.src[0]
+            yield "bound", "condition", node.src[0], partial(_with, node, 0)
         case Op.ATOM:
-            for (name, kind), operand in zip(atom(node.arg.atom).operands, node.src, strict=True):
+            for i, (name, kind) in enumerate(atom(node.arg.atom).operands):
+                operand = node.src[i]
                 if operand.op in VALUES:
-                    yield "parity" if name == "parity" else "constant", name, operand
+                    bits = name == "value" and operand.op is Op.CONST and operand.arg[0] >> 24
+                    how = "parity" if name == "parity" else "scale" if bits else "constant"
+                    yield how, name, operand, partial(_with, node, i)
                 elif operand.op is Op.SLOT and kind != "global":
-                    yield "stage", f"stage of {name}", operand.src[1]
-                    yield "offset", f"offset of {name}", operand.src[2]
+                    for k, part in ((1, "stage"), (2, "offset")):
+                        if k == 2 or kind != "frag":
+                            put = partial(_inside, node, i, k)
+                            yield part, f"{part} of {name}", operand.src[k], put
+
+
+def _with(node: UOp, i: int, new: UOp) -> UOp:
+    return UOp(node.op, (*node.src[:i], new, *node.src[i + 1 :]), node.arg, node.site)
+
+
+def _inside(node: UOp, i: int, k: int, new: UOp) -> UOp:
+    return _with(node, i, _with(node.src[i], k, new))
 
 
 def _within(value: UOp) -> Iterator[UOp]:
@@ -277,6 +291,10 @@ def _leaf(leaf: UOp, kind: str, others: _Variables) -> Iterator[Change]:
     """Of a constant, its neighbours, its double and half, and 0; of a variable, another, or 0."""
     if leaf.op is Op.CONST:
         held, name = leaf.arg
+        if kind == "scale":
+            for bits in _immediates(held, True):
+                yield kind, f"{_shown(held, kind)} to {_shown(bits, kind)}", const(bits)
+            return
         told = f"{name} = {held}" if name else str(held)
         for number in dict.fromkeys((held + 1, held - 1, held * 2, held // 2, 0)):
             if number != held:
@@ -309,21 +327,20 @@ def _statements(node: UOp) -> Iterator[Change]:
             yield "instruction", f"as {other.name}", UOp(Op.ATOM, src, new_use, node.site)
 
 
-def _shown(held: object, kind: str) -> str:
-    if kind == "scale" and isinstance(held, int):
-        return f"{struct.unpack('<f', held.to_bytes(4, 'little'))[0]:.6g}"
-    return str(held)
+def _shown(held: Any, kind: str) -> str:
+    return f"{np.uint32(held).view(np.float32):.6g}" if kind == "scale" else str(held)
 
 
-def _immediates(held: object, real: bool) -> Iterator[object]:
+def _immediates(held: Any, real: bool) -> Iterator[Any]:
     if isinstance(held, bool):
         yield not held
     elif isinstance(held, int) and real:  # the double, the opposite, zero, one and a sixteenth
-        bits = struct.unpack("<f", held.to_bytes(4, "little"))[0]
-        for number in dict.fromkeys((bits * 2 or 1.0, -bits, 0.0, bits * 1.0625)):
-            new = int.from_bytes(struct.pack("<f", number), "little")
-            if number != bits:
-                yield new
+        number = np.uint32(held).view(np.float32)
+        with np.errstate(all="ignore"):
+            made = (number * 2 or 1.0, -number, 0.0, number * np.float32(1.0625))
+        for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made):
+            if bits != held:
+                yield bits
     elif isinstance(held, int):
         for step in dict.fromkeys((held + 1, held - 1, held * 2, held // 2, 0)):
             if step != held and step >= 0:
