@@ -184,6 +184,7 @@ def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, Put]]:
                 if operand.op in VALUES:
                     bits = name == "value" and operand.op is Op.CONST and operand.arg[0] >> 24
                     how = "parity" if name == "parity" else "scale" if bits else "constant"
+                    how = "predicate" if name in ("accumulate", "inside") else how
                     yield how, name, operand, partial(_with, node, i)
                 elif operand.op is Op.SLOT and kind != "global":
                     for k, part in ((1, "stage"), (2, "offset")):
@@ -291,6 +292,9 @@ def _leaf(leaf: UOp, kind: str, others: _Variables) -> Iterator[Change]:
     """Of a constant, its neighbours, its double and half, and 0; of a variable, another, or 0."""
     if leaf.op is Op.CONST:
         held, name = leaf.arg
+        if kind == "predicate":  # all but 0 is true
+            yield "constant", f"{held} to {int(not held)}", const(int(not held))
+            return
         if kind == "scale":
             for bits in _immediates(held, True):
                 yield kind, f"{_shown(held, kind)} to {_shown(bits, kind)}", const(bits)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def judge(
     except Exception as error:  # any at all: a run of hours must not end by one mutant's
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
-    check_s, emulator_s = (round(b - a, 3) for a, b in zip(times, times[1:], strict=False))
+    check_s, emulator_s = (round(b - a, 3) for a, b in pairwise(times))
     made = {"verdict": verdict, "why": why, "check_s": check_s, "emulator_s": emulator_s}
     return Judged(kind=mutant.operator, text=str(mutant), **known, **made)  # type: ignore[arg-type]
 
@@ -330,7 +331,7 @@ def table(summary: Summary) -> str:
 def run(
     jobs: Sequence[Job], device: Device, count: int, workers: int, seed: int, log: Path | None
 ) -> list[Judged]:
-    """`count` mutants, spread evenly over the families and their kernels, on `workers` processes."""
+    """`count` mutants, spread over families and their kernels, on `workers` processes."""
     kernels = Counter(strategy.family for _, strategy in jobs)
     shares: dict[int, list[Job]] = {}  # by mutants of a kernel
     for problem, strategy in jobs:
