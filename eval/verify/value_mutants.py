@@ -7,6 +7,7 @@ the PTX as it is, or that the writer has no text for, is no mutant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,14 +22,15 @@ from ptxflow.compiler.ir import VALUES, Op, UOp, Use, alu, body_of, const, edit,
 from ptxflow.eval.verify.mutants import Mutant
 
 #: what is changed: a turn's parity; a ring's stage; a loop's or comparison's bound; a factor; a
-#: summand; a divisor, mask or shift, which take an index apart; another constant; which variable;
-#: an operator; an immediate; a float constant; an instruction
-KINDS = ("parity", "stage", "bound", "stride", "offset", "digit", "constant", "variable",
-         "operator", "immediate", "scale", "instruction")  # fmt: skip
+#: summand; a divisor, mask or shift, which take an index apart; another constant; which register;
+#: which variable; an operator; an immediate; a float constant; an instruction
+KINDS = ("parity", "stage", "bound", "stride", "offset", "digit", "constant", "register",
+         "variable", "operator", "immediate", "scale", "instruction")  # fmt: skip
 FLOATS = ("factor", "summand", "value")  # attributes that hold the bits of a float32
-#: attributes that the validator alone reads, and those of which the mutants of order are
+#: attributes that the validator alone reads, hints, and those that mutants of order change
 _NOT_TEXT = {"unread", "last", "across", "apart", "alike", "everywhere", "handed", "begun", "pipe",
-             "id", "threads", "pending", "registers", "direction", "mask", "columns"}  # fmt: skip
+             "id", "threads", "pending", "registers", "direction", "mask", "columns",
+             "prefetch"}  # fmt: skip
 _BOUNDS = {"lt", "ge", "eq", "ne", "min"}
 _DIGITS = {"div", "rem", "shl", "shr", "and", "xor", "or", "mulhi"}
 _BECOMES = {
@@ -110,16 +112,18 @@ def candidates(kernel: UOp) -> Iterator[Candidate]:
 
 def _all(kernel: UOp) -> Iterator[Candidate]:
     others = _Variables(kernel)
-    changes = cache(lambda node: tuple(_changes(node, others)))
+    changes = cache(lambda node, grain: tuple(_changes(node, others, grain)))
     for path, node in walk(kernel):
         if not path or node.op is Op.ROLE:
             continue
-        for kind, place, root, put in _operands(node):
+        for kind, place, root, grain, put in _operands(node):
             if root.op is not Op.ALU:
-                for how, change, new in _leaf(root, kind, others):
-                    yield Candidate(how, f"{change} as {place}", node, put(new), node, path)
+                for how, change, new in _leaf(root, kind, others, grain):
+                    changed = put(new)
+                    if _in_registers(changed):
+                        yield Candidate(how, f"{change} as {place}", node, changed, node, path)
             for value in _within(root):
-                for how, change, new in changes(value):
+                for how, change, new in changes(value, grain):
                     named = kind if kind in ("parity", "stage") else how
                     change = f"{change} in {place}"
                     yield Candidate(named, change, value, new, node, None)
@@ -170,27 +174,42 @@ def text_of(tree: UOp, device: Device) -> str:
 Put = Callable[[UOp], UOp]  # the statement with another value there
 
 
-def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, Put]]:
-    """(kind of a leaf there, place, value, Put) for every value of a statement."""
+def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, int, Put]]:
+    """(kind of a leaf there, place, value, grain, Put) for every value of a statement. What is less
+    than the grain does not show: a matrix descriptor has no room for it."""
     match node.op:
         case Op.LOOP:
             for i, place in enumerate(("start", "stop", "step"), 1):
-                yield "bound", place, node.src[i], partial(_with, node, i)
+                yield "bound", place, node.src[i], 1, partial(_with, node, i)
         case Op.IF:
-            yield "bound", "condition", node.src[0], partial(_with, node, 0)
+            yield "bound", "condition", node.src[0], 1, partial(_with, node, 0)
         case Op.ATOM:
             for i, (name, kind) in enumerate(atom(node.arg.atom).operands):
                 operand = node.src[i]
                 if operand.op in VALUES:
-                    bits = name == "value" and operand.op is Op.CONST and operand.arg[0] >> 24
-                    how = "parity" if name == "parity" else "scale" if bits else "constant"
-                    how = "predicate" if name in ("accumulate", "inside") else how
-                    yield how, name, operand, partial(_with, node, i)
+                    yield _kind(node, name, operand), name, operand, 1, partial(_with, node, i)
+                elif operand.op is Op.SLOT and kind == "frag":
+                    put = partial(_inside, node, i, 2)
+                    yield "register", f"register of {name}", operand.src[2], operand.arg, put
                 elif operand.op is Op.SLOT and kind != "global":
+                    grain = 16 if kind == "desc" else 1
                     for k, part in ((1, "stage"), (2, "offset")):
-                        if k == 2 or kind != "frag":
-                            put = partial(_inside, node, i, k)
-                            yield part, f"{part} of {name}", operand.src[k], put
+                        put = partial(_inside, node, i, k)
+                        yield part, f"{part} of {name}", operand.src[k], grain, put
+
+
+def _in_registers(node: UOp) -> bool:
+    """Whether every register that a statement names is one that there is."""
+    named = [s for s in node.src if s.op is Op.SLOT and s.src[0].op is Op.FRAG]
+    return all(s.src[2].arg[0] + s.arg <= s.src[0].arg.size for s in named)
+
+
+def _kind(node: UOp, name: str, operand: UOp) -> str:
+    """Of a leaf that is an operand of an instruction."""
+    if name == "value" and operand.op is Op.CONST:
+        target = node.src[0].src[0].arg.dtype if node.src[0].op is Op.SLOT else ""
+        return "scale" if target == "f32" or operand.arg[0] >> 24 else "constant"
+    return {"parity": "parity", "accumulate": "predicate", "inside": "inside"}.get(name, "constant")
 
 
 def _with(node: UOp, i: int, new: UOp) -> UOp:
@@ -250,7 +269,7 @@ def _leaves(node: UOp) -> Iterator[UOp]:
 Change = tuple[str, str, UOp]  # kind, change, new node
 
 
-def _changes(node: UOp, others: _Variables) -> Iterator[Change]:
+def _changes(node: UOp, others: _Variables, grain: int) -> Iterator[Change]:
     """Of an operation: another operator, an operand alone, an operand changed."""
     left, right = node.src
     for name in _BECOMES.get(node.arg, ()):
@@ -258,15 +277,46 @@ def _changes(node: UOp, others: _Variables) -> Iterator[Change]:
     if node.arg == "min":
         larger = alu("sub", alu("add", left, right), node)
         yield "operator", "min to max", larger
-    if node.arg in ("lt", "ge"):
+    if node.arg in ("lt", "ge") and not _same_bound(left, right, alu("add", right, 1)):
         yield "bound", f"{node.arg} of one more", alu(node.arg, left, alu("add", right, 1))
     for side, kept in (("left", left), ("right", right)):
         yield "operator", f"{node.arg}'s {side} operand alone", kept
     for i, operand in enumerate(node.src):
         if operand.op is not Op.ALU:
-            for how, change, new in _leaf(operand, _part(node.arg, i), others):
+            for how, change, new in _leaf(operand, _part(node.arg, i), others, grain):
+                if node.arg in ("lt", "ge") and i and _same_bound(left, right, new):
+                    continue
                 sides = (new, right) if i == 0 else (left, new)
                 yield from _made(how, f"{change} in {node.arg}", node.arg, *sides)
+
+
+def _same_bound(left: UOp, bound: UOp, new: UOp) -> bool:
+    """Whether the multiples that `left` takes are below both bounds, or below neither."""
+    unit = multiple_of(left)
+    if bound.op is Op.CONST and new.op is Op.CONST:
+        return -(-bound.arg[0] // unit) == -(-new.arg[0] // unit)
+    return False
+
+
+def multiple_of(value: UOp) -> int:
+    """The power of two of which all values are multiples, as far as the expression tells; it divides
+    2^32, so that they may wrap."""
+    if value.op is Op.CONST:
+        return (value.arg[0] & -value.arg[0]) or 1 << 31
+    if value.op is not Op.ALU:
+        return 1
+    left, right = map(multiple_of, value.src)
+    known = value.src[1].op is Op.CONST
+    match value.arg:
+        case "mul":
+            return min(left * right, 1 << 31)
+        case "add" | "sub" | "min" | "rem":
+            return math.gcd(left, right)
+        case "shl" if known:
+            return min(left << value.src[1].arg[0], 1 << 31)
+        case "and" if known:
+            return max(left, right)
+    return 1
 
 
 def _part(operation: str, index: int) -> str:
@@ -288,21 +338,24 @@ def _made(kind: str, change: str, name: str, left: UOp, right: UOp) -> Iterator[
     yield kind, change, alu(name, left, right)
 
 
-def _leaf(leaf: UOp, kind: str, others: _Variables) -> Iterator[Change]:
+def _leaf(leaf: UOp, kind: str, others: _Variables, grain: int = 1) -> Iterator[Change]:
     """Of a constant, its neighbours, its double and half, and 0; of a variable, another, or 0."""
     if leaf.op is Op.CONST:
         held, name = leaf.arg
-        if kind == "predicate":  # all but 0 is true
+        told = f"{name} = {held}" if name else str(held)
+        if kind == "register":  # those beside it
+            for number in {held - grain, held + grain, held + 1} - {-1}:
+                if number >= 0:
+                    yield kind, f"{told} to {number}", const(number)
+        elif kind == "predicate":  # all but 0 is true
             yield "constant", f"{held} to {int(not held)}", const(int(not held))
-            return
-        if kind == "scale":
+        elif kind == "scale":
             for bits in _immediates(held, True):
                 yield kind, f"{_shown(held, kind)} to {_shown(bits, kind)}", const(bits)
-            return
-        told = f"{name} = {held}" if name else str(held)
-        for number in dict.fromkeys((held + 1, held - 1, held * 2, held // 2, 0)):
-            if number != held:
-                yield kind, f"{told} to {number}", const(number, name)
+        elif kind != "inside":  # a constant of text, not of PTX
+            for number in dict.fromkeys((held + grain, held - grain, held * 2, held // 2, 0)):
+                if number != held:
+                    yield kind, f"{told} to {number}", const(number, name)
         return
     name = leaf.arg if leaf.op is Op.PARAM else leaf.arg[0]
     for other in others.instead(leaf):
@@ -338,10 +391,12 @@ def _shown(held: Any, kind: str) -> str:
 def _immediates(held: Any, real: bool) -> Iterator[Any]:
     if isinstance(held, bool):
         yield not held
+    elif isinstance(held, int) and real and held % (1 << 31) == 0:  # a zero
+        yield int(np.float32(1).view(np.uint32))
     elif isinstance(held, int) and real:  # the double, the opposite, zero, one and a sixteenth
         number = np.uint32(held).view(np.float32)
         with np.errstate(all="ignore"):
-            made = (number * 2 or 1.0, -number, 0.0, number * np.float32(1.0625))
+            made = (number * 2, -number, 0.0, number * np.float32(1.0625))
         for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made):
             if bits != held:
                 yield bits

@@ -98,7 +98,7 @@ def judge(
         try:
             validate(mutant.tree)
         except CompileError as refusal:
-            verdict, why = "validator", type(refusal).__name__
+            verdict, why = "validator", str(refusal).splitlines()[0]
         times.append(time.process_time())
         if not verdict:
             verdict, why = _emulated(mutant.tree, trials, larger)
@@ -106,8 +106,8 @@ def judge(
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
     check_s, emulator_s = (round(b - a, 3) for a, b in pairwise(times))
-    made = {"verdict": verdict, "why": why, "check_s": check_s, "emulator_s": emulator_s}
-    return Judged(kind=mutant.operator, text=str(mutant), **known, **made)  # type: ignore[arg-type]
+    made = Judged("", "", mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
+    return replace(made, **known)  # type: ignore[arg-type]  of strings
 
 
 def _emulated(tree: UOp, trials: Emulate, larger: Emulate) -> tuple[str, str]:
@@ -174,6 +174,8 @@ def larger_problem(
         most = dict(small.problem.axes)[name] * LARGEST
         tried = axes | {name: round(min(axes[name] * LARGEST ** rng.uniform(0, 1), most))}
         tried |= {n: rule(tried[of]) for n, (of, rule) in FOLLOWING.items() if {n, of} <= set(axes)}
+        if "max_num_pages" in axes:  # of a sequence: none of them may be another's
+            tried["num_pages"] = tried["batch_size"] * tried["max_num_pages"] + 2
         problem = replace(small.problem, axes=tuple(tried.items()))
         try:
             same = write(maker.build(problem, strategy, device), device) == text
@@ -244,7 +246,7 @@ def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: J
             given = {"family": strategy.family, "kernel": name, "id": key}
             if malformed(changed, entries):
                 known[key] = Judged(
-                    kind=mutant.operator, text=str(mutant), verdict="malformed", **given
+                    **given, kind=mutant.operator, text=str(mutant), verdict="malformed"
                 )
             else:
                 known[key] = judge(whole, validate, trials, on_larger, **given)
