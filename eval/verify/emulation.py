@@ -8,10 +8,9 @@ in every direction, and others that are chosen by what they cover of the kernel'
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptxflow.compiler.backend import cache
@@ -22,7 +21,7 @@ from ptxflow.compiler.family import Problem, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.cases import case_of
-from ptxflow.eval.verify.trials import Covering, cover, differences
+from ptxflow.eval.verify.trials import cover, differences, quoted
 
 SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as it can
 
@@ -92,25 +91,15 @@ def covering_emulation(
     problem: Problem, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
     """As `run_emulation`, and then on problems chosen by what they cover of the kernel's text."""
-    first = run_emulation(problem, strategy, device, seeds)
-    return joined(first, cover(problem, strategy, device)) if first.right else first
-
-
-def joined(first: Emulation, covering: Covering) -> Emulation:
-    """The verdict on the first problem, and on those that covered the text."""
-    gaps = covering.gaps
-    return replace(
-        first,
-        exact=not covering.error,
-        error=covering.error,
-        fault=covering.fault,
-        hazards=tuple(f"{h} (schedule {seed})" for h, seed in sorted(covering.hazards.items())),
-        seconds=first.seconds + covering.seconds,
-        problems=covering.tried,
-        items=covering.items,
-        open=len(gaps),
+    found = cover(problem, strategy, device, seeds)
+    small = family(strategy.family).trial(problem, strategy, device)
+    gaps = found.gaps
+    return Emulation(
+        dict(small.problem.axes), len(seeds), not found.error, found.seconds, found.error,
+        tuple(f"{h} (schedule {seed})" for h, seed in sorted(found.hazards.items())), found.fault,
+        problems=found.tried - len(seeds) + 1, items=found.items, open=len(gaps),
         unexecuted=tuple(str(g) for g in gaps if g.kind == "instruction"),
-    )
+    )  # fmt: skip
 
 
 def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Emulation:
@@ -162,17 +151,3 @@ def emulate_kernel(
     noted = tuple(f"{quoted(h, ptx)} (schedule {seed})" for h, seed in sorted(hazards.items()))
     seconds = time.process_time() - began
     return Emulation(axes, len(seeds), not error, seconds, error, noted, fell)
-
-
-def quoted(hazard: str, ptx: str) -> str:
-    """A hazard with the PTX statement beside each `line N`, unless it quotes statements itself."""
-    lines = ptx.splitlines()
-
-    def quote(found: re.Match[str]) -> str:
-        number = int(found[1])
-        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        return f"{found[0]} `{text}`" if text else found[0]
-
-    text = " ".join(hazard.split())
-    return text if "`" in text else re.sub(r"\bline (\d+)\b", quote, text)
-

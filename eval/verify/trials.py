@@ -7,6 +7,7 @@ that very text; where constants are smaller, a text that differs from it in numb
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,8 +122,9 @@ class Covering:
         """Of all that can be covered."""
         return sum(len(c.hits) + len(c.outcomes) + len(c.digits) for c in self.entries.values())
 
-    def add(self, given: Attempt, outcome: Outcome, counts: bool) -> None:
-        """A run; what it covered is added where it `counts`, and the attempt kept if any is new."""
+    def add(self, given: Attempt, outcome: Outcome, counts: bool, ptx: str) -> None:
+        """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
+        of it is new."""
         self.tried += 1
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
@@ -133,34 +135,39 @@ class Covering:
         if before is None or {g.key for g in self.gaps} != before:
             self.chosen.append(given)
         for text in map(str, outcome.report.hazards):
-            self.hazards.setdefault(text, given.seed)
+            self.hazards.setdefault(quoted(text, ptx), given.seed)
         self.error, self.fault = outcome.error, outcome.fault
 
 
 def cover(
-    problem: Problem, strategy: Strategy, device: Device, seconds: float = SECONDS
+    problem: Problem,
+    strategy: Strategy,
+    device: Device,
+    seeds: Sequence[int] = (0,),
+    seconds: float = SECONDS,
 ) -> Covering:
-    """Emulate the family's problems in turn until all is covered, or the time is over; stops at the
-    first wrong value or fault."""
+    """Emulate the family's first problem under every schedule, then its others in turn until all is
+    covered, or the time is over; stops at the first wrong value or fault."""
     maker, began, out = family(strategy.family), time.process_time(), Covering()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     shape, out.same = _shape(problem, strategy, device, whole)
     sizes = maker.trials(problem, strategy, device).sizes
-    attempts = [Attempt(small.problem, 0, small.blocks)]
-    attempts += _attempts(small.problem, shape, sizes)
-    for given in attempts:
-        if out.entries and not out.gaps:
-            break
-        if time.process_time() - began > seconds and out.tried > 1:
-            break
+    for given in [
+        *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
+        *_attempts(small.problem, shape, sizes),
+    ]:
+        if out.tried >= len(seeds):
+            late = time.process_time() - began > seconds and out.tried > len(seeds)
+            if late or (out.entries and not out.gaps):
+                break
         kernel = _built(given.problem, strategy, device)
         if kernel is None:
             continue
         ptx = write(kernel, device)
         launch = maker.launch(given.problem, strategy, device)
         outcome = attempt(ptx, launch, given.case(), given)
-        out.add(given, outcome, skeleton(ptx) == whole)
+        out.add(given, outcome, skeleton(ptx) == whole, ptx)
         if out.error:
             break
     out.seconds = time.process_time() - began
@@ -168,7 +175,7 @@ def cover(
 
 
 def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
-    """The kernel; nothing where the strategy is not one of the problem's."""
+    """The kernel; nothing where the strategy is none of the problem's."""
     maker = family(strategy.family)
     try:
         return maker.build(problem, strategy, device)
@@ -197,3 +204,16 @@ def _shape(
         if kernel is not None and skeleton(write(kernel, device)) == whole:
             return dict(shape), True
     return dict(shapes[-1]) if shapes else {}, False
+
+
+def quoted(hazard: str, ptx: str) -> str:
+    """A hazard with the PTX statement beside each `line N`, unless it quotes statements itself."""
+    lines = ptx.splitlines()
+
+    def quote(found: re.Match[str]) -> str:
+        number = int(found[1])
+        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return f"{found[0]} `{text}`" if text else found[0]
+
+    text = " ".join(hazard.split())
+    return text if "`" in text else re.sub(r"\bline (\d+)\b", quote, text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.backend import cache
-from ptxflow.eval.verify import emulation
+from ptxflow.eval.verify import emulation, trials
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
 from ptxflow.eval.verify.results import read
@@ -73,11 +73,11 @@ def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_hazard_quotes_both_statements():
     ptx = "first;\n  second a, b;\nthird;"
-    assert emulation.quoted("line 1: not ordered after line 2", ptx) == (
+    assert trials.quoted("line 1: not ordered after line 2", ptx) == (
         "line 1 `first;`: not ordered after line 2 `second a, b;`"
     )
-    assert emulation.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
-    assert emulation.quoted("line 9: gone", ptx) == "line 9: gone"
+    assert trials.quoted("line 3: `third;` is late", ptx) == "line 3: `third;` is late"
+    assert trials.quoted("line 9: gone", ptx) == "line 9: gone"
 
 
 def test_bfloat16():

@@ -99,7 +99,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
     looped = (Size({"batch_size": 3}, 1),) if k.loops else ()
-    sizes = (Size({"batch_size": 3}), *looped, Size({"batch_size": 1}, absent=True))
+    sizes = (Size({"batch_size": 1}, None, 2, absent=True), Size({"batch_size": 3}, None, 4), *looped)
     return Trials(shapes, sizes)
 
 

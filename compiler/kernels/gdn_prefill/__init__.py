@@ -83,9 +83,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(axes, None, some, absent)
 
     sizes = (
-        size(3, k.chunk + 9, absent=True),
-        size(1, (2 * k.stages + 1) * k.chunk + 1, 2),
-        size(4, 2 * k.chunk, 4),
+        size(1, k.chunk + 9, 1, absent=True),
+        size(2, k.chunk + 9, 2),
+        size(1, (2 * k.stages + 1) * k.chunk + 1, 1),
     )
     return Trials(shapes, sizes)
 

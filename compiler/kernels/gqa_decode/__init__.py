@@ -23,6 +23,7 @@ from ptxflow.compiler.launch import Launch, Workspace, parameter
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
+MANY = 4096  # tokens of which only some CTAs are emulated
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
@@ -154,13 +155,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size({**rows, "num_kv_indices": pages, "num_pages": pages + 2}, None, some)
 
     turns = min(34 * k.stages, 4 * k.tiles) * stride
+    many = 9 * k.chunk + 5
     sizes = (
+        size(160, 170 * page, 4),
         size(2, 3 * k.chunk + k.tile + 3),
-        size(3, 6 * k.chunk + 5),
-        size(160, 170 * page, 6),
-        size(300, 310 * page, 6),
+        size(1, many, 0 if many < MANY else 2),
         size(2, turns),
-        size(2, 20 * k.chunk, 4),
+        size(300, 310 * page, 4),
     )
     return Trials(shapes, sizes)
 

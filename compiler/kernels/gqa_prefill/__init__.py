@@ -133,10 +133,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
             return Size({**axes, "num_kv_indices": pages, "num_pages": pages + 3}, None, some)
         return Size({**axes, "total_kv": tokens}, None, some)
 
+    whole = 2 * k.tokens + 5
     sizes = (
-        size(2, 3 * k.tokens + 5, (2 * s.stages + 3) * tile + 7),
-        size(1, 5, (3 * s.stages + 2) * tile + 1),
         size(70, 90, 140, 6),
+        size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
+        size(1, 5, (3 * s.stages + 2) * tile + 1),
         size(1, 2, 34 * s.stages * tile, 1),
         size(140, 200, 300, 6),
     )

@@ -144,7 +144,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     beyond 1,024."""
     own = dict(p.axes)
     shapes = []
-    for blocks, inner in ((7, 2), (7, 4), (3, 2), (5, 2), (14, 4), (2, 2), (4, 2), (4, 4)):
+    for blocks, inner in ((7, 2), (14, 2), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4)):
+        if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
+            continue
         sized = dict(_sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes)
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
