@@ -299,8 +299,8 @@ def _same_bound(left: UOp, bound: UOp, new: UOp) -> bool:
 
 
 def multiple_of(value: UOp) -> int:
-    """The power of two of which all values are multiples, as far as the expression tells; it divides
-    2^32, so that they may wrap."""
+    """The power of two of which all values are multiples, as far as the expression tells; as it
+    divides 2^32, they may wrap."""
     if value.op is Op.CONST:
         return (value.arg[0] & -value.arg[0]) or 1 << 31
     if value.op is not Op.ALU:

@@ -57,7 +57,7 @@ from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "malformed", "crashed")
-LARGEST = 3.0  # times an axis of the trial
+SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
 SLOWER = 4.0  # times the kernel's own time on a problem, and GRACE: the run does not end
 GRACE = 3.0  # seconds
@@ -69,14 +69,14 @@ Emulate = Callable[[UOp], Emulation]
 class Judged:
     """A mutant without its tree. `why`: the refusal, or the first complaint of the emulator."""
 
-    family: str
-    kernel: str
     kind: str
     text: str
     verdict: str
     why: str = ""
     check_s: float = 0.0
     emulator_s: float = 0.0
+    family: str = ""
+    kernel: str = ""  # its name in a log, and the mutant's
     id: str = ""
 
     def __str__(self) -> str:
@@ -87,9 +87,9 @@ class Judged:
 
 
 def judge(
-    mutant: Mutant, validate: Callable[[UOp], None], trials: Emulate, larger: Emulate, **known: str
+    mutant: Mutant, validate: Callable[[UOp], None], trials: Emulate, larger: Emulate
 ) -> Judged:
-    """What becomes of a mutant; `known`: the other fields of what is returned.
+    """What becomes of a mutant.
 
     `validate` raises CompileError, `trials` emulates the kernels' own problems, `larger` others.
     """
@@ -106,8 +106,7 @@ def judge(
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
     check_s, emulator_s = (round(b - a, 3) for a, b in pairwise(times))
-    made = Judged("", "", mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
-    return replace(made, **known)  # type: ignore[arg-type]  of strings
+    return Judged(mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
 
 
 def _emulated(tree: UOp, trials: Emulate, larger: Emulate) -> tuple[str, str]:
@@ -166,13 +165,16 @@ def emulated(
 def larger_problem(
     lowered: UOp, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
 ) -> Trial:
-    """The trial with axes up to LARGEST times as large: those that the PTX does not depend on."""
+    """The trial with axes in SIZES times as large: those that the PTX does not depend on."""
     maker, text = family(strategy.family), write(lowered, device)
-    axes = dict(small.problem.axes)
+    own = dict(small.problem.axes)
+    axes = dict(own)
     free = [n for n in axes if FOLLOWING.get(n, ("",))[0] not in axes]
     for name in map(str, rng.permutation(free * 2)):  # one may need another to be larger first
-        most = dict(small.problem.axes)[name] * LARGEST
-        tried = axes | {name: round(min(axes[name] * LARGEST ** rng.uniform(0, 1), most))}
+        if axes[name] != own[name]:
+            continue
+        least, most = (own[name] * times for times in SIZES)
+        tried = axes | {name: int(rng.integers(least, most + 1))}
         tried |= {n: rule(tried[of]) for n, (of, rule) in FOLLOWING.items() if {n, of} <= set(axes)}
         if "max_num_pages" in axes:  # of a sequence: none of them may be another's
             tried["num_pages"] = tried["batch_size"] * tried["max_num_pages"] + 2
@@ -243,13 +245,11 @@ def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: J
         changed = write(whole.tree, device)
         key = _name(name, changed)
         if key not in known:
-            given = {"family": strategy.family, "kernel": name, "id": key}
             if malformed(changed, entries):
-                known[key] = Judged(
-                    **given, kind=mutant.operator, text=str(mutant), verdict="malformed"
-                )
+                found = Judged(mutant.operator, str(mutant), "malformed")
             else:
-                known[key] = judge(whole, validate, trials, on_larger, **given)
+                found = judge(whole, validate, trials, on_larger)
+            known[key] = replace(found, family=strategy.family, kernel=name, id=key)
             _append(log, known[key])
         out.append(known[key])
     return out

@@ -153,8 +153,7 @@ class Kernel(Block, Output):
         return WARP * 16
 
     def release(self, name: str, step: Value) -> UOp:
-        ring, _ = self.rings[name]
-        return single(at.mbar_arrive(slot(ring.empty, ring.stage(step))))
+        return self.rings[name][0].release(step)
 
     # -- turns ---------------------------------------------------------------------------------
 
