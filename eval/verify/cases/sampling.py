@@ -52,7 +52,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     there[:: max(3, vocab // SPREAD | 1)] = True
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
-    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, 8)
+    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, 3)
     row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:GREATER]] = 0.02 / GREATER
     return row.astype(np.float32)
