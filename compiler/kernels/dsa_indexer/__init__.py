@@ -104,7 +104,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """The problem's own number of tokens to choose: sequences below it, beyond what is ranked, and
-    of several spans; one of two turns of a sweep, where these are not long."""
+    of several spans; a single one that takes two turns of a sweep, or, where these are long, all
+    loads of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
     spans = [topk + topk // 2, s.room * topk + topk // 2 + 2 * page, 2 * s.span + 5]
@@ -114,8 +115,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
     sizes = [size(4, n) for n in spans]
-    if turn <= MOST_SWEPT:
-        sizes.append(size(1, turn + page + 9))
+    swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
+    if swept:
+        sizes.append(size(1, max(swept, s.room * topk + topk) + page + 9))
     return Trials(({"topk": topk},), tuple(sizes))
 
 
