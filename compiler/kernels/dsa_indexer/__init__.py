@@ -103,12 +103,13 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """The problem's own number of tokens to choose: sequences below it, beyond what is ranked, and
+    """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
     of several spans; a single one that takes two turns of a sweep, or, where these are long, all
     loads of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
-    spans = [topk + topk // 2, s.room * topk + topk // 2 + 2 * page, 2 * s.span + 5]
+    ranked = s.room * topk
+    spans = [max(ranked, topk + topk // 2), ranked + topk // 2 + 2 * page, 2 * s.span + 5]
 
     def size(batch: int, tokens: int) -> Size:
         pages = -(-tokens // page)
@@ -117,7 +118,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     sizes = [size(4, n) for n in spans]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
-        sizes.append(size(1, max(swept, s.room * topk + topk) + page + 9))
+        sizes.append(size(1, max(swept, ranked + topk) + page + 9))
     return Trials(({"topk": topk},), tuple(sizes))
 
 

@@ -25,6 +25,7 @@ RARE = 3  # rows whose k and p go with them
 NEAR = 1 << 16  # keys of the narrowest bin of a first digit
 ALIGNED = 1 << 18  # and of the widest
 GREATER = 20  # elements above those of the threshold's bin
+LEVELS = 4  # that elements of the bin have: k ends at the third, p of what it leaves at the second
 SPREAD = 512  # elements there that fit all lists, spread over the row
 
 
@@ -52,7 +53,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     there[:: max(3, vocab // SPREAD | 1)] = True
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
-    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, 3)
+    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
     row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:GREATER]] = 0.02 / GREATER
     return row.astype(np.float32)
@@ -66,7 +67,7 @@ def _softmax(logits: Row) -> Row:
 def _rare(tensors: Tensors, batch: int) -> None:
     """k and p of the first rows: among the elements of one bin, then past all."""
     for i in range(min(batch, RARE)):
-        kept = GREATER + int((tensors["probs"][i] > 0).sum()) // 2
+        kept = int(0.6 * (tensors["probs"][i] > 0).sum())
         if "top_k" in tensors:
             tensors["top_k"][i] = kept if i < RARE - 1 else 0
         if "top_p" in tensors:
