@@ -25,6 +25,7 @@ from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
 from ptxflow.compiler.launch import Launch
 
 TRIAL_TOPK, TRIAL_SORTED = 64, MAX_RANKED + 32
+MOST_SWEPT = 1 << 14  # tokens of a sweep's turn that is emulated twice
 MOST_TURNS = 3  # of an abstract run through a list
 MOST_LEVELS = 7  # of one that sorts: two through shared memory, of which one takes two steps
 Score = blackwell.Kernel | hopper.Kernel
@@ -102,17 +103,23 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """The problem's own number of tokens to choose: sequences below it, beyond it, and of several
-    turns of a sweep; more than a warp has lanes."""
+    """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
+    of several spans; a single one that takes two turns of a sweep, or, where these are long, all
+    loads of one."""
     page, topk = p["page_size"], p["topk"]
-    spans = tuple(-(-n // page) for n in (topk + topk // 2, 3 * topk + 9, 2 * s.span + 5))
+    turn = VECTOR * int(s.loads * s.threads * s.ctas)
+    ranked = s.room * topk
+    spans = [max(ranked, topk + topk // 2), ranked + topk // 2 + 2 * page, 2 * s.span + 5]
 
-    def size(batch: int, pages: int, some: int = 0) -> Size:
-        axes = {"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2}
-        return Size(axes, None, some)
+    def size(batch: int, tokens: int) -> Size:
+        pages = -(-tokens // page)
+        return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
-    sizes = (*(size(4, n) for n in spans), size(70, 3, 4))
-    return Trials(({"topk": topk},), sizes)
+    sizes = [size(4, n) for n in spans]
+    swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
+    if swept:
+        sizes.append(size(1, max(swept, ranked + topk) + page + 9))
+    return Trials(({"topk": topk},), tuple(sizes))
 
 
 DSA_INDEXER = Family(

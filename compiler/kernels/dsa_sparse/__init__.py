@@ -77,12 +77,14 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Lists of the problem's own length and heads, full, mixed and empty."""
+    """Lists of the problem's own length and heads, full, mixed and empty; then longer ones, whose
+    last CTA has one tile, or that fill a ring more than twice."""
     constants = ("topk", "page_size", "head_dim_ckv", "head_dim_kpe")
+    topk = max(p["topk"] + int(s.tile), (2 * int(s.stages) + 1) * int(s.tile))
     pages = -(-max(64, p["topk"]) // p["page_size"])
     sizes = (
         Size({"num_tokens": 3, "num_pages": pages}),
-        Size({"num_tokens": 6, "num_pages": 2 * pages}, None, 4),
+        Size({"num_tokens": 3, "num_pages": 2 * pages, "topk": topk}),
     )
     return Trials(({n: p[n] for n in constants},), sizes)
 

@@ -52,13 +52,14 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """A vocabulary with the same tail, of as many turns as have the same loops."""
+    """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
+    than are listed; three rows, which are of the rare kinds."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
-    shapes = [x for x in shapes if x["vocab_size"] < min(whole, 8 * TRIAL_ELEMENTS)]
-    sizes = (Size({"batch_size": 3}), Size({"batch_size": 6}))
-    return Trials((*shapes, {"vocab_size": whole}), sizes)
+    least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
+    shapes = [x for x in shapes if least < x["vocab_size"] < most]
+    return Trials((*shapes, {"vocab_size": whole}), (Size({"batch_size": 3}),))
 
 
 SAMPLING = Family(

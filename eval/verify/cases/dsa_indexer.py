@@ -2,7 +2,8 @@
 
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
-that are zero; and equal ones. What lies past a sequence's end is NaN, or the page of another.
+that are zero; and equal ones. A single sequence has few scores that are not zero. What lies past a
+sequence's end is NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     weights[2::4, 4:] = 0  # of four heads: zero where no product is positive
     weights[3::4] = 0
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
+    if batch == 1:
+        keys[0, rng.permutation(width * page)[problem["topk"] // 2 :]] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):

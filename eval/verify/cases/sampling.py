@@ -1,7 +1,8 @@
 """Rows of probabilities of several kinds, drawn from with one state of the generator.
 
-Rows are softmaxes of normal logits, peaked ones as language models give, ones with many equal
-values, and sparse ones with zeros; k and p are ordinary in some rows and at their ends in others.
+The first rows take a kernel's rare paths: nearly equal elements at the threshold all over the row,
+so many of them that lists overflow, and filters that keep all. Others are softmaxes of normal
+logits, peaked ones as language models give, ones with many equal values or zeros, and uniform ones.
 The sample must be the one that integers give.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
@@ -18,9 +20,16 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, poisoned
 SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 8
 
 
-def rows(
-    batch: int, vocab: int, rng: np.random.Generator
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+RARE = 3  # rows whose k and p go with them
+NEAR = 1 << 16  # keys of the narrowest bin of a first digit
+ALIGNED = 1 << 18  # and of the widest
+GREATER = 20  # elements above those of the threshold's bin
+LEVELS = 4  # that elements of the bin have: k ends at the third, p of what it leaves at the second
+SPREAD = 512  # elements there that fit all lists, spread over the row
+
+
+def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     """probs [batch, vocab] float32, a kind after the other."""
     kinds = (
         lambda: rng.normal(size=vocab),
@@ -29,9 +38,40 @@ def rows(
         lambda: np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab), -np.inf),
         lambda: np.zeros(vocab),
     )
-    logits = np.stack([kinds[i % len(kinds)]() for i in range(batch)])
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    return np.stack(
+        [
+            near(vocab, rng, bool(i)) if i < RARE - 1 else _softmax(kinds[(i + 1) % len(kinds)]())
+            for i in range(batch)
+        ]
+    )
+
+
+def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
+    """Some elements of one bin of the first digit, at a distance; `crowded`: and all of an eighth
+    of the row, more than lists take. Some are greater, all others weigh nothing."""
+    there = np.zeros(vocab, bool)
+    there[:: max(3, vocab // SPREAD | 1)] = True
+    there[: vocab // 8 if crowded else 0] = True
+    level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
+    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
+    row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
+    row[rng.permutation(vocab)[:GREATER]] = 0.02 / GREATER
+    return row.astype(np.float32)
+
+
+def _softmax(logits: Row) -> Row:
+    weights = np.exp(logits - logits.max())
+    return (weights / weights.sum()).astype(np.float32)
+
+
+def _rare(tensors: Tensors, batch: int) -> None:
+    """k and p of the first rows: among the elements of one bin, then past all."""
+    for i in range(min(batch, RARE)):
+        kept = int(0.6 * (tensors["probs"][i] > 0).sum())
+        if "top_k" in tensors:
+            tensors["top_k"][i] = kept if i < RARE - 1 else 0
+        if "top_p" in tensors:
+            tensors["top_p"][i] = 0.55 if i < RARE - 1 else 1
 
 
 def case(problem: Problem) -> Case:
@@ -47,6 +87,7 @@ def case(problem: Problem) -> Case:
         share = rng.uniform(0.05, 0.98, batch)
         limits = rng.choice([-0.5, 0.0, 1.0, 1.5, 1e-6, 1 - 2**-20], batch)
         tensors["top_p"] = np.where(np.arange(batch) % 4 == 3, limits, share).astype(np.float32)
+    _rare(tensors, batch)
     given = {name: torch.from_numpy(t) for name, t in tensors.items()}
     samples = sample(**given, seed=SEED, offset=OFFSET).numpy()
     tensors["samples"] = poisoned((batch,), "int64")
