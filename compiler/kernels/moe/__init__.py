@@ -140,18 +140,20 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Blocks of which there are as many as have the same divisions; tokens of several tiles, and
-    beyond 1,024."""
+    """Blocks of which there are as many as have the same divisions; tokens of several tiles, of
+    which experts have more rows than a quarter of the most."""
     own = dict(p.axes)
     shapes = []
     for blocks, inner in ((7, 2), (14, 2), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4)):
         if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
             continue
-        sized = dict(_sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes)
+        sized = dict(
+            _sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes
+        )
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    sizes = tuple(Size({"seq_len": n}) for n in (37, 150, 1100))
+    sizes = tuple(Size({"seq_len": n}) for n in (60, 33))
     return Trials(tuple(shapes), sizes)
 
 
