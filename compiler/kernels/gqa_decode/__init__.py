@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
@@ -157,11 +157,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turns = min(34 * k.stages, 4 * k.tiles) * stride
     many = 9 * k.chunk + 5
     sizes = (
-        size(160, 170 * page, 4),
-        size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, 0 if many < MANY else 2),
+        size(2, 3 * k.chunk + k.tile + 3),
+        size(100, 110 * page, 2),
         size(2, turns),
-        size(300, 310 * page, 4),
+        size(140, 150 * page, 2),
     )
     return Trials(shapes, sizes)
 
