@@ -89,7 +89,7 @@ def _routing(
     while unclear.any():
         drawn = rng.normal(size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
-        drawn[ties::5, mine] = AWAY
+        drawn[ties::9, mine] = AWAY
         drawn[:ties] = np.minimum(drawn[:ties], 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH
