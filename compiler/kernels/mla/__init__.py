@@ -238,7 +238,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
     sizes = (
-        size(1, k.queries + 1, cut),
+        size(1, k.queries + 1, cut if k.chunk else turn * min(k.cut, 2)),
         size(34, 36, 36 * page, 2),
         size(3, 2 * k.queries + 3, cut),
         size(1, 1, min(34 * k.stages * k.tile, 8192), 2),
