@@ -155,7 +155,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    sizes = tuple(Size({"seq_len": n}) for n in (24, 52))
+    sizes = tuple(Size({"seq_len": n}) for n in (24, 60))
     return Trials(tuple(shapes), sizes)
 
 

@@ -18,7 +18,7 @@ from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
 
 BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
-GROUP = 32  # experts
+GROUP, LANE_EXPERTS = 32, 8  # experts
 ROUNDING, DEVIATIONS = 0.036, 6.0
 FACTOR = 2.5  # routed_scaling_factor
 SPREAD, ONE, NONE = "spread", "one", "none"
@@ -70,7 +70,7 @@ def _routing(
 ) -> tuple[Values, Values]:
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
     two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
-    where these are around them."""
+    where these are around them; the last ones choose from all experts of a lane in turn."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
@@ -96,6 +96,8 @@ def _routing(
         for behind, row in enumerate(drawn[ties : ties + ranks]):
             row += AWAY
             row[around[0, :behind]] = row[around[1, behind:]] = row[mine] = HIGH
+        if routing == SPREAD and tokens > ties + ranks + CHOSEN:
+            drawn[-CHOSEN:] = _in_order(plain(rounded))
         logits[unclear] = drawn[unclear]
         unclear = ~_clear(logits, plain(rounded))
     return logits, rounded
@@ -106,6 +108,19 @@ def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
     others = np.setdiff1d(np.arange(GROUP * GROUPS), mine)
     found = [rng.permutation(others[others // GROUP == g])[:2] for g in range(GROUPS)]
     return np.array([pair for pair in found if len(pair) == 2], np.int64).reshape(-1, 2)
+
+
+def _in_order(bias: Values) -> Values:
+    """[8, experts]: logits of tokens, of which token t's k-th best expert is number (k + t) % 8 of
+    those of a lane."""
+    logits = np.full((CHOSEN, GROUP * GROUPS), AWAY)
+    for t, k in np.ndindex(CHOSEN, CHOSEN):
+        group = (t + k // 2 * 2) % GROUPS
+        lanes = group * GROUP + np.arange((k + t) % LANE_EXPERTS, GROUP, LANE_EXPERTS)
+        best = lanes[np.argmin(np.abs(bias[lanes]))]
+        score = np.clip(0.85 - 0.02 * k - bias[best], 0.05, 0.99)
+        logits[t, best] = np.log(score / (1 - score))
+    return logits
 
 
 def _around(rng: np.random.Generator, mine: list[int]) -> Values:
