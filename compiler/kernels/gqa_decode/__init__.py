@@ -157,11 +157,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turns = min(34 * k.stages, 4 * k.tiles) * stride
     many = 9 * k.chunk + 5
     sizes = (
-        size(160, 170 * page, 4),
-        size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, 0 if many < MANY else 2),
+        size(2, 3 * k.chunk + k.tile + 3),
+        size(131, 140 * page),
         size(2, turns),
-        size(300, 310 * page, 4),
     )
     return Trials(shapes, sizes)
 

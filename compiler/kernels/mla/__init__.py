@@ -217,8 +217,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: sequences of several chunks or parts, many short ones, whose look-up
-    takes several steps, and a ring beyond its 32nd turn."""
+    """Heads of full size: a sequence of several chunks or parts, many short ones, whose look-up
+    takes several steps, uneven ones, and a ring beyond its 32nd turn."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -238,10 +238,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
     sizes = (
-        size(2, 2 * k.queries + 3, cut),
-        size(3, k.queries + 1, 2 * cut),
-        size(70, 80, 80 * page, 4),
-        size(150, 160, 160 * page, 4),
+        size(1, k.queries + 1, cut if k.chunk else turn * min(k.cut, 2)),
+        size(34, 36, 36 * page, 2),
+        size(3, 2 * k.queries + 3, cut),
         size(1, 1, min(34 * k.stages * k.tile, 8192), 2),
     )
     return Trials(({n: own[n] for n in constants},), sizes)

@@ -17,6 +17,8 @@ from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute,
 from ptxflow.compiler.launch import Launch, parameter
 
 SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
+#: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
+SHAPES = ((6, 2), (7, 2), (14, 2), (6, 4), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4))
 
 
 Products = hopper.Products | blackwell.Products
@@ -140,11 +142,11 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Blocks of which there are as many as have the same divisions; tokens of several tiles, and
-    beyond 1,024."""
+    """Blocks of which there are as many as have the same divisions; tokens of several tiles, of
+    which experts have more rows than a quarter of the most."""
     own = dict(p.axes)
     shapes = []
-    for blocks, inner in ((7, 2), (14, 2), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4)):
+    for blocks, inner in SHAPES:
         if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
             continue
         sized = dict(
@@ -153,7 +155,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    sizes = tuple(Size({"seq_len": n}) for n in (37, 150, 1100))
+    sizes = tuple(Size({"seq_len": n}) for n in (24, 60))
     return Trials(tuple(shapes), sizes)
 
 

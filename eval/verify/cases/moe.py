@@ -18,9 +18,13 @@ from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
 
 BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
+GROUP, LANE_EXPERTS = 32, 8  # experts
 ROUNDING, DEVIATIONS = 0.036, 6.0
 FACTOR = 2.5  # routed_scaling_factor
 SPREAD, ONE, NONE = "spread", "one", "none"
+TIED_BIAS = 0.0625  # of the two best experts of groups that tie
+HIGH, AWAY = 8.0, -4.0  # logits of experts that are chosen, and of local ones that may still be
+RANKS = 6  # that the first of three local experts may have among the chosen
 FEWEST = 1e-4  # between scores, at which the choice turns: less could be an error of rounding
 
 
@@ -31,7 +35,9 @@ def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | N
     tokens, local = axes["seq_len"], axes["num_local_experts"]
     hidden, inner = axes["hidden_size"], axes["intermediate_size"]
     rng = np.random.default_rng([seed, tokens, local, hidden, inner])
-    first = int(rng.integers(0, axes["num_experts"] - local + 1)) if offset is None else offset
+    room = axes["num_experts"] - local + 1
+    edge = GROUP if room > 2 * GROUP else 0
+    first = int(rng.integers(edge, room - edge)) if offset is None else offset
     logits, bias = _routing(rng, tokens, local, first, routing)
     tensors: Tensors = {
         "routing_logits": logits,
@@ -62,35 +68,84 @@ def _scales(rng: np.random.Generator, *shape: int) -> Values:
 def _routing(
     rng: np.random.Generator, tokens: int, local: int, first: int, routing: str
 ) -> tuple[Values, Values]:
-    """Logits and a bias that leads tokens to local experts or away from them."""
-    count = 32 * GROUPS
-    while True:
-        bias = rng.normal(0, 0.1, count)
-        mine = [e for e in range(first, first + local) if 0 <= e < count]
-        bias[mine] = {SPREAD: 0.4, ONE: -4.0, NONE: -4.0}[routing]
-        if routing == ONE:
-            bias[mine[-1:]] = 4.0
-        elif routing == SPREAD:
-            bias[mine[1:2]] = -4.0  # an expert without tokens
-        rounded = stored(bias, "bfloat16")
-        logits = rng.normal(size=(tokens, count)).astype(np.float32)
-        if _clear(logits, plain(rounded)):
-            return logits, rounded
+    """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
+    two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
+    where these are around them; the last ones choose from all experts of a lane in turn."""
+    count = GROUP * GROUPS
+    bias = rng.normal(0, 0.1, count)
+    mine = [e for e in range(first, first + local) if 0 <= e < count]
+    bias[mine] = {SPREAD: 0.3, ONE: -4.0, NONE: -4.0}[routing]
+    if routing == ONE:
+        bias[mine[-1:]] = 4.0
+    elif routing == SPREAD:
+        bias[mine[1:2]] = -4.0  # an expert without tokens
+    best, around = _best_of_groups(rng, mine), _around(rng, mine)
+    bias[best] = TIED_BIAS
+    rounded = stored(bias, "bfloat16")
+    ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS else 0
+    ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
+    logits = np.zeros((tokens, count), np.float32)
+    unclear = np.ones(tokens, bool)
+    while unclear.any():
+        drawn = rng.normal(size=(tokens, count))
+        drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
+        drawn[ties::9, mine] = AWAY
+        drawn[:ties] = np.minimum(drawn[:ties], 1.0)
+        for token in range(ties):
+            drawn[token, best[[token, GROUPS - 1]]] = HIGH
+        for behind, row in enumerate(drawn[ties : ties + ranks]):
+            row += AWAY
+            row[around[0, :behind]] = row[around[1, behind:]] = row[mine] = HIGH
+        if routing == SPREAD and tokens > ties + ranks + CHOSEN:
+            drawn[-CHOSEN:] = _in_order(plain(rounded))
+        logits[unclear] = drawn[unclear]
+        unclear = ~_clear(logits, plain(rounded))
+    return logits, rounded
+
+
+def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
+    """[groups, 2]: two experts of each group that are not local, if each has some."""
+    others = np.setdiff1d(np.arange(GROUP * GROUPS), mine)
+    found = [rng.permutation(others[others // GROUP == g])[:2] for g in range(GROUPS)]
+    return np.array([pair for pair in found if len(pair) == 2], np.int64).reshape(-1, 2)
+
+
+def _in_order(bias: Values) -> Values:
+    """[8, experts]: logits of tokens, of which token t's k-th best expert is number (k + t) % 8 of
+    those of a lane."""
+    logits = np.full((CHOSEN, GROUP * GROUPS), AWAY)
+    for t, k in np.ndindex(CHOSEN, CHOSEN):
+        group = (t + k // 2 * 2) % GROUPS
+        lanes = group * GROUP + np.arange((k + t) % LANE_EXPERTS, GROUP, LANE_EXPERTS)
+        best = lanes[np.argmin(np.abs(bias[lanes]))]
+        score = np.clip(0.85 - 0.02 * k - bias[best], 0.05, 0.99)
+        logits[t, best] = np.log(score / (1 - score))
+    return logits
+
+
+def _around(rng: np.random.Generator, mine: list[int]) -> Values:
+    """[2, RANKS - 1]: experts of a group before the local ones and of one behind; none where these
+    are many, or where there is no such group."""
+    groups = [e // GROUP for e in mine]
+    if not 0 < len(mine) <= CHOSEN - RANKS + 2 or min(groups) == 0 or max(groups) == GROUPS - 1:
+        return np.zeros((0, RANKS - 1), np.int64)
+    beside = min(groups) - 1, max(groups) + 1
+    return np.array([g * GROUP + rng.permutation(GROUP)[: RANKS - 1] for g in beside])
 
 
 def _scores(logits: Values) -> Values:
     return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))))
 
 
-def _clear(logits: Values, bias: Values) -> bool:
-    """Whether no choice hangs on less than FEWEST."""
+def _clear(logits: Values, bias: Values) -> Values:
+    """Of each token, whether no choice hangs on less than FEWEST."""
     biased = _scores(logits) + bias
     groups = np.sort(biased.reshape(len(biased), GROUPS, -1), -1)
     tops = np.sort(groups[..., -2:].sum(-1), -1)
     kept = np.sort(_kept(biased), -1)
     gaps = [tops[:, -KEPT_GROUPS] - tops[:, -KEPT_GROUPS - 1]]
     gaps.append(kept[:, -CHOSEN] - kept[:, -CHOSEN - 1])
-    return bool(min(g.min() for g in gaps) > FEWEST)
+    return np.asarray(np.minimum(*gaps) > FEWEST)
 
 
 def _kept(biased: Values) -> Values:
