@@ -21,10 +21,10 @@ from ptxflow.compiler.ir import (
     value_of,
     var,
 )
-from ptxflow.compiler.launch import Expr
+from ptxflow.compiler.launch import Expr, InputParam, Param
 
 WORD = 4  # bytes of an index
-SCALE = {"sm_scale": "float32"}  # the scalar input of a definition, with its dtype
+SCALE: dict[str, Param | Expr] = {"sm_scale": InputParam("sm_scale", "float32")}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam, Workspace
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.values import Registers
@@ -235,30 +235,17 @@ class Score:
         """Grid, parameters and tensor maps as expressions over the axes."""
         spans = f"-(-max_num_pages * {self.page} // {self.span})"
         rows = page_bytes(self.problem) // self.dim
-        maps = (
-            ("q_index_fp8", f"batch_size * {self.heads}", self.heads),
-            ("k_index_cache_fp8", f"num_pages * {rows}", self.box_rows),
-        )
-        return Launch(
-            entry=ENTRY,
-            grid=(f"batch_size * {spans}", "1", "1"),
-            block=threads,
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=(
-                *(
-                    TensorMapParam(
-                        tensor, "uint8", (str(self.dim), count), (str(self.dim),),
-                        (self.dim, box), self.dim,
-                    )
-                    for tensor, count, box in maps
-                ),
-                *(PointerParam(name) for name, kind in PARAMS if kind == "ptr"),
-                ScalarParam("width", "max_num_pages"),
-                ScalarParam("spans", spans),
-            ),
-            workspace=(Workspace(SCORES, f"batch_size * max_num_pages * {self.page * SCALE}"),),
-        )  # fmt: skip
+        own, pages = f"batch_size * {self.heads}", f"num_pages * {rows}"
+        given: dict[str, Param | Expr] = {"width": "max_num_pages", "spans": spans}
+        given["q_map"] = self._map("q_index_fp8", own, self.heads)
+        given["k_map"] = self._map("k_index_cache_fp8", pages, self.box_rows)
+        workspace = (Workspace(SCORES, f"batch_size * max_num_pages * {self.page * SCALE}"),)
+        grid, warps = f"batch_size * {spans}", threads // LANES
+        return launch_of(ENTRY, grid, warps, PARAMS, given, smem_bytes, workspace=workspace)
+
+    def _map(self, tensor: str, rows: Expr, tall: int) -> TensorMapParam:
+        width = str(self.dim)
+        return TensorMapParam(tensor, "uint8", (width, rows), (width,), (self.dim, tall), self.dim)
 
 
 assert LANES == 32  # pages of a span are held by the lanes of a warp

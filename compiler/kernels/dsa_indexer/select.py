@@ -40,12 +40,12 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
+from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
 
 ENTRY = "dsa_indexer_select"
-POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
-PARAMS = (*((name, "ptr") for name in POINTERS), ("width", "u32"))
+_POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
+PARAMS = (*((name, "ptr") for name in _POINTERS), ("width", "u32"))
 VECTOR = 4  # keys of a load
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
@@ -80,14 +80,15 @@ class Select(Row):
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        return Launch(
-            entry=ENTRY,
-            grid=(f"batch_size * {self.ctas}", "1", "1"),
-            block=self.threads,
-            cluster=(self.ctas, 1, 1),
-            smem_bytes=self.smem_bytes,
-            params=(*map(PointerParam, POINTERS), ScalarParam("width", "max_num_pages")),
-            dependent=bool(self.s.dependent),
+        return launch_of(
+            ENTRY,
+            f"batch_size * {self.ctas}",
+            self.warps,
+            PARAMS,
+            {"width": "max_num_pages"},
+            self.smem_bytes,
+            self.ctas,
+            bool(self.s.dependent),
         )
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
-from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, TENSORS, Kernel
+from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import problem
-from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
+from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -58,19 +58,8 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     k = Kernel(p, s, device)
     tiles = f"batch_size * {k.tiles_per_row}"
     grid = f"min({tiles}, {device.sms * s.ctas_per_sm})" if k.loops else tiles
-    return Launch(
-        entry=ENTRY,
-        grid=(grid, "1", "1"),
-        block=32 * k.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=(
-            *(PointerParam(name) for name in TENSORS),
-            InputParam("scale", "float32"),
-            PresentParam("state"),
-            ScalarParam("batch_size", "batch_size"),
-        ),
-    )
+    given: Given = {"scale": InputParam("scale", "float32"), PRESENT: PresentParam("state")}
+    return launch_of(ENTRY, grid, k.warps, k.params, given, k.smem_bytes)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -99,7 +88,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
     looped = (Size({"batch_size": 3}, 1),) if k.loops else ()
-    sizes = (Size({"batch_size": 1}, None, 2, absent=True), Size({"batch_size": 3}, None, 4), *looped)
+    sizes = (
+        Size({"batch_size": 1}, None, 2, absent=True),
+        Size({"batch_size": 3}, None, 4),
+        *looped,
+    )
     return Trials(shapes, sizes)
 
 

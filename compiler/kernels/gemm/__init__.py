@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
@@ -47,9 +47,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(
-        ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device))
-    )
+    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY

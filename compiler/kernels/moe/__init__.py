@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.moe import blackwell, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
@@ -14,9 +14,12 @@ from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
-from ptxflow.compiler.launch import Launch, parameter
+from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
-SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
+SCALARS: Given = {
+    name: InputParam(name, dtype)
+    for name, dtype in (("local_expert_offset", "int32"), ("routed_scaling_factor", "float32"))
+}
 
 
 Products = hopper.Products | blackwell.Products
@@ -84,33 +87,19 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over seq_len."""
     route, place, total = Route(p, s, device), Permute(p, s, device), Combine(p, s, device)
     late = place.dependent and not place.joined
+    routes = f"-(-seq_len // {route.warps})"
     steps = (
-        _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False),
-        _plain(PERMUTE, "1", place.warps, place.params, late, place.smem_bytes),
-        *(product.launched() for product in products(p, s, device)),
-        _plain(COMBINE, "seq_len", total.warps, total.params, total.dependent),
+        launch_of(ROUTE, routes, route.warps, route.params, SCALARS),
+        launch_of(
+            PERMUTE, "1", place.warps, place.params, SCALARS, place.smem_bytes, dependent=late
+        ),
+        *(product.launch() for product in products(p, s, device)),
+        launch_of(
+            COMBINE, "seq_len", total.warps, total.params, SCALARS, dependent=total.dependent
+        ),
     )
     first, *following = steps[1:] if place.joined else steps
     return replace(first, then=tuple(following), workspace=route.workspace)
-
-
-def _plain(
-    entry: str,
-    grid: str,
-    warps: int,
-    params: tuple[tuple[str, str], ...],
-    dependent: bool,
-    smem_bytes: int = 0,
-) -> Launch:
-    return Launch(
-        entry=entry,
-        grid=(grid, "1", "1"),
-        block=32 * warps,
-        cluster=(1, 1, 1),
-        smem_bytes=smem_bytes,
-        params=tuple(parameter(*given, inputs=SCALARS) for given in params),
-        dependent=dependent,
-    )
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -147,7 +136,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     for blocks, inner in ((7, 2), (14, 2), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4)):
         if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
             continue
-        sized = dict(_sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes)
+        sized = dict(
+            _sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes
+        )
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)

@@ -39,10 +39,10 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers
+from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
-from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, parameter
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring
@@ -347,23 +347,14 @@ class Grouped(Shape):
         )
         return finish(info, *flatten(list(roles)), drained=drained)
 
-    def launch(self, threads: int, smem_bytes: int) -> Launch:
+    def launch(self) -> Launch:
         tiles = f"{self.row_tiles} * {self.n // self.tile_w}"
         grid = f"min({self.device.sms}, {tiles})" if self.s.persistent else tiles
-        return Launch(
-            entry=self.entry,
-            grid=(grid, "1", "1"),
-            block=threads,
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=tuple(self._param(name, kind) for name, kind in self.params),
-            dependent=self.dependent,
-        )
-
-    def _param(self, name: str, kind: str) -> Param:
-        if kind == "map":
-            return self._weights_map if name == "weights_map" else self._inner_map
-        return parameter(name, kind, self.rows if name == "rows" else name)
+        maps = {"weights_map": self._weights_map, "inner_map": self._inner_map}
+        given: dict[str, Param | Expr] = {**maps, "rows": self.rows}
+        shared, warps = int(smem_bytes(self.s.fields(), self.up)), self.consumer_warps + 4
+        late = self.dependent
+        return launch_of(self.entry, grid, warps, self.params, given, shared, dependent=late)
 
     @property
     def _weights_map(self) -> TensorMapParam:
