@@ -20,11 +20,9 @@ from ptxflow.compiler.ir import (
     UOp,
     anywhere,
     elect,
-    global_tensor,
     loop,
     mbar,
     param,
-    rectangle,
     slot,
     smem,
     value,
@@ -36,6 +34,7 @@ from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "dsa_indexer_score"
@@ -99,11 +98,10 @@ class Score:
 
     def find(self) -> list[UOp]:
         """Every warp finds out how long the sequence is."""
-        where = anywhere("seq_lens")
         prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
         return [
             elect(WARP.eq(self.warps), prefetch),
-            at.ld_global(self.r("length", 1), param("seq_lens"), self.row, 1, where, element=4),
+            load_global(self.r("length", 1), "seq_lens", self.row),
         ]
 
     @property
@@ -146,8 +144,7 @@ class Score:
         """What the warp that loads does: queries, pages, then tiles."""
         entry = self.first // self.page + LANE
         inside = entry * self.page < self.length
-        where = anywhere("block_table")
-        table, index = param("block_table"), self.row * param("width") + entry
+        index = self.row * param("width") + entry
         step, bar = var("load"), slot(self.q_full)
         load_queries = elect(
             value(1),
@@ -158,7 +155,7 @@ class Score:
             ),
         )  # fmt: skip
         return [
-            at.ld_global(self.r("pages", 1), table, index, inside, where, element=4),
+            load_global(self.r("pages", 1), "block_table", index, inside),
             load_queries,
             loop(step, self.tiles, self.look_up(step), elect(value(1), self.fill(step))),
         ]
@@ -214,16 +211,14 @@ class Score:
     ) -> list[UOp]:
         """The key of a lane's token, where it is `mine` to store: up to a multiple of four tokens,
         0 past the sequence's end. A warp stores those of `count` tokens from `first` on."""
-        key = self.r("key", 1)
-        stride = param("width") * self.page
+        key, place = self.r("key", 1), (self.row, first, 1, count)
+        index = self.row * (param("width") * self.page) + token
         there = token < ((self.length + 3) & 0xFFFFFFFC)
         inside = there if mine is None else there & mine
-        where = rectangle(global_tensor(SCORES), self.row, first, 1, count)
         return [
             at.sort_key(key, score, token < self.length),
-            at.st_global(param(SCORES), self.row * stride + token, inside, where, key,
-                         element=4),
-        ]  # fmt: skip
+            store_global(SCORES, index, key, place, inside),
+        ]
 
     def token(self, step: UOp) -> UOp:
         """The first token of a step's tile."""

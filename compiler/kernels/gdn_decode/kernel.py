@@ -34,6 +34,7 @@ from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.gdn_decode.ring import Ring
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.tensors import load_global
 
 ENTRY = "gdn_decode"
 ELEMENT = 2  # bytes, of what is not the state
@@ -127,7 +128,7 @@ class Kernel(Ring):
         if self.flight == 1:
             return at.ld_global_narrow(self._one("v"), param("v"), row, place, dtype=self._dtype)
         raw = self._value("v", 0, 1, self.flight // 2)
-        return at.ld_global(raw, param("v"), row, 1, place, element=ELEMENT)
+        return load_global(raw, "v", row, 1, place, element=ELEMENT)
 
     def _head(self, use: UOp) -> tuple[Body, Body]:
         """Statements that load, and that compute, what belongs to a head; at its first step."""
@@ -135,7 +136,7 @@ class Kernel(Ring):
         head, one = row % self.value_heads, self._one
         load: list[Body] = [
             *(
-                at.ld_global(one(name), param(name), head, 1, _word(name, 0, head), element=4)
+                load_global(one(name), name, head, 1, _word(name, 0, head))
                 for name in ("A_log", "dt_bias")
             ),
             *(
@@ -166,12 +167,12 @@ class Kernel(Ring):
         index = row * self.size + LANE % self.lanes * self.width
         raw, step = self._raw_token(name), self.lanes * self.width
         return [
-            at.ld_global(
+            load_global(
                 part(raw, j * self.width // 2, self.width // 2),
-                param(name),
+                name,
                 index,
                 1,
-                rectangle(global_tensor(name), row, j * step, 1, step),
+                (row, j * step, 1, step),
                 element=ELEMENT,
                 offset=j * step * ELEMENT,
             )

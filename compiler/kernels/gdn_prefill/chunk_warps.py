@@ -44,6 +44,7 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Shape,
     lane_place,
 )
+from ptxflow.compiler.tile.tensors import load_global
 
 SHUT = float_bits(-160.0)  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
 PIECE = 16  # bytes of a copy
@@ -89,17 +90,7 @@ class ChunkWarps(Shape):
         r, head = self.r, self.place[1]
         strength, sharpness = exponential(lambda n: r(n, 1), "strength", r("A_log", 1))
         once = [
-            *(
-                at.ld_global(
-                    r(name, 1),
-                    param(name),
-                    head,
-                    1,
-                    anywhere(name),
-                    element=4,
-                )
-                for name in ("A_log", "dt_bias")
-            ),
+            *(load_global(r(name, 1), name, head) for name in ("A_log", "dt_bias")),
             *strength,
             times(r("rate", 1), sharpness, -1 / math.log(2)),
             times(r("minus_bias", 1), r("dt_bias", 1), -1.0),

@@ -10,11 +10,9 @@ from ptxflow.compiler.ir import (
     WARP,
     KernelInfo,
     UOp,
-    anywhere,
     const,
     flatten,
     loop,
-    param,
     slot,
     var,
     when,
@@ -23,6 +21,7 @@ from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.kernels.gdn_prefill.state_warps import StateWarps
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global
 
 ENTRY = "gdn_prefill"
 TENSORS = (
@@ -79,15 +78,7 @@ class Kernel(StateWarps):
 
     def _bounds(self) -> list[UOp]:
         """Where the sequence begins and ends: the low words of two bounds."""
-        place = anywhere("cu_seqlens")
         return [
-            at.ld_global(
-                slot(register),
-                param("cu_seqlens"),
-                self.place[0] + i,
-                1,
-                place,
-                element=BOUND_BYTES,
-            )
+            load_global(slot(register), "cu_seqlens", self.place[0] + i, element=BOUND_BYTES)
             for i, register in enumerate(self.bounds)
         ]

@@ -7,7 +7,7 @@ an operand of the next: S K^T and S Q^T, the solved updates X^T, then the output
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
@@ -21,6 +21,7 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Gate,
     lane_place,
 )
+from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 
 N_BLOCK = lane_place(N_ROW, N_COLUMN, BLOCK_PITCH)
 K_BLOCK = lane_place(K_ROW, K_COLUMN, BLOCK_PITCH)
@@ -50,56 +51,35 @@ class StateWarps(ChunkWarps):
 
     # -- states --------------------------------------------------------------------------------
 
-    def _state_rows(self, t: int) -> list[tuple[UOp, UOp, tuple[UOp, int], int]]:
-        """Registers, index of the lane's row, where 8 x 8 elements begin, and bytes from
-        the row."""
+    def _state_rows(self, t: int) -> list[tuple[UOp, UOp, Place, dict[str, int]]]:
+        """Registers, index of the lane's row, 8 x 8 elements, and bytes from the row."""
         sequence, head, _ = self.place
         first = (sequence * self.value_heads + head) * self.size + self._row(t)
-        out = []
+        out = list[tuple[UOp, UOp, Place, dict[str, int]]]()
         for half in range(2):
             row = first + half * 8
             index = (row + (LANE >> 2)) * self.size + ((LANE & 3) << 1)
             for n in range(self.size // 8):
                 held = part(self._state(t), n * QUAD + 2 * half, 2)
-                out.append((held, index, (row, n * 8), n * 8 * STATE_BYTES))
+                attrs = {"element": STATE_BYTES, "offset": n * 8 * STATE_BYTES}
+                out.append((held, index, (row, n * 8, 8, 8), attrs))
         return out
 
     def load_state(self) -> list[UOp]:
         """The state, or zeros where there is none or the sequence has no token."""
-        inside, out = param(PRESENT).ne(0) & (self.begin < self.end), list[UOp]()
-        for t in self.tiles:
-            for held, index, (row, column), offset in self._state_rows(t):
-                place = rectangle(global_tensor("state"), row, column, 8, 8)
-                out.append(
-                    at.ld_global(
-                        held,
-                        param("state"),
-                        index,
-                        inside,
-                        place,
-                        element=STATE_BYTES,
-                        offset=offset,
-                    )
-                )
-        return out
+        inside = param(PRESENT).ne(0) & (self.begin < self.end)
+        return [
+            load_global(held, "state", index, inside, place, **attrs)
+            for t in self.tiles
+            for held, index, place, attrs in self._state_rows(t)
+        ]
 
     def store_state(self) -> list[UOp]:
-        out = list[UOp]()
-        for t in self.tiles:
-            for held, index, (row, column), offset in self._state_rows(t):
-                place = rectangle(global_tensor("new_state"), row, column, 8, 8)
-                out.append(
-                    at.st_global(
-                        param("new_state"),
-                        index,
-                        1,
-                        place,
-                        held,
-                        element=STATE_BYTES,
-                        offset=offset,
-                    )
-                )
-        return out
+        return [
+            store_global("new_state", index, held, place, **attrs)
+            for t in self.tiles
+            for held, index, place, attrs in self._state_rows(t)
+        ]
 
     # -- a chunk -------------------------------------------------------------------------------
 
@@ -297,20 +277,10 @@ class StateWarps(ChunkWarps):
             token, column = first + (LANE >> 2), head * self.size + self._row(t)
             index = token * (self.value_heads * self.size) + column + ((LANE & 3) << 1)
             for half in range(2):
-                mine = part(turned, half, 1)
-                place = rectangle(global_tensor("output"), first, column + half * 8, 8, 8)
+                mine, place = part(turned, half, 1), (first, column + half * 8, 8, 8)
+                attrs = {"element": ELEMENT, "offset": half * 8 * ELEMENT}
                 out.append(at.movmatrix(mine, part(packed, half, 1)))
-                out.append(
-                    at.st_global(
-                        param("output"),
-                        index,
-                        token < self.end,
-                        place,
-                        mine,
-                        element=ELEMENT,
-                        offset=half * 8 * ELEMENT,
-                    )
-                )
+                out.append(store_global("output", index, mine, place, token < self.end, **attrs))
         return out
 
     def _update_state(self, n: UOp) -> list[UOp]:

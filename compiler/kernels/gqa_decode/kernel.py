@@ -16,10 +16,8 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
-    anywhere,
     const,
     loop,
-    param,
     part,
     slot,
     var,
@@ -32,6 +30,7 @@ from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYT
 from ptxflow.compiler.kernels.gqa_decode.span import Span
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, MINUS_INFINITY, SUM, ColumnSoftmax
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, traced
 
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
@@ -106,18 +105,10 @@ class Chunks(Span):
             mine = (LANE >> 2) + (self.column + c) * COLUMNS  # of the query heads of a key head
             row = self.query_row(h) + mine
             inside = const(1) if self.group % COLUMNS == 0 else mine < self.group
+            index = row * self.size + ((LANE & 3) << 1)
             for k in range(2 * self.blocks):
-                out.append(
-                    at.ld_global(
-                        part(self._query(u), k, 1),
-                        param("q"),
-                        row * self.size + ((LANE & 3) << 1),
-                        inside,
-                        anywhere("q"),
-                        element=ELEMENT,
-                        offset=k * 8 * ELEMENT,
-                    )
-                )
+                query, attrs = part(self._query(u), k, 1), {"offset": k * 8 * ELEMENT}
+                out.append(load_global(query, "q", index, inside, None, ELEMENT, **attrs))
         return out
 
     def _query(self, u: int) -> UOp:

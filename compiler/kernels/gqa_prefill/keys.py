@@ -37,6 +37,7 @@ from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
 from ptxflow.compiler.tile.rings import Ring, Tiles
+from ptxflow.compiler.tile.tensors import load_global
 
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
@@ -123,14 +124,7 @@ class Keys(Work):
     def _page(self, name: str, index: UOp) -> UOp:
         """A page of the sequence, by its place among them."""
         entry = self.value("kv_first") + index
-        return at.ld_global(
-            self.keep(name, 1),
-            param("kv_indices"),
-            entry,
-            entry < self.value("kv_end"),
-            anywhere("kv_indices"),
-            element=4,
-        )
+        return load_global(self.keep(name, 1), "kv_indices", entry, entry < self.value("kv_end"))
 
     def _fill(self, step: UOp) -> list[UOp]:
         """A stage of both rings, when it is free."""

@@ -33,6 +33,7 @@ from ptxflow.compiler.kernels.mla.shape import QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
 
 
@@ -153,9 +154,7 @@ class Combine(Shape):
                     ("sums", self.place_of(row, block, column)),
                 ):
                     target = self.r(f"{name}{n}_{i}", QUAD)
-                    out.append(
-                        at.ld_global(target, param(name), index, 1, place, element=16, handed=True)
-                    )
+                    out.append(load_global(target, name, index, 1, place, element=16, handed=True))
         return out
 
     def _merge(self, n: int, first: UOp, chunks: UOp) -> None:

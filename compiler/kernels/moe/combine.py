@@ -19,7 +19,6 @@ from ptxflow.compiler.ir import (
     flatten,
     global_tensor,
     loop,
-    param,
     part,
     rectangle,
     var,
@@ -27,6 +26,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "moe_total"
 VECTOR = 16  # bytes that a lane loads
@@ -84,9 +84,9 @@ class Combine(Shape):
             packed = r(f"packed{i}_", 4)
             place = anywhere("partial")
             loads.append(
-                at.ld_global(
+                load_global(
                     packed,
-                    param("partial"),
+                    "partial",
                     row * self.hidden + column,
                     row.ne(NOWHERE) & in_row,
                     place,
@@ -107,5 +107,5 @@ class Combine(Shape):
             at.mov(total, 0),
             adds,
             at.pack(out, part(total, 0, self.held), dtype="bf16"),
-            at.st_global(param("output"), index, in_row, place, out, element=2),
+            store_global("output", index, out, place, in_row, element=2),
         ]

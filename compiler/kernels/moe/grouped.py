@@ -46,6 +46,7 @@ from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
@@ -276,9 +277,8 @@ class Grouped(Shape):
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
         block = self.value("c_expert") * blocks + value(row) // BLOCK
-        place = anywhere(tensor)
         index = block * (self.k // BLOCK) + k
-        return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
+        return load_global(self.r(name, 1), tensor, index)
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
