@@ -76,23 +76,17 @@ class Score:
 
     def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
         """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=PARAMS,
-            storage=(
-                self.q_full,
-                self.ring.full,
-                self.ring.empty,
-                *storage,
-                self.queries,
-                self.keys,
-                self.scales,
-                *self.r.storage,
-            ),
+        storage = (
+            self.q_full,
+            self.ring.full,
+            self.ring.empty,
+            *storage,
+            self.queries,
+            self.keys,
+            self.scales,
+            *self.r.storage,
         )
+        return KernelInfo(ENTRY, self.device.arch, warps, 1, PARAMS, storage)
 
     # -- which tokens --------------------------------------------------------------------------
 

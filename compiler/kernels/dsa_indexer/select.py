@@ -23,7 +23,6 @@ from ptxflow.compiler.ir import (
     UOp,
     alu,
     const,
-    flatten,
     loop,
     param,
     part,
@@ -58,7 +57,7 @@ class Select(Row):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self.start(), self.narrow(), self.gather(), self.leader()]))
+        body: list[Body] = [self.start(), self.narrow(), self.gather(), self.leader()]
         return finish(self._info((*self.storage, *self.r.storage)), *body, meet=False)
 
     def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:

@@ -19,7 +19,6 @@ from ptxflow.compiler.ir import (
     Value,
     const,
     elect,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -54,15 +53,10 @@ class Kernel(Ring):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self._scale(), self._steps()]))
+        body: list[Body] = [self._scale(), self._steps()]
         shared = (self.ring, self.full) if self.bulk else ()
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(*shared, *self.values.values()),
+            ENTRY, self.device.arch, self.warps, 1, self.params, (*shared, *self.values.values())
         )
         return finish(info, *body)
 

@@ -11,7 +11,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     const,
-    flatten,
     loop,
     slot,
     var,
@@ -65,16 +64,8 @@ class Kernel(StateWarps):
             ),
             when(main, self.store_state()),
         ]
-        statements = list(flatten(body))
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.storage,
-        )
-        return finish(info, *statements)
+        info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
+        return finish(info, *body)
 
     def _bounds(self) -> list[UOp]:
         """Where the sequence begins and ends: the low words of two bounds."""

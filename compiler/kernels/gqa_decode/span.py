@@ -82,14 +82,8 @@ class Span(Shape):
 
     def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(*storage, *self.sequences.storage, *self.r.storage),
-        )
+        storage = (*storage, *self.sequences.storage, *self.r.storage)
+        return KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
 
     # -- which chunk ---------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     elect,
-    flatten,
     loop,
     mbar,
     param,
@@ -46,21 +45,9 @@ class Block(Keys, Lines):
     def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(
-                self.q_full,
-                *more,
-                self.q_smem,
-                *self.ring_storage,
-                *self.keep.storage,
-            ),
-        )
-        return finish(info, *flatten(found), *roles)
+        storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
+        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        return finish(info, found, *roles)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:

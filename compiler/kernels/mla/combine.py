@@ -20,7 +20,6 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    flatten,
     loop,
     param,
     var,
@@ -104,7 +103,7 @@ class Combine(Shape):
             storage=(*self.registers, *self.r.storage),
             dependent=bool(self.s.dependent),
         )
-        return finish(info, *flatten(work))
+        return finish(info, work)
 
     @property
     def wait(self) -> UOp | None:

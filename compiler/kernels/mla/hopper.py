@@ -70,18 +70,14 @@ class Hopper(Parts):
         find, span = self.work.find()
         spec = Role("copy", WARPS, COPIERS, regs=COPIER_REGS)
         roles.append(role(spec, *find, self._copy(span)))
+        storage = (
+            *self.storage,
+            *(each for side in self.sides for each in side.storage),
+            *self.work.storage,
+            *self.r.storage,
+        )
         info = KernelInfo(
-            name=self.problem.family,
-            arch=self.device.arch,
-            warps=WARPS + COPIERS,
-            cluster=1,
-            params=self.params,
-            storage=(
-                *self.storage,
-                *(each for side in self.sides for each in side.storage),
-                *self.work.storage,
-                *self.r.storage,
-            ),
+            self.problem.family, self.device.arch, WARPS + COPIERS, 1, self.params, storage
         )
         return finish(info, *roles)
 

@@ -16,7 +16,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     anywhere,
-    flatten,
     global_tensor,
     loop,
     part,
@@ -52,15 +51,15 @@ class Combine(Shape):
         body: list[Body] = [self.wait(), *self._choices()]
         body.append(loop(turn, steps, self._columns(column), rolled=True))
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.r.storage,
+            ENTRY,
+            self.device.arch,
+            self.warps,
+            1,
+            self.params,
+            self.r.storage,
             dependent=self.dependent,
         )
-        return finish(info, *flatten(body))
+        return finish(info, body)
 
     def _choices(self) -> list[Body]:
         """The token's rows and shares."""

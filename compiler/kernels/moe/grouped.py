@@ -27,7 +27,6 @@ from ptxflow.compiler.ir import (
     anywhere,
     const,
     elect,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -328,24 +327,19 @@ class Grouped(Shape):
 
     def whole(self, warps: int, storage: Sequence[UOp], *roles: UOp, drained: bool = False) -> UOp:
         """The lowered kernel."""
-        info = KernelInfo(
-            name=self.entry,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(
-                self.ring.full,
-                self.ring.empty,
-                self.scales,
-                *storage,
-                self.tokens,
-                self.weights,
-                *self.r.storage,
-            ),
-            dependent=self.dependent,
+        storage = (
+            self.ring.full,
+            self.ring.empty,
+            self.scales,
+            *storage,
+            self.tokens,
+            self.weights,
+            *self.r.storage,
         )
-        return finish(info, *flatten(list(roles)), drained=drained)
+        info = KernelInfo(
+            self.entry, self.device.arch, warps, 1, self.params, storage, dependent=self.dependent
+        )
+        return finish(info, *roles, drained=drained)
 
     def launch(self) -> Launch:
         tiles = f"{self.row_tiles} * {self.n // self.tile_w}"

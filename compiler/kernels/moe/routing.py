@@ -20,7 +20,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     anywhere,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -102,14 +101,7 @@ class Route(Shape):
         """The lowered kernel."""
         token = CTAID * self.warps + WARP
         body = when(token < param("seq_len"), route_token(self, token))
-        info = KernelInfo(
-            name=ROUTE,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.r.storage,
-        )
+        info = KernelInfo(ROUTE, self.device.arch, self.warps, 1, self.params, self.r.storage)
         return finish(info, body)
 
 
@@ -148,7 +140,7 @@ class Permute(Shape):
             storage=(self.counts, *self.r.storage),
             dependent=self.dependent and not self.joined,
         )
-        return finish(info, *flatten(body))
+        return finish(info, body)
 
     def _route(self) -> list[Body]:
         """All tokens, a warp each in turn; others read what it leaves."""

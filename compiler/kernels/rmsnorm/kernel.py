@@ -25,7 +25,6 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    flatten,
     frag,
     global_tensor,
     kernel,
@@ -129,16 +128,11 @@ class Kernel:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self._weights(KEPT), self._groups()]))
+        body: list[Body] = [self._weights(KEPT), self._groups()]
         across = [self.parts, self.part] if self.row_warps > 1 else []
         registers = [self.weight, self.scale, *self.values.values()]
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=self.ctas,
-            params=self.params,
-            storage=(*across, *registers),
+            ENTRY, self.device.arch, self.warps, self.ctas, self.params, (*across, *registers)
         )
         leave = [at.cluster_wait()] if self.ctas > 1 else []  # peers have read this CTA's parts
         return kernel(info, body, leave)

@@ -29,7 +29,6 @@ from ptxflow.compiler.ir import (
     UOp,
     alu,
     const,
-    flatten,
     frag,
     global_tensor,
     loop,
@@ -127,7 +126,7 @@ class Kernel:
     def build(self) -> UOp:
         """The lowered kernel."""
         later = [self._first_pass(), self._bounds(), self._second_pass(), self._leader()]
-        body = list(flatten([self._start(), later]))  # the later parts say what is to be zeroed
+        body: list[Body] = [self._start(), later]  # the later parts say what is to be zeroed
         info = KernelInfo(
             name=ENTRY,
             arch=self.device.arch,
