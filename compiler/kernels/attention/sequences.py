@@ -12,19 +12,18 @@ from ptxflow.compiler.ir import (
     LANE,
     UOp,
     Value,
-    anywhere,
     frag,
     loop,
-    param,
     slot,
     value,
     value_of,
     var,
 )
-from ptxflow.compiler.launch import Expr
+from ptxflow.compiler.launch import Expr, InputParam, Param
+from ptxflow.compiler.tile.tensors import load_global
 
 WORD = 4  # bytes of an index
-SCALE = {"sm_scale": "float32"}  # the scalar input of a definition, with its dtype
+SCALE: dict[str, Param | Expr] = {"sm_scale": InputParam("sm_scale", "float32")}
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,5 @@ def load_index(
     register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False
 ) -> UOp:
     """Loads an entry of a table; `unread`: the last that is loaded is not used."""
-    place = anywhere(tensor)
     said = {"unread": "dst"} if unread else {}
-    return at.ld_global(slot(register), param(tensor), index, inside, place, element=WORD, **said)
+    return load_global(slot(register), tensor, index, inside, None, WORD, **said)

@@ -11,10 +11,8 @@ from ptxflow.compiler.ir import (
     Body,
     Role,
     UOp,
-    anywhere,
     elect,
     loop,
-    param,
     part,
     role,
     slot,
@@ -29,6 +27,7 @@ from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
@@ -96,13 +95,11 @@ class Kernel(Score):
 
     def load_weights(self) -> list[UOp]:
         """Of all heads, in every lane."""
-        where = anywhere("weights")
         own = self.row * (self.heads // QUAD)
         return [
-            at.ld_global(part(self.weights, QUAD * i, QUAD), param("weights"), own + i, 1, where,
-                         element=4 * QUAD)
+            load_global(part(self.weights, QUAD * i, QUAD), "weights", own + i, element=4 * QUAD)
             for i in range(self.heads // QUAD)
-        ]  # fmt: skip
+        ]
 
     @property
     def weights(self) -> UOp:

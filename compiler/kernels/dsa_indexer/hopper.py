@@ -11,10 +11,8 @@ from ptxflow.compiler.ir import (
     Body,
     Role,
     UOp,
-    anywhere,
     frag,
     loop,
-    param,
     part,
     role,
     slot,
@@ -26,6 +24,7 @@ from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, wgmma
+from ptxflow.compiler.tile.tensors import load_global
 
 COLUMNS = 8  # of heads, of which a lane holds two neighbours
 PAIR = 2
@@ -62,13 +61,16 @@ class Kernel(Score):
 
     def load_weights(self) -> list[UOp]:
         """Of the heads of a lane's columns."""
-        where = anywhere("weights")
         own = self.row * (self.heads // PAIR) + (LANE & 3)
         return [
-            at.ld_global(part(self.weights, PAIR * i, PAIR), param("weights"),
-                         own + i * (COLUMNS // PAIR), 1, where, element=4 * PAIR)
+            load_global(
+                part(self.weights, PAIR * i, PAIR),
+                "weights",
+                own + i * (COLUMNS // PAIR),
+                element=4 * PAIR,
+            )
             for i in range(self.heads // COLUMNS)
-        ]  # fmt: skip
+        ]
 
     @property
     def weights(self) -> UOp:

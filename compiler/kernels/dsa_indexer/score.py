@@ -20,11 +20,9 @@ from ptxflow.compiler.ir import (
     UOp,
     anywhere,
     elect,
-    global_tensor,
     loop,
     mbar,
     param,
-    rectangle,
     slot,
     smem,
     value,
@@ -33,9 +31,10 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam, Workspace
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "dsa_indexer_score"
@@ -77,33 +76,26 @@ class Score:
 
     def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
         """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=PARAMS,
-            storage=(
-                self.q_full,
-                self.ring.full,
-                self.ring.empty,
-                *storage,
-                self.queries,
-                self.keys,
-                self.scales,
-                *self.r.storage,
-            ),
+        storage = (
+            self.q_full,
+            self.ring.full,
+            self.ring.empty,
+            *storage,
+            self.queries,
+            self.keys,
+            self.scales,
+            *self.r.storage,
         )
+        return KernelInfo(ENTRY, self.device.arch, warps, 1, PARAMS, storage)
 
     # -- which tokens --------------------------------------------------------------------------
 
     def find(self) -> list[UOp]:
         """Every warp finds out how long the sequence is."""
-        where = anywhere("seq_lens")
         prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
         return [
             elect(WARP.eq(self.warps), prefetch),
-            at.ld_global(self.r("length", 1), param("seq_lens"), self.row, 1, where, element=4),
+            load_global(self.r("length", 1), "seq_lens", self.row),
         ]
 
     @property
@@ -146,8 +138,7 @@ class Score:
         """What the warp that loads does: queries, pages, then tiles."""
         entry = self.first // self.page + LANE
         inside = entry * self.page < self.length
-        where = anywhere("block_table")
-        table, index = param("block_table"), self.row * param("width") + entry
+        index = self.row * param("width") + entry
         step, bar = var("load"), slot(self.q_full)
         load_queries = elect(
             value(1),
@@ -158,7 +149,7 @@ class Score:
             ),
         )  # fmt: skip
         return [
-            at.ld_global(self.r("pages", 1), table, index, inside, where, element=4),
+            load_global(self.r("pages", 1), "block_table", index, inside),
             load_queries,
             loop(step, self.tiles, self.look_up(step), elect(value(1), self.fill(step))),
         ]
@@ -214,16 +205,14 @@ class Score:
     ) -> list[UOp]:
         """The key of a lane's token, where it is `mine` to store: up to a multiple of four tokens,
         0 past the sequence's end. A warp stores those of `count` tokens from `first` on."""
-        key = self.r("key", 1)
-        stride = param("width") * self.page
+        key, place = self.r("key", 1), (self.row, first, 1, count)
+        index = self.row * (param("width") * self.page) + token
         there = token < ((self.length + 3) & 0xFFFFFFFC)
         inside = there if mine is None else there & mine
-        where = rectangle(global_tensor(SCORES), self.row, first, 1, count)
         return [
             at.sort_key(key, score, token < self.length),
-            at.st_global(param(SCORES), self.row * stride + token, inside, where, key,
-                         element=4),
-        ]  # fmt: skip
+            store_global(SCORES, index, key, place, inside),
+        ]
 
     def token(self, step: UOp) -> UOp:
         """The first token of a step's tile."""
@@ -235,30 +224,17 @@ class Score:
         """Grid, parameters and tensor maps as expressions over the axes."""
         spans = f"-(-max_num_pages * {self.page} // {self.span})"
         rows = page_bytes(self.problem) // self.dim
-        maps = (
-            ("q_index_fp8", f"batch_size * {self.heads}", self.heads),
-            ("k_index_cache_fp8", f"num_pages * {rows}", self.box_rows),
-        )
-        return Launch(
-            entry=ENTRY,
-            grid=(f"batch_size * {spans}", "1", "1"),
-            block=threads,
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=(
-                *(
-                    TensorMapParam(
-                        tensor, "uint8", (str(self.dim), count), (str(self.dim),),
-                        (self.dim, box), self.dim,
-                    )
-                    for tensor, count, box in maps
-                ),
-                *(PointerParam(name) for name, kind in PARAMS if kind == "ptr"),
-                ScalarParam("width", "max_num_pages"),
-                ScalarParam("spans", spans),
-            ),
-            workspace=(Workspace(SCORES, f"batch_size * max_num_pages * {self.page * SCALE}"),),
-        )  # fmt: skip
+        own, pages = f"batch_size * {self.heads}", f"num_pages * {rows}"
+        given: dict[str, Param | Expr] = {"width": "max_num_pages", "spans": spans}
+        given["q_map"] = self._map("q_index_fp8", own, self.heads)
+        given["k_map"] = self._map("k_index_cache_fp8", pages, self.box_rows)
+        workspace = (Workspace(SCORES, f"batch_size * max_num_pages * {self.page * SCALE}"),)
+        grid, warps = f"batch_size * {spans}", threads // LANES
+        return launch_of(ENTRY, grid, warps, PARAMS, given, smem_bytes, workspace=workspace)
+
+    def _map(self, tensor: str, rows: Expr, tall: int) -> TensorMapParam:
+        width = str(self.dim)
+        return TensorMapParam(tensor, "uint8", (width, rows), (width,), (self.dim, tall), self.dim)
 
 
 assert LANES == 32  # pages of a span are held by the lanes of a warp

@@ -22,14 +22,10 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     alu,
-    anywhere,
     const,
-    flatten,
-    global_tensor,
     loop,
     param,
     part,
-    rectangle,
     slot,
     value_of,
     var,
@@ -40,12 +36,13 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
+from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "dsa_indexer_select"
-POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
-PARAMS = (*((name, "ptr") for name in POINTERS), ("width", "u32"))
+_POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
+PARAMS = (*((name, "ptr") for name in _POINTERS), ("width", "u32"))
 VECTOR = 4  # keys of a load
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
@@ -60,7 +57,7 @@ class Select(Row):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self.start(), self.narrow(), self.gather(), self.leader()]))
+        body: list[Body] = [self.start(), self.narrow(), self.gather(), self.leader()]
         return finish(self._info((*self.storage, *self.r.storage)), *body, meet=False)
 
     def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:
@@ -80,14 +77,15 @@ class Select(Row):
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        return Launch(
-            entry=ENTRY,
-            grid=(f"batch_size * {self.ctas}", "1", "1"),
-            block=self.threads,
-            cluster=(self.ctas, 1, 1),
-            smem_bytes=self.smem_bytes,
-            params=(*map(PointerParam, POINTERS), ScalarParam("width", "max_num_pages")),
-            dependent=bool(self.s.dependent),
+        return launch_of(
+            ENTRY,
+            f"batch_size * {self.ctas}",
+            self.warps,
+            PARAMS,
+            {"width": "max_num_pages"},
+            self.smem_bytes,
+            self.ctas,
+            bool(self.s.dependent),
         )
 
     @property
@@ -97,7 +95,6 @@ class Select(Row):
 
     def start(self) -> Body:
         """Everything that waits for no score."""
-        where = anywhere("seq_lens")
         zero, goal = self.r("zero", 1), self.r("goal_of_all", 1)
         words = (zero, zero, goal, self.r("size", 1))
         fill = [
@@ -105,7 +102,7 @@ class Select(Row):
             for i, word in enumerate(words)
         ]
         return [
-            at.ld_global(self.r("length", 1), param("seq_lens"), self.row, 1, where, element=4),
+            load_global(self.r("length", 1), "seq_lens", self.row),
             self.zero(self.bins, 4 << self.bits, begun=True),
             self.zero(self.list, self.places * ENTRY_BYTES),
             None if self.sorted else self.zero(self.chosen, self.topk * 4),
@@ -146,18 +143,10 @@ class Select(Row):
         load, visits = list[Body](), list[Body]()
         for i in range(self.loads):
             vector = first + i * stride
-            load.append(
-                at.ld_global(
-                    part(keys, VECTOR * i, VECTOR),
-                    param(SCORES),
-                    base + vector,
-                    vector * VECTOR < self.length,
-                    rectangle(global_tensor(SCORES), self.row, 0, 1, 1),
-                    element=4 * VECTOR,
-                    handed=True,
-                )
-            )
-            visits.append(visit(part(keys, VECTOR * i, VECTOR), vector * VECTOR))
+            held, inside = part(keys, VECTOR * i, VECTOR), vector * VECTOR < self.length
+            place, attrs = (self.row, 0, 1, 1), {"element": 4 * VECTOR, "handed": True}
+            load.append(load_global(held, SCORES, base + vector, inside, place, **attrs))
+            visits.append(visit(held, vector * VECTOR))
         each = VECTOR * self.loads * stride
         turns = (self.length + (each - 1)) // each
         return loop(turn, turns, load, visits, rolled=True)
@@ -272,7 +261,6 @@ class Select(Row):
         order = value_of(ranked)
         position = (value_of(low) ^ 0xFFFFFFFF) >> UNUSED_BITS
         inside = (number < self.listed) & (order < self.topk)
-        where = anywhere("block_table")
         index = self.row * param("width") + position // self.page
         body: list[Body] = [
             at.ld_shared_vector(entry, slot(self.list), number * ENTRY_BYTES),
@@ -280,7 +268,7 @@ class Select(Row):
             self.compare(i, entry, rank),
             at.copy(ranked, rank),
             at.copy(low, part(entry, 0, 1)),
-            at.ld_global(page, param("block_table"), index, inside, where, element=4),
+            load_global(page, "block_table", index, inside),
             at.mov(put, value_of(page) * self.page + position % self.page + 1),
             at.put_place(slot(self.chosen, 0, 0, self.topk * 4), order << 2, inside, put),
         ]
@@ -311,13 +299,8 @@ class Select(Row):
             at.ld_shared(own, slot(self.chosen, 0, warp * 4, 4 * LANES), LANE * 4),
             at.copy(less, own),
             at.mov(put, value_of(less) - 1),
-            at.st_global(
-                param("topk_indices"),
-                self.row * self.topk + number,
-                1,
-                rectangle(global_tensor("topk_indices"), self.row, warp, 1, LANES),
-                put,
-                element=4,
+            store_global(
+                "topk_indices", self.row * self.topk + number, put, (self.row, warp, 1, LANES)
             ),
         ]
         left = (self.topk - first) // LANES

@@ -16,7 +16,6 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     alu,
-    anywhere,
     const,
     global_tensor,
     loop,
@@ -30,6 +29,7 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 WORDS = 2  # registers of an entry
 WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
@@ -128,22 +128,12 @@ class Sorting:
         out = global_tensor("topk_indices")
         body: list[Body] = [
             at.copy(low, slot(self.own(i).src[0], 0, 0, 1)),
-            at.ld_global(
-                page,
-                param("block_table"),
-                row * param("width") + position // c.page,
-                number < c.listed,
-                anywhere("block_table"),
-                element=4,
+            load_global(
+                page, "block_table", row * param("width") + position // c.page, number < c.listed
             ),
             at.mov(put, (value_of(page) * c.page + position % c.page + 1) * there - 1),
-            at.st_global(
-                param("topk_indices"),
-                row * c.topk + number,
-                1,
-                rectangle(out, row, first, 1, LANES),
-                put,
-                element=4,
+            store_global(
+                "topk_indices", row * c.topk + number, put, rectangle(out, row, first, 1, LANES)
             ),
         ]
         left = (c.topk - i * c.threads) // LANES

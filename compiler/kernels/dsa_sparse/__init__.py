@@ -13,7 +13,7 @@ from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChu
 from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
 from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
-from ptxflow.compiler.kernels.mla.launches import launch_of, shared, with_sums
+from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.shape import BLOCK
 from ptxflow.compiler.kernels.mla.span import COUNT
 from ptxflow.compiler.launch import Launch
@@ -54,7 +54,7 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = AttendToLists(p, s, device)
-    first = launch_of(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
+    first = first_launch(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
     if not k.split:
         return first
     return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, Body, UOp, anywhere, param, value_of
-from ptxflow.compiler.kernels.attention.sequences import WORD
+from ptxflow.compiler.ir import LANE, Body, UOp, value_of
 from ptxflow.compiler.kernels.dsa_sparse.lists import LIST, Lists
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
 from ptxflow.compiler.kernels.mla.combine import Combine, Parts
 from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
 from ptxflow.compiler.kernels.mla.span import Rows, Span
+from ptxflow.compiler.tile.tensors import load_global
 
 
 class AttendToLists(Attend):
@@ -42,8 +41,7 @@ class AttendToLists(Attend):
         for half in range(2):
             number = self.row * MMA_TOKENS + 8 * half + (LANE >> 2)
             table, index = self.work.entry(span, self.work.token(span, t, number))
-            place = anywhere(table)
-            out.append(at.ld_global(self._entry(half), param(table), index, 1, place, element=WORD))
+            out.append(load_global(self._entry(half), table, index))
         return out
 
     def _entry(self, half: int) -> UOp:

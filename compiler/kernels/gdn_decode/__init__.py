@@ -9,10 +9,10 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
-from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, TENSORS, Kernel
+from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import problem
-from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
+from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -58,19 +58,8 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     k = Kernel(p, s, device)
     tiles = f"batch_size * {k.tiles_per_row}"
     grid = f"min({tiles}, {device.sms * s.ctas_per_sm})" if k.loops else tiles
-    return Launch(
-        entry=ENTRY,
-        grid=(grid, "1", "1"),
-        block=32 * k.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=(
-            *(PointerParam(name) for name in TENSORS),
-            InputParam("scale", "float32"),
-            PresentParam("state"),
-            ScalarParam("batch_size", "batch_size"),
-        ),
-    )
+    given: Given = {"scale": InputParam("scale", "float32"), PRESENT: PresentParam("state")}
+    return launch_of(ENTRY, grid, k.warps, k.params, given, k.smem_bytes)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

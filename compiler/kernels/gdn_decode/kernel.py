@@ -19,7 +19,6 @@ from ptxflow.compiler.ir import (
     Value,
     const,
     elect,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -31,9 +30,9 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK, TOGETHER
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid, times
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
-from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.gdn_decode.ring import Ring
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "gdn_decode"
 ELEMENT = 2  # bytes, of what is not the state
@@ -53,15 +52,10 @@ class Kernel(Ring):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self._scale(), self._steps()]))
+        body: list[Body] = [self._scale(), self._steps()]
         shared = (self.ring, self.full) if self.bulk else ()
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(*shared, *self.values.values()),
+            ENTRY, self.device.arch, self.warps, 1, self.params, (*shared, *self.values.values())
         )
         return finish(info, *body)
 
@@ -107,18 +101,9 @@ class Kernel(Ring):
         out: list[Body] = [self._load_v(use)]
         for r in range(self.flight):
             for j in range(self.vectors):
-                base, index, place, offset = self._access("state", use, r, j)
-                out.append(
-                    at.ld_global(
-                        part(self._row("state", r), j * self.width, self.width),
-                        base,
-                        index,
-                        self._given,
-                        place,
-                        element=self.width * STATE_BYTES,
-                        offset=offset,
-                    )
-                )
+                index, place, attrs = self._access("state", use, r, j)
+                vector = part(self._row("state", r), j * self.width, self.width)
+                out.append(load_global(vector, "state", index, self._given, place, **attrs))
         return out
 
     def _load_v(self, use: UOp) -> UOp:
@@ -127,7 +112,7 @@ class Kernel(Ring):
         if self.flight == 1:
             return at.ld_global_narrow(self._one("v"), param("v"), row, place, dtype=self._dtype)
         raw = self._value("v", 0, 1, self.flight // 2)
-        return at.ld_global(raw, param("v"), row, 1, place, element=ELEMENT)
+        return load_global(raw, "v", row, 1, place, element=ELEMENT)
 
     def _head(self, use: UOp) -> tuple[Body, Body]:
         """Statements that load, and that compute, what belongs to a head; at its first step."""
@@ -135,7 +120,7 @@ class Kernel(Ring):
         head, one = row % self.value_heads, self._one
         load: list[Body] = [
             *(
-                at.ld_global(one(name), param(name), head, 1, _word(name, 0, head), element=4)
+                load_global(one(name), name, head, 1, _word(name, 0, head))
                 for name in ("A_log", "dt_bias")
             ),
             *(
@@ -164,19 +149,13 @@ class Kernel(Ring):
     def _load_token(self, name: str, row: UOp) -> list[UOp]:
         """The lane's elements of q or k, two in a register."""
         index = row * self.size + LANE % self.lanes * self.width
-        raw, step = self._raw_token(name), self.lanes * self.width
-        return [
-            at.ld_global(
-                part(raw, j * self.width // 2, self.width // 2),
-                param(name),
-                index,
-                1,
-                rectangle(global_tensor(name), row, j * step, 1, step),
-                element=ELEMENT,
-                offset=j * step * ELEMENT,
-            )
-            for j in range(self.vectors)
-        ]
+        raw, step, width = self._raw_token(name), self.lanes * self.width, self.width // 2
+        out = list[UOp]()
+        for j in range(self.vectors):
+            vector, place = part(raw, j * width, width), (row, j * step, 1, step)
+            offset = j * step * ELEMENT
+            out.append(load_global(vector, name, index, 1, place, ELEMENT, offset=offset))
+        return out
 
     # -- arithmetic ----------------------------------------------------------------------------
 
@@ -264,16 +243,8 @@ class Kernel(Ring):
         return [*out, *self._send(use)] if in_bulk else out
 
     def _store(self, use: UOp, r: int, j: int) -> UOp:
-        base, index, place, offset = self._access("new_state", use, r, j)
-        return at.st_global(
-            base,
-            index,
-            1,
-            place,
-            self._new(r, j),
-            element=self.width * STATE_BYTES,
-            offset=offset,
-        )
+        index, place, attrs = self._access("new_state", use, r, j)
+        return store_global("new_state", index, self._new(r, j), place, **attrs)
 
     def _output(self, use: UOp) -> list[UOp]:
         """scale x product, rounded once; the first lane of a row stores it."""
@@ -281,15 +252,13 @@ class Kernel(Ring):
         scaled = self._rows("scaled")
         out.append(at.scale_f32(scaled, product, self._one("scale")))
         row, first = self._lane_row(use), (LANE % self.lanes).eq(0)
-        where = param("output"), row, first, self._token_place("output", use)
+        place = self._token_place("output", use)
         if self.flight == 1:
+            where = param("output"), row, first, place
             return [*out, at.st_global_narrow(*where, scaled, dtype=self._dtype)]
         packed = self._value("packed", 0, 1, self.flight // 2)
-        return [
-            *out,
-            at.pack(packed, scaled, dtype=self._dtype),
-            at.st_global(*where, packed, element=ELEMENT),
-        ]
+        out.append(at.pack(packed, scaled, dtype=self._dtype))
+        return [*out, store_global("output", row, packed, place, first, ELEMENT)]
 
 
 def _word(name: str, row: Value, column: Value) -> UOp:

@@ -134,12 +134,16 @@ class Places:
         column = WARP * self.warp_rows
         return rectangle(global_tensor(name), block, column, 1, self.warp_rows)
 
-    def _access(self, name: str, use: UOp, r: int, j: int) -> tuple[UOp, UOp, UOp, int]:
-        """Base, index in vectors, the warp's rectangle, and bytes from a lane's first vector."""
+    def _access(self, name: str, use: UOp, r: int, j: int) -> tuple[UOp, UOp, dict[str, int]]:
+        """Index in vectors, the warp's rectangle; bytes of a vector, and from a lane's first."""
         index = self._lane_row(use) * (self.size // self.width) + LANE % self.lanes
         column = r * self.size + j * self.lanes * self.width
         place = self._place(name, use, column, self.lanes * self.width)
-        return param(name), index, place, column * STATE_BYTES
+        return index, place, {"element": self._vector_bytes, "offset": column * STATE_BYTES}
+
+    @property
+    def _vector_bytes(self) -> int:
+        return self.width * STATE_BYTES
 
     @property
     def _given(self) -> UOp:

@@ -69,10 +69,6 @@ class Ring(Places):
         lane = LANE // self.lanes * (self.flight * row) + LANE % self.lanes * self._vector_bytes
         return lane + (r * row + j * self.lanes * self._vector_bytes)
 
-    @property
-    def _vector_bytes(self) -> int:
-        return self.width * STATE_BYTES
-
     def _take(self, use: UOp) -> list[Body]:
         """The warp's rows from its ring, once they have landed; zeros where there is no state."""
         buffer, bar = self._stage(use)

@@ -9,10 +9,10 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
-from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, TENSORS, Kernel
+from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.problem import problem
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
-from ptxflow.compiler.launch import InputParam, Launch, PointerParam, PresentParam, ScalarParam
+from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -38,19 +38,9 @@ def _trip(k: Kernel, length: int, given: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over num_seqs."""
     k = Kernel(p, s, device)
-    return Launch(
-        entry=ENTRY,
-        grid=(f"num_seqs * {k.value_heads * k.slices}", "1", "1"),
-        block=32 * k.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=(
-            *(PointerParam(name) for name in TENSORS),
-            InputParam("scale", "float32"),
-            PresentParam("state"),
-            ScalarParam("num_seqs", "num_seqs"),
-        ),
-    )
+    grid = f"num_seqs * {k.value_heads * k.slices}"
+    given: Given = {"scale": InputParam("scale", "float32"), PRESENT: PresentParam("state")}
+    return launch_of(ENTRY, grid, k.warps, k.params, given, k.smem_bytes)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -35,15 +35,11 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
 )
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.shape import (
-    A_COLUMN,
-    A_ROW,
-    N_COLUMN,
-    N_ROW,
-    QUAD,
     Gate,
     Shape,
-    lane_place,
 )
+from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, a_rows, mma, n_rows
+from ptxflow.compiler.tile.tensors import load_global
 
 SHUT = float_bits(-160.0)  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
 PIECE = 16  # bytes of a copy
@@ -89,17 +85,7 @@ class ChunkWarps(Shape):
         r, head = self.r, self.place[1]
         strength, sharpness = exponential(lambda n: r(n, 1), "strength", r("A_log", 1))
         once = [
-            *(
-                at.ld_global(
-                    r(name, 1),
-                    param(name),
-                    head,
-                    1,
-                    anywhere(name),
-                    element=4,
-                )
-                for name in ("A_log", "dt_bias")
-            ),
+            *(load_global(r(name, 1), name, head) for name in ("A_log", "dt_bias")),
             *strength,
             times(r("rate", 1), sharpness, -1 / math.log(2)),
             times(r("minus_bias", 1), r("dt_bias", 1), -1.0),
@@ -299,18 +285,16 @@ class ChunkWarps(Shape):
         out: list[Body] = [at.mov(keys, 0), at.mov(scores, 0)]
         for step in range(self.steps):
             a, b, q = (r(f"block{number}_{x}{step}", QUAD) for x in "abq")
-            left = lane_place(A_ROW, A_COLUMN, self.key_pitch) + step * UNIT * ELEMENT
-            right = lane_place(N_ROW, N_COLUMN, self.key_pitch) + step * UNIT * ELEMENT
+            left = a_rows(self.key_pitch) + step * UNIT * ELEMENT
+            right = n_rows(self.key_pitch) + step * UNIT * ELEMENT
             out += [
                 at.ldmatrix_x4(a, self.token_rows(self.k, n, i), left),
                 at.ldmatrix_x4(q, self.token_rows(self.q, n, i), left),
                 at.ldmatrix_x4(b, self.token_rows(self.k, n, j), right),
             ]
-            for half in range(2):
-                terms = part(b, 2 * half, 2)
+            for half in (0, QUAD):
                 for sums, rows in ((keys, a), (scores, q)):
-                    target = part(sums, half * QUAD, QUAD)
-                    out.append(at.mma_16816(target, rows, terms, dtype=self.operand))
+                    out += mma(part(sums, half, QUAD), [rows], part(b, half // 2, 2), self.operand)
         out += [self._decays(n, i, j, gap), self._weigh(i, j, keys, scores, gap)]
         return [*out, self._put_block(n, block, i, j, keys, scores)]
 
@@ -320,13 +304,13 @@ class ChunkWarps(Shape):
         rows, betas, minus = r("row_log", 2), r("row_beta", 2), r("row_minus", 2)
         out = list[UOp]()
         for half in range(2):
-            place = (i * UNIT + half * 8 + (LANE >> 2)) << 2
+            place = (i * UNIT + half * 8 + ROW) << 2
             out.append(at.ld_shared(part(rows, half, 1), log, place))
             out.append(at.ld_shared(part(betas, half, 1), beta, place))
         out.append(times(minus, betas, -1.0))
         for half in range(2):
             columns = r(f"column_log{half}", 2)
-            place = (j * UNIT + half * 8 + ((LANE & 3) << 1)) << 2
+            place = (j * UNIT + half * 8 + COLUMN) << 2
             out.append(at.ld_shared_lanes(columns, log, place))
             for row in range(2):
                 target = part(gap, half * QUAD + 2 * row, 2)
@@ -346,8 +330,8 @@ class ChunkWarps(Shape):
                 pair = half * QUAD + 2 * row
                 out.append(at.rescale(part(keys, pair, 2), part(r("row_minus", 2), row, 1)))
                 for c in range(2):
-                    mine = i * UNIT + row * 8 + (LANE >> 2)
-                    theirs = j * UNIT + half * 8 + ((LANE & 3) << 1) + c
+                    mine = i * UNIT + row * 8 + ROW
+                    theirs = j * UNIT + half * 8 + COLUMN + c
                     out.append(at.keep_inside(part(keys, pair + c, 1), theirs < mine))
                     out.append(at.keep_inside(part(scores, pair + c, 1), theirs < mine + 1))
         return out
@@ -374,7 +358,7 @@ class ChunkWarps(Shape):
         for t in range(terms):
             for half in range(2):
                 for row in range(2):
-                    place = ((LANE >> 2) + row * 8) * BLOCK_PITCH + ((LANE & 3) << 2) + half * 16
+                    place = (ROW + row * 8) * BLOCK_PITCH + ((LANE & 3) << 2) + half * 16
                     source = part(packed[t], 2 * half + row, 1)
                     out.append(
                         at.st_shared_lanes(self.block(storage, n, block, t), place, 1, source)
@@ -388,8 +372,8 @@ class ChunkWarps(Shape):
         for half in range(2):
             for row in range(2):
                 for c in range(2):
-                    column = ((LANE & 3) << 1) + (half * 8 + c)
-                    place = column * NEAR_PITCH + (((LANE >> 2) + row * 8) << 2)
+                    column = COLUMN + (half * 8 + c)
+                    place = column * NEAR_PITCH + ((ROW + row * 8) << 2)
                     source = part(keys, half * QUAD + 2 * row + c, 1)
                     out.append(at.st_shared_lanes(self.near_blocks(index), place, 1, source))
         return out

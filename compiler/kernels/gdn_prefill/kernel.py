@@ -10,11 +10,8 @@ from ptxflow.compiler.ir import (
     WARP,
     KernelInfo,
     UOp,
-    anywhere,
     const,
-    flatten,
     loop,
-    param,
     slot,
     var,
     when,
@@ -23,6 +20,7 @@ from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.kernels.gdn_prefill.state_warps import StateWarps
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global
 
 ENTRY = "gdn_prefill"
 TENSORS = (
@@ -66,28 +64,12 @@ class Kernel(StateWarps):
             ),
             when(main, self.store_state()),
         ]
-        statements = list(flatten(body))
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.storage,
-        )
-        return finish(info, *statements)
+        info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
+        return finish(info, *body)
 
     def _bounds(self) -> list[UOp]:
         """Where the sequence begins and ends: the low words of two bounds."""
-        place = anywhere("cu_seqlens")
         return [
-            at.ld_global(
-                slot(register),
-                param("cu_seqlens"),
-                self.place[0] + i,
-                1,
-                place,
-                element=BOUND_BYTES,
-            )
+            load_global(slot(register), "cu_seqlens", self.place[0] + i, element=BOUND_BYTES)
             for i, register in enumerate(self.bounds)
         ]

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, frag, param, slot, smem, value_of
+from ptxflow.compiler.ir import CTAID, UOp, Value, frag, param, slot, smem, value_of
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BUFFERS,
@@ -38,7 +38,6 @@ from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.values import Registers
 
 PRESENT = "state_present"
-QUAD = 4  # registers of an MMA's result, and of A
 
 
 class Gate(IntEnum):
@@ -50,18 +49,6 @@ class Gate(IntEnum):
     READ = 3  # scale 2^G: what S q counts for in the output
     LEAVE = 4  # 2^(G at the end - G): what x counts for in the state
     TOTAL = 5  # 2^(G at the end), for each lane
-
-
-#: rows of matrices for ldmatrix: of A, lanes 16.. have the next columns; of B from rows of N, the
-#: second and fourth 8 x 8 matrix have the next columns; of B from rows of K, the next rows
-A_ROW, A_COLUMN = LANE & 15, LANE >> 4
-N_ROW, N_COLUMN = (LANE & 7) + ((LANE >> 4) << 3), LANE >> 3 & 1
-K_ROW, K_COLUMN = (LANE & 7) + ((LANE >> 3 & 1) << 3), LANE >> 4
-
-
-def lane_place(row: UOp, column: UOp, pitch: int) -> UOp:
-    """Byte offset of a lane's row of 8 elements of 16 bits."""
-    return row * pitch + (column << 4)
 
 
 class Shape:

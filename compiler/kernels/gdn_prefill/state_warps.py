@@ -7,23 +7,19 @@ an operand of the next: S K^T and S Q^T, the solved updates X^T, then the output
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, global_tensor, param, part, rectangle
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import (
-    K_COLUMN,
-    K_ROW,
-    N_COLUMN,
-    N_ROW,
     PRESENT,
-    QUAD,
     Gate,
-    lane_place,
 )
+from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, k_rows, mma, n_rows
+from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 
-N_BLOCK = lane_place(N_ROW, N_COLUMN, BLOCK_PITCH)
-K_BLOCK = lane_place(K_ROW, K_COLUMN, BLOCK_PITCH)
+N_BLOCK = n_rows(BLOCK_PITCH)
+K_BLOCK = k_rows(BLOCK_PITCH)
 
 
 class StateWarps(ChunkWarps):
@@ -50,56 +46,35 @@ class StateWarps(ChunkWarps):
 
     # -- states --------------------------------------------------------------------------------
 
-    def _state_rows(self, t: int) -> list[tuple[UOp, UOp, tuple[UOp, int], int]]:
-        """Registers, index of the lane's row, where 8 x 8 elements begin, and bytes from
-        the row."""
+    def _state_rows(self, t: int) -> list[tuple[UOp, UOp, Place, dict[str, int]]]:
+        """Registers, index of the lane's row, 8 x 8 elements, and bytes from the row."""
         sequence, head, _ = self.place
         first = (sequence * self.value_heads + head) * self.size + self._row(t)
-        out = []
+        out = list[tuple[UOp, UOp, Place, dict[str, int]]]()
         for half in range(2):
             row = first + half * 8
-            index = (row + (LANE >> 2)) * self.size + ((LANE & 3) << 1)
+            index = (row + ROW) * self.size + COLUMN
             for n in range(self.size // 8):
                 held = part(self._state(t), n * QUAD + 2 * half, 2)
-                out.append((held, index, (row, n * 8), n * 8 * STATE_BYTES))
+                attrs = {"element": STATE_BYTES, "offset": n * 8 * STATE_BYTES}
+                out.append((held, index, (row, n * 8, 8, 8), attrs))
         return out
 
     def load_state(self) -> list[UOp]:
         """The state, or zeros where there is none or the sequence has no token."""
-        inside, out = param(PRESENT).ne(0) & (self.begin < self.end), list[UOp]()
-        for t in self.tiles:
-            for held, index, (row, column), offset in self._state_rows(t):
-                place = rectangle(global_tensor("state"), row, column, 8, 8)
-                out.append(
-                    at.ld_global(
-                        held,
-                        param("state"),
-                        index,
-                        inside,
-                        place,
-                        element=STATE_BYTES,
-                        offset=offset,
-                    )
-                )
-        return out
+        inside = param(PRESENT).ne(0) & (self.begin < self.end)
+        return [
+            load_global(held, "state", index, inside, place, **attrs)
+            for t in self.tiles
+            for held, index, place, attrs in self._state_rows(t)
+        ]
 
     def store_state(self) -> list[UOp]:
-        out = list[UOp]()
-        for t in self.tiles:
-            for held, index, (row, column), offset in self._state_rows(t):
-                place = rectangle(global_tensor("new_state"), row, column, 8, 8)
-                out.append(
-                    at.st_global(
-                        param("new_state"),
-                        index,
-                        1,
-                        place,
-                        held,
-                        element=STATE_BYTES,
-                        offset=offset,
-                    )
-                )
-        return out
+        return [
+            store_global("new_state", index, held, place, **attrs)
+            for t in self.tiles
+            for held, index, place, attrs in self._state_rows(t)
+        ]
 
     # -- a chunk -------------------------------------------------------------------------------
 
@@ -121,14 +96,6 @@ class StateWarps(ChunkWarps):
             out.append(at.pack_rest(packed[1], held, packed[0], dtype=self.operand))
         return out, packed
 
-    def _add(self, sums: UOp, terms: list[UOp], b: UOp) -> list[UOp]:
-        """Adds the products of all terms with two 8-column operands to 8 registers."""
-        return [
-            at.mma_16816(part(sums, h * QUAD, QUAD), a, part(b, 2 * h, 2), dtype=self.operand)
-            for h in range(2)
-            for a in terms
-        ]
-
     def _multiply_state(self, n: UOp) -> list[UOp]:
         """S K^T and S Q^T."""
         names = (("pull", self.k), ("read", self.q))
@@ -140,14 +107,14 @@ class StateWarps(ChunkWarps):
                 make, terms = self._terms(f"state{step}", t, held, self.parts)
                 out += make
                 operands.append(terms)
-            lane = lane_place(N_ROW, N_COLUMN, self.key_pitch) + step * UNIT * ELEMENT
+            lane = n_rows(self.key_pitch) + step * UNIT * ELEMENT
             for unit in range(self.units):
                 for name, storage in names:
                     b = self.r(f"{name}_b{step}_{unit}", QUAD)
                     out.append(at.ldmatrix_x4(b, self.token_rows(storage, n, unit), lane))
                     for t in self.tiles:
                         sums = part(self._sums(name, t), unit * 2 * QUAD, 2 * QUAD)
-                        out += self._add(sums, operands[t], b)
+                        out += mma(sums, operands[t], b, self.operand)
         return out
 
     def _factors(self, n: UOp, which: Gate, unit: int) -> tuple[list[UOp], list[UOp]]:
@@ -171,7 +138,7 @@ class StateWarps(ChunkWarps):
                 raw = self._tile(f"raw_v{unit}", t, QUAD)
                 wide = self._tile(f"wide_v{unit}", t, 2 * QUAD)
                 column = (WARP * len(self.tiles) + t) * UNIT * ELEMENT
-                lane = lane_place(N_ROW, N_COLUMN, self.value_pitch) + column
+                lane = n_rows(self.value_pitch) + column
                 place = self.token_rows(self.v, n, unit)
                 out.append(at.ldmatrix_x4(raw, place, lane, transposed=True))
                 out.append(at.unpack(wide, raw, dtype=self.dtype))
@@ -234,8 +201,8 @@ class StateWarps(ChunkWarps):
 
     def _cross(self, sums: UOp, a: list[UOp], b: list[UOp], terms: int) -> list[UOp]:
         """Products of terms with terms, but the last with the last."""
-        out = self._add(sums, a[:terms], b[0])
-        return out + (self._add(sums, a[:1], b[1]) if terms > 1 else [])
+        out = mma(sums, a[:terms], b[0], self.operand)
+        return out + (mma(sums, a[:1], b[1], self.operand) if terms > 1 else [])
 
     def _add_solved(
         self, n: UOp, solve: int, i: int, j: int, right: dict[tuple[int, int], list[UOp]]
@@ -294,23 +261,13 @@ class StateWarps(ChunkWarps):
             sums = part(self._unit("read", t, unit), h * QUAD, QUAD)
             out.append(at.pack(packed, sums, dtype=self.dtype))
             first = self.first(n) + (unit * UNIT + 8 * h)
-            token, column = first + (LANE >> 2), head * self.size + self._row(t)
-            index = token * (self.value_heads * self.size) + column + ((LANE & 3) << 1)
+            token, column = first + ROW, head * self.size + self._row(t)
+            index = token * (self.value_heads * self.size) + column + COLUMN
             for half in range(2):
-                mine = part(turned, half, 1)
-                place = rectangle(global_tensor("output"), first, column + half * 8, 8, 8)
+                mine, place = part(turned, half, 1), (first, column + half * 8, 8, 8)
+                attrs = {"element": ELEMENT, "offset": half * 8 * ELEMENT}
                 out.append(at.movmatrix(mine, part(packed, half, 1)))
-                out.append(
-                    at.st_global(
-                        param("output"),
-                        index,
-                        token < self.end,
-                        place,
-                        mine,
-                        element=ELEMENT,
-                        offset=half * 8 * ELEMENT,
-                    )
-                )
+                out.append(store_global("output", index, mine, place, token < self.end, **attrs))
         return out
 
     def _update_state(self, n: UOp) -> list[UOp]:
@@ -318,7 +275,7 @@ class StateWarps(ChunkWarps):
         out = [at.ld_shared(self.r("whole", 1), self.gate(n, Gate.TOTAL), LANE << 2)]
         for t in self.tiles:
             out.append(at.scale_f32(self._state(t), self._state(t), self.r("whole", 1)))
-        lane = lane_place(K_ROW, K_COLUMN, self.key_pitch)
+        lane = k_rows(self.key_pitch)
         for unit in range(self.units):
             for step in range(self.steps):
                 b = self.r(f"key_b{unit}_{step}", QUAD)
@@ -327,5 +284,5 @@ class StateWarps(ChunkWarps):
                 for t in self.tiles:
                     terms = self._operands("leaving", t, unit, self.parts)
                     sums = part(self._state(t), step * 2 * QUAD, 2 * QUAD)
-                    out += self._add(sums, terms, b)
+                    out += mma(sums, terms, b, self.operand)
         return out

@@ -47,9 +47,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(
-        ENTRY, int(smem_bytes(f, device)), 32 * int(warps(f, device))
-    )
+    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

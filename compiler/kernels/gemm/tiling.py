@@ -42,7 +42,7 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     swizzle,
 )
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
 
@@ -333,29 +333,23 @@ class Tiling:
         output = ("C_map", "map") if self.staged else ("C", "ptr")
         return (("A_map", "map"), ("B_map", "map"), output, ("M", "u32"))
 
-    def launch(self, entry: str, smem_bytes: int, threads: int) -> Launch:
+    def launch(self, entry: str, smem_bytes: int, warps: int) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
-        n, k, dtype = self.problem["N"], self.problem["K"], self.problem.dtype
+        n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
         tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
         clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
-        row_bytes = (str(k * ELEMENT),)
-        a = TensorMapParam("A", dtype, (str(k), "M"), row_bytes, self.box("A"), self.swizzle)
-        b = TensorMapParam("B", dtype, (str(k), str(n)), row_bytes, self.box("B"), self.swizzle)
-        c = (
-            TensorMapParam(
-                "C", dtype, (str(n), "M"), (str(n * ELEMENT),), self.c.box, self.c.swizzle
-            )
-            if self.staged
-            else PointerParam("C")
-        )
+
+        def over(name: str, rows: Expr, wide: int, tall: tuple[int, int], swizzle: int) -> Param:
+            dims, pitch = (str(wide), rows), (str(wide * ELEMENT),)
+            return TensorMapParam(name, self.problem.dtype, dims, pitch, tall, swizzle)
+
+        given: dict[str, Param | Expr] = {
+            "A_map": over("A", "M", k, self.box("A"), self.swizzle),
+            "B_map": over("B", str(n), k, self.box("B"), self.swizzle),
+        }
+        if self.staged:
+            given["C_map"] = over("C", "M", n, self.c.box, self.c.swizzle)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return Launch(
-            entry=entry,
-            grid=(grid, "1", "1"),
-            block=threads,
-            cluster=(size, 1, 1),
-            smem_bytes=smem_bytes,
-            params=(a, b, c, ScalarParam("M", "M")),
-        )
+        return launch_of(entry, grid, warps, self.params, given, smem_bytes, size)

@@ -19,7 +19,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import problem
 from ptxflow.compiler.kernels.gqa_decode.shape import STATS
 from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
-from ptxflow.compiler.launch import Launch, Workspace, parameter
+from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
@@ -90,32 +90,18 @@ def _length(page_size: int, tokens: int, prefix: str) -> tuple[tuple[str, int], 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over batch_size and num_kv_indices."""
     k, c = kernel(p, s, device), Combine(p, s, device)
-    first = k.build()
     places = k.sequences.places()
     rows = f"{places} * {k.key_heads * k.columns}"
-    combine = Launch(
-        entry=COMBINE,
-        grid=(f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})", "1", "1"),
-        block=32 * c.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=c.smem_bytes,
-        params=tuple(parameter(*given) for given in c.params),
-        dependent=bool(s.dependent),
+    blocks = f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})"
+    combine = launch_of(
+        COMBINE, blocks, c.warps, c.params, smem_bytes=c.smem_bytes, dependent=bool(s.dependent)
     )
-    return Launch(
-        entry=ENTRY,
-        grid=(f"{places} * {k.parts}", "1", "1"),
-        block=32 * first.arg.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=layout(first.arg).smem_bytes,
-        params=tuple(
-            k.maps.get(name) or parameter(name, kind, inputs=SCALE) for name, kind in k.params
-        ),
-        then=(combine,),
-        workspace=(
-            Workspace("sums", f"{rows} * {4 * k.row_floats}"),
-            Workspace("stats", f"{rows} * {4 * STATS}"),
-        ),
+    floats = (("sums", k.row_floats), ("stats", STATS))
+    workspace = tuple(Workspace(name, f"{rows} * {4 * n}") for name, n in floats)
+    info = k.build().arg
+    shared, grid, passed = layout(info).smem_bytes, f"{places} * {k.parts}", SCALE | k.maps
+    return launch_of(
+        ENTRY, grid, info.warps, k.params, passed, shared, then=(combine,), workspace=workspace
     )
 
 

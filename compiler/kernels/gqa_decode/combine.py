@@ -29,6 +29,7 @@ from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import MINUS_INFINITY
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "gqa_decode_combine"
@@ -124,9 +125,7 @@ class Combine(Shape):
         ):
             register = self.r(f"{name}{u}", QUAD)
             out.append(
-                at.ld_global(
-                    register, param(name), index, inside, where, element=QUAD_BYTES, handed=True
-                )
+                load_global(register, name, index, inside, where, element=QUAD_BYTES, handed=True)
             )
         return [*out, at.hide(part(self.r(f"stats{u}", QUAD), 0, 2), inside)]
 

@@ -7,6 +7,9 @@ of a sequence goes to the output, others to the workspace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -16,10 +19,8 @@ from ptxflow.compiler.ir import (
     Body,
     UOp,
     Value,
-    anywhere,
     const,
     loop,
-    param,
     part,
     slot,
     var,
@@ -31,7 +32,9 @@ from ptxflow.compiler.kernels.gqa_decode.ring import Ring
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
 from ptxflow.compiler.kernels.gqa_decode.span import Span
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.fragments import COLUMN, ROW, a_rows, mma, n_rows
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, MINUS_INFINITY, SUM, ColumnSoftmax
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, traced
 
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
@@ -103,21 +106,13 @@ class Chunks(Span):
         """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
         out = self.scale()
         for u, (h, c) in enumerate(self.units):
-            mine = (LANE >> 2) + (self.column + c) * COLUMNS  # of the query heads of a key head
+            mine = ROW + (self.column + c) * COLUMNS  # of the query heads of a key head
             row = self.query_row(h) + mine
             inside = const(1) if self.group % COLUMNS == 0 else mine < self.group
+            index = row * self.size + COLUMN
             for k in range(2 * self.blocks):
-                out.append(
-                    at.ld_global(
-                        part(self._query(u), k, 1),
-                        param("q"),
-                        row * self.size + ((LANE & 3) << 1),
-                        inside,
-                        anywhere("q"),
-                        element=ELEMENT,
-                        offset=k * 8 * ELEMENT,
-                    )
-                )
+                query, attrs = part(self._query(u), k, 1), {"offset": k * 8 * ELEMENT}
+                out.append(load_global(query, "q", index, inside, None, ELEMENT, **attrs))
         return out
 
     def _query(self, u: int) -> UOp:
@@ -140,26 +135,33 @@ class Chunks(Span):
         """Where 16 tokens by 16 dims of a key head begin in a tile, in bytes."""
         return i * MMA_TOKENS * self.ring.pitch + (h * self.size + block * MMA_DIMS) * ELEMENT
 
+    def _products(
+        self, name: str, stage: UOp, operands: Callable[[int, int, int], tuple[UOp, UOp]]
+    ) -> list[UOp]:
+        """Products of a tile's 16 tokens i by 16 dims d with `operands(unit, i, d)`: C, and B."""
+        keys, out = name == "key", list[UOp]()
+        buffer = self.ring.buffer(self.ring.keys if keys else self.ring.values, stage)
+        lane_row = (a_rows if keys else n_rows)(self.ring.pitch)
+        tokens = range(self.tile // MMA_TOKENS)
+        for i, h, d in product(tokens, range(self.heads), range(self.blocks)):
+            a, place = self.r(f"{name}{h}_{d % 4}", QUAD), lane_row + self._fragment(i, h, d)
+            out.append(at.ldmatrix_x4(a, buffer, place, transposed=not keys))
+            for u in range(h * self.side, (h + 1) * self.side):
+                result, b = operands(u, i, d)
+                out += mma(result, [a], b, self.dtype)
+        return out
+
     def _multiply_keys(self, stage: UOp) -> list[UOp]:
         """Scores in base 2 of a tile, S^T = K Q^T."""
-        buffer, out = self.ring.buffer(self.ring.keys, stage), list[UOp]()
-        lane_row = (LANE & 15) * self.ring.pitch + ((LANE >> 4) << 4)
-        for u in range(len(self.units)):
-            out.append(at.mov(self._scores(u), 0))
-        for i in range(self.tile // MMA_TOKENS):
-            for h in range(self.heads):
-                for k in range(self.blocks):
-                    a = self.r(f"key{h}_{k % 4}", QUAD)
-                    place = self._fragment(i, h, k)
-                    out.append(at.ldmatrix_x4(a, buffer, lane_row + place))
-                    for c in range(self.side):
-                        u = h * self.side + c
-                        result = part(self._scores(u), i * QUAD, QUAD)
-                        b = part(self._query(u), 2 * k, 2)
-                        out.append(at.mma_16816(result, a, b, dtype=self.dtype))
+        scores = [self._scores(u) for u in range(len(self.units))]
+
+        def operands(u: int, i: int, d: int) -> tuple[UOp, UOp]:
+            return part(scores[u], i * QUAD, QUAD), part(self._query(u), 2 * d, 2)
+
         return [
-            *out,
-            *(at.rescale(self._scores(u), self.r("scale", 1)) for u in range(len(self.units))),
+            *(at.mov(each, 0) for each in scores),
+            *self._products("key", stage, operands),
+            *(at.rescale(each, self.r("scale", 1)) for each in scores),
         ]
 
     def _hide(self, first: UOp) -> list[UOp]:
@@ -167,7 +169,7 @@ class Chunks(Span):
         out = list[UOp]()
         for i in range(self.tile // MMA_TOKENS):
             for half in range(2):
-                inside = first + (LANE >> 2) + (i * MMA_TOKENS + half * 8) < self.tokens
+                inside = first + ROW + (i * MMA_TOKENS + half * 8) < self.tokens
                 out += [
                     at.hide(part(self._scores(u), i * QUAD + 2 * half, 2), inside)
                     for u in range(len(self.units))
@@ -199,21 +201,11 @@ class Chunks(Span):
 
     def _multiply_values(self, stage: UOp) -> list[UOp]:
         """Adds the tile's V^T P^T."""
-        buffer, out = self.ring.buffer(self.ring.values, stage), list[UOp]()
-        # of the four matrices the second has the next 8 dims, the third and fourth the next tokens
-        lane_row = ((LANE & 7) + ((LANE >> 4) << 3)) * self.ring.pitch + ((LANE >> 3 & 1) << 4)
-        for i in range(self.tile // MMA_TOKENS):
-            for h in range(self.heads):
-                for d in range(self.blocks):
-                    a = self.r(f"value{h}_{d % 4}", QUAD)
-                    place = self._fragment(i, h, d)
-                    out.append(at.ldmatrix_x4(a, buffer, lane_row + place, transposed=True))
-                    for c in range(self.side):
-                        u = h * self.side + c
-                        result = part(self._sums(u), d * QUAD, QUAD)
-                        b = part(self._weight(u), 2 * i, 2)
-                        out.append(at.mma_16816(result, a, b, dtype=self.dtype))
-        return out
+
+        def operands(u: int, i: int, d: int) -> tuple[UOp, UOp]:
+            return part(self._sums(u), d * QUAD, QUAD), part(self._weight(u), 2 * i, 2)
+
+        return self._products("value", stage, operands)
 
     # -- leaving -------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, param, part, rectangle, value
+from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, part, rectangle, value
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Registers
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
@@ -67,17 +68,12 @@ class Shape:
         for half in range(2):
             packed, moved = self.r(f"packed{half}", 1), self.r(f"moved{half}", 1)
             at_dim = d * MMA_DIMS + 8 * half
+            index = (row + mine) * self.size + at_dim + ((LANE & 3) << 1)
+            place = row + first, at_dim, self.heads_of_unit, 8
             out += [
                 at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
                 at.movmatrix(moved, packed),
-                at.st_global(
-                    param("output"),
-                    (row + mine) * self.size + at_dim + ((LANE & 3) << 1),
-                    inside,
-                    rectangle(global_tensor("output"), row + first, at_dim, self.heads_of_unit, 8),
-                    moved,
-                    element=ELEMENT,
-                ),
+                store_global("output", index, moved, place, inside, element=ELEMENT),
             ]
         return out
 
@@ -91,12 +87,9 @@ class Shape:
         ]
         for i in range(width):
             head = first + (LANE << 1) + i
-            where = rectangle(
-                global_tensor("lse"), row + first + i, 0, max(1, self.heads_of_unit - 1), 1
-            )
             inside = (LANE < 4) & (head < self.group)
-            mine = part(lse, i, 1)
-            out.append(at.st_global(param("lse"), row + head, inside, where, mine, element=4))
+            place = row + first + i, 0, max(1, self.heads_of_unit - 1), 1
+            out.append(store_global("lse", row + head, part(lse, i, 1), place, inside))
         return out
 
     @property

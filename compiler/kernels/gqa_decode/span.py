@@ -31,6 +31,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, Shape
 from ptxflow.compiler.launch import Param
 from ptxflow.compiler.tile.softmax import LOG2E
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "gqa_decode"
@@ -81,14 +82,8 @@ class Span(Shape):
 
     def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(*storage, *self.sequences.storage, *self.r.storage),
-        )
+        storage = (*storage, *self.sequences.storage, *self.r.storage)
+        return KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
 
     # -- which chunk ---------------------------------------------------------------------------
 
@@ -177,8 +172,8 @@ class Span(Shape):
         for i in self.mine:
             index, where = self.sums_at(row, self.block(i))
             whole = self.whole(u, i)
-            out.append(at.st_global(param("sums"), index, 1, where, whole, element=QUAD_BYTES))
+            out.append(store_global("sums", index, whole, where, element=QUAD_BYTES))
         both = slot(self.all_stats(u)[0].src[0])
         index, where = self.stats_at(row, LANE)
-        put = at.st_global(param("stats"), index, LANE < QUAD, where, both, element=QUAD_BYTES)
+        put = store_global("stats", index, both, where, LANE < QUAD, element=QUAD_BYTES)
         return [*out, when(WARP.eq(u % self.warps), self.add_probs(u), put)]

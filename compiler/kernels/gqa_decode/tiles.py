@@ -108,10 +108,6 @@ class Tiles(Span):
         """The first token of a tile."""
         return self.start + value(t) * self.tile
 
-    def block_of(self, h: int, d: int) -> int:
-        """Where the column block of 64 dims of a key head begins in a tile."""
-        return self.tile_of.k_block_offset(h * self.size + d * WIDE)
-
     def find_span(self) -> list[UOp]:
         """Every warp finds the sequence, and one has tensor maps brought near."""
         maps = [at.prefetch_map(param(name)) for name, kind in self.caches if kind == "map"]

@@ -25,7 +25,6 @@ from ptxflow.compiler.ir import (
     elect,
     loop,
     mbar,
-    param,
     part,
     role,
     slot,
@@ -50,6 +49,7 @@ from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
@@ -333,7 +333,7 @@ class Kernel(Block):
         normal, lse = self.softmax.end()
         place = self.rectangle("lse", WARP * self.warp_rows, self.warp_rows, 0, 1)
         inside, index = self.row_inside(self.row), self.index(self.row)
-        emit(at.st_global(param("lse"), index, inside, place, lse.slot, element=4))
+        emit(store_global("lse", index, lse.slot, place, inside))
         for column in range(0, self.dim, COLUMNS):
             self.stage(column, normal)
         emit(at.tcgen05_fence_before(), at.warp_sync(), self.store_rows())

@@ -13,7 +13,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     elect,
-    flatten,
     loop,
     mbar,
     param,
@@ -22,10 +21,11 @@ from ptxflow.compiler.ir import (
     value,
     var,
 )
+from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE, Keys
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.launch import InputParam, Launch, PointerParam, ScalarParam, TensorMapParam
+from ptxflow.compiler.launch import Launch, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
 
@@ -45,21 +45,9 @@ class Block(Keys, Lines):
     def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(
-                self.q_full,
-                *more,
-                self.q_smem,
-                *self.ring_storage,
-                *self.keep.storage,
-            ),
-        )
-        return finish(info, *flatten(found), *roles)
+        storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
+        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        return finish(info, found, *roles)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -79,25 +67,12 @@ class Block(Keys, Lines):
             dims, stride = (str(width), "total_q"), width
         else:
             dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
-        q = TensorMapParam(
-            "q", self.problem.dtype, dims, (str(stride * ELEMENT),), self.query_box, ROW
-        )
+        pitch = (str(stride * ELEMENT),)
+        q = TensorMapParam("q", self.problem.dtype, dims, pitch, self.query_box, ROW)
         numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
-        return Launch(
-            entry=ENTRY,
-            grid=(f"{numbers} * {self.units}", "1", "1"),
-            block=128 * (self.consumers + 1),
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=(
-                q,
-                *self.key_launch,
-                *(PointerParam(name) for name in ("qo_indptr", "kv_indptr", "output", "lse")),
-                InputParam("sm_scale", "float32"),
-                ScalarParam("total_q", "total_q"),
-                ScalarParam("sequences", "len_indptr - 1"),
-            ),
-        )
+        given = {**SCALE, **self.key_maps, "q_map": q, "sequences": "len_indptr - 1"}
+        grid, warps = f"{numbers} * {self.units}", 4 * (self.consumers + 1)
+        return launch_of(ENTRY, grid, warps, self.params, given, smem_bytes)
 
     def load_queries(self) -> UOp:
         bar, box = slot(self.q_full), var("box")

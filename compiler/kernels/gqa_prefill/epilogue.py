@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, part, slot, when
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import Work
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, emit
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ class Lines(Work):
         """What lanes hold of these rows."""
         line, chunk = LANE >> 3, LANE & 7
         mine = WARP * self.warp_rows + row + line
-        return at.st_global(
-            param("output"),
+        return store_global(
+            "output",
             self.index(mine) * self.dim + (column + (chunk << 3)),
-            self.row_inside(mine),
-            self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
             self.keep("line", 4),
+            self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
+            self.row_inside(mine),
             element=ELEMENT,
         )
 
@@ -83,7 +84,7 @@ class Lines(Work):
         return [
             [at.mov(part(zero, i, 1), 0) for i in range(4)],
             at.mov(nothing, MINUS_INFINITY),
-            at.st_global(param("lse"), self.index(row), inside, place, nothing, element=4),
+            store_global("lse", self.index(row), nothing, place, inside),
             self._every_line(self._store_line),
         ]
 
@@ -111,7 +112,7 @@ class Output(Lines):
         row = first + (LANE >> 2)
         inside = self.row_inside(row) & (LANE & 3).eq(0)
         place = self.rectangle("lse", first, 8, 0, 1)
-        return at.st_global(param("lse"), self.index(row), inside, place, lse, element=4)
+        return store_global("lse", self.index(row), lse, place, inside)
 
     def _stage(self, column: int) -> None:
         """16 columns: two packed registers of both rows, twice."""

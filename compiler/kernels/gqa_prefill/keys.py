@@ -33,10 +33,11 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
-from ptxflow.compiler.launch import PointerParam, TensorMapParam
+from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
 from ptxflow.compiler.tile.rings import Ring, Tiles
+from ptxflow.compiler.tile.tensors import load_global
 
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
@@ -123,14 +124,7 @@ class Keys(Work):
     def _page(self, name: str, index: UOp) -> UOp:
         """A page of the sequence, by its place among them."""
         entry = self.value("kv_first") + index
-        return at.ld_global(
-            self.keep(name, 1),
-            param("kv_indices"),
-            entry,
-            entry < self.value("kv_end"),
-            anywhere("kv_indices"),
-            element=4,
-        )
+        return load_global(self.keep(name, 1), "kv_indices", entry, entry < self.value("kv_end"))
 
     def _fill(self, step: UOp) -> list[UOp]:
         """A stage of both rings, when it is free."""
@@ -245,17 +239,12 @@ class Keys(Work):
         return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
 
     @property
-    def key_launch(self) -> tuple[TensorMapParam | PointerParam, ...]:
-        """What is passed for them."""
-        pointers = tuple(PointerParam(name) for name, kind in self.key_params if kind == "ptr")
-        return pointers if self.copied else (*self._maps, *pointers)
-
-    @property
-    def _maps(self) -> tuple[TensorMapParam, ...]:
+    def key_maps(self) -> dict[str, TensorMapParam]:
+        """Tensor maps by parameter."""
         width, suffix = self.kv_heads * self.dim, "_cache" if self.page else ""
         dims = str(width), f"num_pages * {self.page}" if self.page else "total_kv"
         dtype, pitch = self.problem.dtype, (str(width * ELEMENT),)
-        return tuple(
-            TensorMapParam(f"{name}{suffix}", dtype, dims, pitch, self.box, ROW)
+        return {
+            f"{name}_map": TensorMapParam(f"{name}{suffix}", dtype, dims, pitch, self.box, ROW)
             for name in self.rings
-        )
+        }

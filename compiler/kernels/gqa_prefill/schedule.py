@@ -35,7 +35,6 @@ from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.values import Registers
 
 WARP_LANES = 32
-TABLES = ("qo_indptr", "kv_indptr")
 
 
 class Work:

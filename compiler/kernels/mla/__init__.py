@@ -29,7 +29,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
-from ptxflow.compiler.kernels.mla.launches import launch_of, shared, with_sums
+from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.kernels.mla.shape import BLOCK
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
@@ -187,7 +187,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
             grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
     elif k.split:
         grid = work.sequences.places()
-    first = launch_of(k.build(), shared(grid, k), count)
+    first = first_launch(k.build(), shared(grid, k), count)
     return with_sums(first, combine(p, s, device), count, rows) if k.split else first
 
 

@@ -27,13 +27,13 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.sequences import WORD
 from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES
 from ptxflow.compiler.kernels.mla.span import COUNT, Rows, Span, Work
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 CHUNK = 16  # bytes that a lane copies
 GATHERING = "g_"  # before the registers in which the gathering warp holds its span
@@ -144,9 +144,8 @@ class Attend(Multiplier):
         """The page of a row of the warp in a tile, a lane each."""
         token = self._token(span, t, LANE & (self.share - 1))
         table, index = self.asking.entry(span, token)
-        place = anywhere(table)
         page = self.r("next_page", 1)
-        return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
+        return load_global(page, table, index, unread="dst")
 
     def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
         return self.asking.token(span, t, self.helper * self.share + row)
@@ -244,13 +243,11 @@ class Attend(Multiplier):
         for d in range(self.warp_blocks):
             for n in range(self.across):
                 index, place = self.place_of(self.number, WARP * self.warp_blocks + d, n)
-                out.append(
-                    at.st_global(param("sums"), index, 1, place, self.sum_of(d, n), element=16)
-                )
+                out.append(store_global("sums", index, self.sum_of(d, n), place, element=16))
         stats: list[Body] = []
         for n in range(self.across):
             index, place = self.stats_of(self.number, n)
             both = self.both_of(n)
             first = self.outputs.first
-            stats.append(at.st_global(param("stats"), index, first, place, both, element=16))
+            stats.append(store_global("stats", index, both, place, first, element=16))
         return [*out, when(WARP.eq(0), stats)]

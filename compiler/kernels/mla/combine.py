@@ -20,7 +20,6 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    flatten,
     loop,
     param,
     var,
@@ -33,6 +32,7 @@ from ptxflow.compiler.kernels.mla.shape import QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import COUNT, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
 
 
@@ -103,7 +103,7 @@ class Combine(Shape):
             storage=(*self.registers, *self.r.storage),
             dependent=bool(self.s.dependent),
         )
-        return finish(info, *flatten(work))
+        return finish(info, work)
 
     @property
     def wait(self) -> UOp | None:
@@ -153,9 +153,7 @@ class Combine(Shape):
                     ("sums", self.place_of(row, block, column)),
                 ):
                     target = self.r(f"{name}{n}_{i}", QUAD)
-                    out.append(
-                        at.ld_global(target, param(name), index, 1, place, element=16, handed=True)
-                    )
+                    out.append(load_global(target, name, index, 1, place, element=16, handed=True))
         return out
 
     def _merge(self, n: int, first: UOp, chunks: UOp) -> None:

@@ -12,16 +12,13 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     Role,
     UOp,
-    anywhere,
     loop,
-    param,
     role,
     slot,
     value_of,
     var,
     when,
 )
-from ptxflow.compiler.kernels.attention.sequences import WORD
 from ptxflow.compiler.kernels.mla.hopper_decisions import (
     CONSUMER_REGS,
     COPIER_REGS,
@@ -33,6 +30,7 @@ from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.span import COUNT, Span, Work
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Registers, traced
 
 COPYING = "g_"  # before the registers of the warps that copy
@@ -72,18 +70,14 @@ class Hopper(Parts):
         find, span = self.work.find()
         spec = Role("copy", WARPS, COPIERS, regs=COPIER_REGS)
         roles.append(role(spec, *find, self._copy(span)))
+        storage = (
+            *self.storage,
+            *(each for side in self.sides for each in side.storage),
+            *self.work.storage,
+            *self.r.storage,
+        )
         info = KernelInfo(
-            name=self.problem.family,
-            arch=self.device.arch,
-            warps=WARPS + COPIERS,
-            cluster=1,
-            params=self.params,
-            storage=(
-                *self.storage,
-                *(each for side in self.sides for each in side.storage),
-                *self.work.storage,
-                *self.r.storage,
-            ),
+            self.problem.family, self.device.arch, WARPS + COPIERS, 1, self.params, storage
         )
         return finish(info, *roles)
 
@@ -114,9 +108,8 @@ class Hopper(Parts):
     def _ask_page(self, span: Span, t: UOp) -> UOp:
         """The page of a row of the warp in a tile, a lane each."""
         table, index = self.work.entry(span, self._token(span, t))
-        place = anywhere(table)
         page = self.r("next_page", 1)
-        return at.ld_global(page, param(table), index, 1, place, element=WORD, unread="dst")
+        return load_global(page, table, index, unread="dst")
 
     def _tile(self, span: Span, t: UOp) -> list[Body]:
         """The warp's rows of a tile, part by part; a part is handed over when it is there."""

@@ -7,13 +7,14 @@ those of one query.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, UOp, global_tensor, param, rectangle, slot
+from ptxflow.compiler.ir import LANE, WARP, UOp, slot
 from ptxflow.compiler.kernels.mla.hopper_decisions import LINE, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_parts import BLOCK, LINES, WIDE, Part, Parts
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import QUAD
 from ptxflow.compiler.kernels.mla.span import Span
 from ptxflow.compiler.tile.softmax import SUM, OnlineSoftmax
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
@@ -64,7 +65,7 @@ class Leaver:
             block = (self.side * k.half + column) // k.outputs.dims
             index, place = k.place_of(k.number, block, n)
             sums = self.sums[column // 2 : column // 2 + QUAD].slot
-            emit(at.st_global(param("sums"), index, 1, place, sums, element=CHUNK))
+            emit(store_global("sums", index, sums, place, element=CHUNK))
         if self.side == 1:
             meeting = at.named_arrive(id=MEETING, threads=32 * WARPS)
             emit(self.broadcast(k.row_sums, own), meeting)
@@ -76,7 +77,7 @@ class Leaver:
         stats[:2].set(self.softmax.row_max * self.softmax.scale)
         stats[2:].set(row_sum)
         first = k.outputs.first
-        emit(at.st_global(param("stats"), index, first, place, stats.slot, element=CHUNK))
+        emit(store_global("stats", index, stats.slot, place, first, element=CHUNK))
 
     # -- row sums ------------------------------------------------------------------------------
 
@@ -119,15 +120,10 @@ class Leaver:
     def _store_lse(self, span: Span, lse: UOp, half: int) -> UOp:
         k, first = self.kernel, self.row + 8 * half
         row, heads = first + (LANE >> 2), k.own_heads
-        column = first % heads + k.first_head
-        return at.st_global(
-            param("lse"),
-            span.row * k.heads + row + k.first_head,
-            (row // heads < span.queries) & (LANE & 3).eq(0),
-            rectangle(global_tensor("lse"), span.row + first // heads, column, 1, 8),
-            lse,
-            element=4,
-        )
+        index = span.row * k.heads + row + k.first_head
+        place = span.row + first // heads, first % heads + k.first_head, 1, 8
+        inside = (row // heads < span.queries) & (LANE & 3).eq(0)
+        return store_global("lse", index, lse, place, inside)
 
     def _stage(self, column: int) -> None:
         """16 columns of 16 rows: two packed registers of both rows, twice."""
@@ -150,26 +146,16 @@ class Leaver:
         column = self.side * kernel.half + block * WIDE
         chunks = kernel.latent * ELEMENT // CHUNK
         first_row = span.row * kernel.heads + kernel.first_head
+        index = (first_row + row) * chunks + (column * ELEMENT // CHUNK + chunk)
+        place = first_row + self.row + first, column, LINES, WIDE
+        inside = row // kernel.own_heads < span.queries
         return [
             at.ld_shared_v4(
                 loaded,
                 slot(part_.queries, 0, offset, LINES * LINE),
                 (LANE >> 3) * LINE + ((chunk ^ line) << 4),
             ),
-            at.st_global(
-                param("output"),
-                (first_row + row) * chunks + (column * ELEMENT // CHUNK + chunk),
-                row // kernel.own_heads < span.queries,
-                rectangle(
-                    global_tensor("output"),
-                    first_row + self.row + first,
-                    column,
-                    LINES,
-                    WIDE,
-                ),
-                loaded,
-                element=CHUNK,
-            ),
+            store_global("output", index, loaded, place, inside, element=CHUNK),
         ]
 
 

@@ -38,6 +38,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
+from ptxflow.compiler.tile.fragments import ROW, a_rows, mma, n_rows
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.softmax import ACROSS, LOG2E, MAX, SUM, ColumnSoftmax
 from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
@@ -123,15 +124,17 @@ class Multiplier(Shape):
 
     def _steps(self) -> list[tuple[UOp, UOp, int, int]]:
         """(tokens, queries, pitch, byte of a row) of all pairs of MMAs along a row."""
-        parts = (
-            (self.latents, self.q_latent, self.latent_pitch, self.latent),
-            (self.ropes, self.q_rope, self.rope_pitch, self.rope),
-        )
         return [
             (tokens, queries, pitch, first)
-            for tokens, queries, pitch, size in parts
+            for tokens, queries, pitch, size in self._rows_of
             for first in range(0, size * ELEMENT, STEP)
         ]
+
+    @property
+    def _rows_of(self) -> tuple[tuple[UOp, UOp, int, int], ...]:
+        """(tokens, queries, pitch, elements of a row)."""
+        latents = self.latents, self.q_latent, self.latent_pitch, self.latent
+        return latents, (self.ropes, self.q_rope, self.rope_pitch, self.rope)
 
     def _query(self, k: int, n: int) -> UOp:
         """Registers of a pair of MMAs of 8 columns: all are kept, or four pairs in turn."""
@@ -174,7 +177,7 @@ class Multiplier(Shape):
         out += [at.mov(self.r(f"score{c}", size), 0) for c in range(chains)]
         for k, (tokens, _, pitch, first) in enumerate(self._steps()):
             place = slot(tokens, stage, self.row * (MMA_TOKENS * pitch), MMA_TOKENS * pitch)
-            lane = (LANE & 15) * pitch + (LANE >> 4 << 4)
+            lane = a_rows(pitch)
             pair = [self.r(f"key{k % 2}_{i}", QUAD) for i in range(2)]
             out += [at.ldmatrix_x4(a, place, lane + (first + 32 * i)) for i, a in enumerate(pair)]
             if not self.in_registers:
@@ -191,14 +194,9 @@ class Multiplier(Shape):
 
     def _part_steps(self) -> list[tuple[UOp, UOp, int, UOp]]:
         """(tokens, queries, pitch, byte of a row) of all MMAs along the warp's dims."""
-        quarter = WARP % PARTS
-        parts = (
-            (self.latents, self.q_latent, self.latent_pitch, self.latent),
-            (self.ropes, self.q_rope, self.rope_pitch, self.rope),
-        )
         return [
-            (tokens, queries, pitch, quarter * (size * ELEMENT // PARTS) + first)
-            for tokens, queries, pitch, size in parts
+            (tokens, queries, pitch, WARP % PARTS * (size * ELEMENT // PARTS) + first)
+            for tokens, queries, pitch, size in self._rows_of
             for first in range(0, size * ELEMENT // PARTS, STEP // 2)
         ]
 
@@ -214,8 +212,7 @@ class Multiplier(Shape):
         _, queries, pitch, first = self._part_steps()[k]
         column = (self._corner[1] + 2 * n) * MMA_COLUMNS
         place = slot(queries, 0, column * pitch, 2 * MMA_COLUMNS * pitch)
-        lane = ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
-        return at.ldmatrix_x4(self._query(k, n), place, lane + first)
+        return at.ldmatrix_x4(self._query(k, n), place, n_rows(pitch) + first)
 
     def _parted(self, t: UOp) -> list[UOp]:
         """Products along a quarter of the dims, to all warps; then the sums of the warp's own."""
@@ -227,15 +224,14 @@ class Multiplier(Shape):
         for k, (tokens, _, pitch, first) in enumerate(self._part_steps()):
             if not self.in_registers:
                 out += [self._load_part_query(k, n) for n in range(wide // 2)]
-            lane = (LANE & 15) * pitch + (LANE >> 4 << 4)
+            lane = a_rows(pitch)
             for i in range(down):
                 place = slot(tokens, stage, (row + i) * (MMA_TOKENS * pitch), MMA_TOKENS * pitch)
                 a = self.r(f"key{k % 2}_{i}", QUAD)
                 out.append(at.ldmatrix_x4(a, place, lane + first))
-                for n in range(wide):
-                    b = part(self._query(k, n // 2), n % 2 * 2, 2)
-                    target = part(partial, (i * wide + n) * QUAD, QUAD)
-                    out.append(at.mma_16816(target, a, b, dtype=self.dtype))
+                for n in range(0, wide, 2):
+                    target = part(partial, (i * wide + n) * QUAD, 2 * QUAD)
+                    out += mma(target, [a], self._query(k, n // 2), self.dtype)
         for i in range(down):
             for n in range(wide):
                 place = self._partial(WARP % PARTS, row + i, column + n)
@@ -262,7 +258,7 @@ class Multiplier(Shape):
     def _hide(self, t: UOp, span: Span) -> list[UOp]:
         """Scores of tokens that a column's query does not see count for nothing."""
         out = list[UOp]()
-        token = span.first + (t * self.tile + self.row * MMA_TOKENS) + (LANE >> 2)
+        token = span.first + (t * self.tile + self.row * MMA_TOKENS) + ROW
         for n in range(self.own):
             column = (self.group * self.own + n) * MMA_COLUMNS
             seen = span.seen(column // self.own_heads)
@@ -339,7 +335,7 @@ class Multiplier(Shape):
     def _put_probs(self, n: int) -> list[UOp]:
         pitch = self.weight_pitch
         mine = slot(self.probs, self.group, self.row * (16 * pitch), 16 * pitch)
-        lane = (LANE >> 2) * pitch + ((LANE & 3) << 2)
+        lane = ROW * pitch + ((LANE & 3) << 2)
         return [
             at.st_shared_lanes(
                 mine, lane + (8 * half * pitch + 16 * n), 1, part(self._pairs("packed", n), half, 1)
@@ -378,8 +374,7 @@ class Multiplier(Shape):
         """Adds the tile's V^T P^T, two MMAs deep at a time."""
         stage, out = self.ring.stage(t), list[UOp]()
         pitch, wide = self.latent_pitch, self.weight_pitch
-        # of four matrices the second has the next 8 dims, the third and fourth the next tokens
-        lane = ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
+        lane = n_rows(pitch)
         first = WARP * (self.warp_blocks * 16 * ELEMENT)
         b = self.r("share_of_tokens", self.across * QUAD)
         for j in range(0, self.rows, 2):

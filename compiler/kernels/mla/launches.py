@@ -9,21 +9,15 @@ from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.mla.combine import Combine
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.shape import BLOCK, Shape
-from ptxflow.compiler.launch import Expr, Launch, Workspace, parameter
+from ptxflow.compiler.kernels.mla.span import COUNT
+from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
 
-def launch_of(kernel: UOp, grid: Expr, count: Expr) -> Launch:
+def first_launch(kernel: UOp, grid: Expr, count: Expr) -> Launch:
     """The launch of a kernel whose grid is an expression; `count`: of sequences."""
-    info = kernel.arg
-    return Launch(
-        entry=info.name,
-        grid=(grid, "1", "1"),
-        block=32 * info.warps,
-        cluster=(1, 1, 1),
-        smem_bytes=layout(info).smem_bytes,
-        params=tuple(parameter(name, kind, count, SCALE) for name, kind in info.params),
-    )
+    info, given = kernel.arg, {**SCALE, COUNT: count}
+    return launch_of(info.name, grid, info.warps, info.params, given, layout(info).smem_bytes)
 
 
 def shared(grid: Expr, shape: Shape) -> Expr:
@@ -34,14 +28,9 @@ def shared(grid: Expr, shape: Shape) -> Expr:
 def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
     """Both launches; each CTA of the first has a row of the workspace. `count`: of sequences;
     `rows`: of queries that the second adds up."""
-    then = Launch(
-        entry=c.entry,
-        grid=(f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}", "1", "1"),
-        block=32 * SUM_WARPS,
-        cluster=(1, 1, 1),
-        smem_bytes=0,
-        params=tuple(parameter(name, kind, count, SCALE) for name, kind in c.params),
-        dependent=bool(c.s.dependent),
+    grid = f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}"
+    then = launch_of(
+        c.entry, grid, SUM_WARPS, c.params, {COUNT: count}, dependent=bool(c.s.dependent)
     )
     sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)

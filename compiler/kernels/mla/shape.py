@@ -13,7 +13,6 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     global_tensor,
-    param,
     part,
     rectangle,
     special,
@@ -30,6 +29,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Registers
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
@@ -61,19 +61,11 @@ class Outputs:
             packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
             first = dim + 8 * half
             index = (row * self.heads + (LANE >> 2) + column) * self.latent + first
+            place = row * self.heads + column, first, MMA_COLUMNS, 8
             out += [
                 at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
                 at.movmatrix(moved, packed),
-                at.st_global(
-                    param("output"),
-                    index + ((LANE & 3) << 1),
-                    1,
-                    rectangle(
-                        global_tensor("output"), row * self.heads + column, first, MMA_COLUMNS, 8
-                    ),
-                    moved,
-                    element=2,
-                ),
+                store_global("output", index + ((LANE & 3) << 1), moved, place, element=2),
             ]
         return out
 
@@ -81,18 +73,12 @@ class Outputs:
         self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
     ) -> list[UOp]:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
-        log, lse = r("log", 2), r("lse", 2)
+        log, lse, place = r("log", 2), r("lse", 2), (row, column, 1, MMA_COLUMNS)
+        index = row * self.heads + column + (LANE << 1)
         return [
             at.log2_f32(log, row_sum),
             at.sum_f32(lse, log, row_max),
-            at.st_global(
-                param("lse"),
-                row * self.heads + column + (LANE << 1),
-                self.first,
-                rectangle(global_tensor("lse"), row, column, 1, MMA_COLUMNS),
-                lse,
-                element=4,
-            ),
+            store_global("lse", index, lse, place, self.first),
         ]
 
     def share(self, r: Registers, row_max: UOp, row_sum: UOp) -> tuple[list[UOp], UOp]:
@@ -117,11 +103,10 @@ class RowOutputs(Outputs):
         out = list[UOp]()
         for half in range(2):
             packed, head = r(f"packed{half}", 1), row * self.heads + column + 8 * half
-            place = rectangle(global_tensor("output"), head, dim, 8, self.dims)
             index = (head + self.lane) * self.latent + dim + ((LANE & 3) << 1)
             out += [
                 at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
-                at.st_global(param("output"), index, 1, place, packed, element=2),
+                store_global("output", index, packed, (head, dim, 8, self.dims), element=2),
             ]
         return out
 
@@ -132,10 +117,9 @@ class RowOutputs(Outputs):
         out = [at.log2_f32(log, row_sum), at.sum_f32(lse, log, row_max)]
         for half in range(2):
             head = value(column) + 8 * half
-            place = rectangle(global_tensor("lse"), row, head, 1, 8)
             index = row * self.heads + head + self.lane
             found = part(lse, half, 1)
-            out.append(at.st_global(param("lse"), index, self.first, place, found, element=4))
+            out.append(store_global("lse", index, found, (row, head, 1, 8), self.first))
         return out
 
 

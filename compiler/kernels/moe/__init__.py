@@ -14,11 +14,14 @@ from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
-from ptxflow.compiler.launch import Launch, parameter
+from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
-SCALARS = {"local_expert_offset": "int32", "routed_scaling_factor": "float32"}
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
 SHAPES = ((6, 2), (7, 2), (14, 2), (6, 4), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4))
+SCALARS: Given = {
+    name: InputParam(name, dtype)
+    for name, dtype in (("local_expert_offset", "int32"), ("routed_scaling_factor", "float32"))
+}
 
 
 Products = hopper.Products | blackwell.Products
@@ -86,33 +89,19 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over seq_len."""
     route, place, total = Route(p, s, device), Permute(p, s, device), Combine(p, s, device)
     late = place.dependent and not place.joined
+    routes = f"-(-seq_len // {route.warps})"
     steps = (
-        _plain(ROUTE, f"-(-seq_len // {route.warps})", route.warps, route.params, False),
-        _plain(PERMUTE, "1", place.warps, place.params, late, place.smem_bytes),
-        *(product.launched() for product in products(p, s, device)),
-        _plain(COMBINE, "seq_len", total.warps, total.params, total.dependent),
+        launch_of(ROUTE, routes, route.warps, route.params, SCALARS),
+        launch_of(
+            PERMUTE, "1", place.warps, place.params, SCALARS, place.smem_bytes, dependent=late
+        ),
+        *(product.launch() for product in products(p, s, device)),
+        launch_of(
+            COMBINE, "seq_len", total.warps, total.params, SCALARS, dependent=total.dependent
+        ),
     )
     first, *following = steps[1:] if place.joined else steps
     return replace(first, then=tuple(following), workspace=route.workspace)
-
-
-def _plain(
-    entry: str,
-    grid: str,
-    warps: int,
-    params: tuple[tuple[str, str], ...],
-    dependent: bool,
-    smem_bytes: int = 0,
-) -> Launch:
-    return Launch(
-        entry=entry,
-        grid=(grid, "1", "1"),
-        block=32 * warps,
-        cluster=(1, 1, 1),
-        smem_bytes=smem_bytes,
-        params=tuple(parameter(*given, inputs=SCALARS) for given in params),
-        dependent=dependent,
-    )
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -25,11 +25,10 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS, smem_bytes
+from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
-from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
@@ -70,11 +69,6 @@ class Products(WaveSums):
         ]
         storage = (self.done.full, self.done.empty, *self.epilogue.storage, self.buffer)
         return self.whole(warps + 4, storage, *roles, drained=self.epilogue.meets)
-
-    def launched(self) -> Launch:
-        return self.launch(
-            32 * (self.consumer_warps + 4), int(smem_bytes(self.s.fields(), self.up))
-        )
 
     # -- multiplying ---------------------------------------------------------------------------
 

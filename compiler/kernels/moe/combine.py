@@ -16,10 +16,8 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     anywhere,
-    flatten,
     global_tensor,
     loop,
-    param,
     part,
     rectangle,
     var,
@@ -27,6 +25,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "moe_total"
 VECTOR = 16  # bytes that a lane loads
@@ -52,15 +51,15 @@ class Combine(Shape):
         body: list[Body] = [self.wait(), *self._choices()]
         body.append(loop(turn, steps, self._columns(column), rolled=True))
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.r.storage,
+            ENTRY,
+            self.device.arch,
+            self.warps,
+            1,
+            self.params,
+            self.r.storage,
             dependent=self.dependent,
         )
-        return finish(info, *flatten(body))
+        return finish(info, body)
 
     def _choices(self) -> list[Body]:
         """The token's rows and shares."""
@@ -84,9 +83,9 @@ class Combine(Shape):
             packed = r(f"packed{i}_", 4)
             place = anywhere("partial")
             loads.append(
-                at.ld_global(
+                load_global(
                     packed,
-                    param("partial"),
+                    "partial",
                     row * self.hidden + column,
                     row.ne(NOWHERE) & in_row,
                     place,
@@ -107,5 +106,5 @@ class Combine(Shape):
             at.mov(total, 0),
             adds,
             at.pack(out, part(total, 0, self.held), dtype="bf16"),
-            at.st_global(param("output"), index, in_row, place, out, element=2),
+            store_global("output", index, out, place, in_row, element=2),
         ]

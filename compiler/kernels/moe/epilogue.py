@@ -14,6 +14,7 @@ from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, when
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.tile.softmax import MAX
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, Registers, trace
 
 if TYPE_CHECKING:
@@ -94,18 +95,12 @@ class Rows:
                 place = g.place("inner", self.first + 8 * half, from_, 8, 16)
                 index = row * g.inner + from_ + column
                 out.append(
-                    at.st_global(
-                        param("inner"), index, inside, place, part(words, j + half, 1), element=1
-                    )
+                    store_global("inner", index, part(words, j + half, 1), place, inside, element=1)
                 )
             place = g.place("inner_scale", self.first + 8 * half, g.value("c_weight"), 8, 1)
             index = g.value("c_weight") * param("rows") + row
             mine = inside & (LANE & 3).eq(0)
-            out.append(
-                at.st_global(
-                    param("inner_scale"), index, mine, place, part(q.scale, half, 1), element=4
-                )
-            )
+            out.append(store_global("inner_scale", index, part(q.scale, half, 1), place, mine))
         return out
 
     def _outputs(self) -> list[Body]:
@@ -122,9 +117,7 @@ class Rows:
                 index = row * g.hidden + from_ + ((LANE & 3) << 1)
                 held = part(packed, half, 1) if narrow else part(self.acc, j + 2 * half, 2)
                 out.append(
-                    at.st_global(
-                        param("partial"), index, inside, place, held, element=2 if narrow else 4
-                    )
+                    store_global("partial", index, held, place, inside, element=2 if narrow else 4)
                 )
         return out
 
@@ -178,11 +171,7 @@ class Columns:
             place = g.place("inner_scale", index // 2 * 8, g.value("c_weight"), 8, 1)
             target = g.value("c_weight") * param("rows") + row
             one = inside & (LANE < 4)
-            stores.append(
-                at.st_global(
-                    param("inner_scale"), target, one, place, part(q.scale, index, 1), element=4
-                )
-            )
+            stores.append(store_global("inner_scale", target, part(q.scale, index, 1), place, one))
         return [*out, when(WARP.eq(0), q.find_scale, stores)]
 
     def _meet(self, own: UOp) -> list[Body]:
@@ -219,5 +208,5 @@ class Columns:
                     at.st_global_narrow(param("partial"), index, inside, place, held, dtype="bf16")
                 )
             else:
-                out.append(at.st_global(param("partial"), index, inside, place, held, element=4))
+                out.append(store_global("partial", index, held, place, inside))
         return out

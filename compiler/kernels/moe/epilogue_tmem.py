@@ -14,6 +14,7 @@ from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.tile.softmax import MAX
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, trace
 
 LANES, QUAD, GATE = 32, 4, 8
@@ -127,10 +128,10 @@ class TokenLanes:
             place = g.place("inner", warp_row, column, LANES, wide)
             held = part(words, i // 4, wide // 4)
             index = row * g.inner + column
-            out.append(at.st_global(param("inner"), index, inside, place, held, element=1))
+            out.append(store_global("inner", index, held, place, inside, element=1))
         place = g.place("inner_scale", warp_row, g.value("c_weight"), LANES, 1)
         index = g.value("c_weight") * param("rows") + row
-        store = at.st_global(param("inner_scale"), index, inside, place, q.scale, element=4)
+        store = store_global("inner_scale", index, q.scale, place, inside)
         return [*out, when(WARP < 4, q.find_scale, store)]
 
     def _meet(self, own: UOp) -> tuple[list[Body], UOp]:
@@ -165,7 +166,7 @@ class TokenLanes:
                 held = packed
             index = row * g.hidden + column
             element = 2 if narrow else 4
-            out.append(at.st_global(param("partial"), index, inside, place, held, element=element))
+            out.append(store_global("partial", index, held, place, inside, element=element))
         return out
 
 
@@ -271,7 +272,7 @@ class WeightLanes:
             place = g.place("inner_scale", token, g.value("c_weight"), 1, 1)
             index = g.value("c_weight") * param("rows") + row
             one, held = inside & (LANE < 1), part(q.scale, token, 1)
-            stores.append(at.st_global(param("inner_scale"), index, one, place, held, element=4))
+            stores.append(store_global("inner_scale", index, held, place, one))
         return [*out, when(WARP.eq(0), q.find_scale, stores)]
 
     def _meet(self, own: UOp) -> list[Body]:

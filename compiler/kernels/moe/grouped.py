@@ -27,7 +27,6 @@ from ptxflow.compiler.ir import (
     anywhere,
     const,
     elect,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -39,13 +38,14 @@ from ptxflow.compiler.ir import (
     var,
     when,
 )
-from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers
+from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
-from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, parameter
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
@@ -276,9 +276,8 @@ class Grouped(Shape):
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
         block = self.value("c_expert") * blocks + value(row) // BLOCK
-        place = anywhere(tensor)
         index = block * (self.k // BLOCK) + k
-        return at.ld_global(self.r(name, 1), param(tensor), index, 1, place, element=4)
+        return load_global(self.r(name, 1), tensor, index)
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
@@ -328,42 +327,28 @@ class Grouped(Shape):
 
     def whole(self, warps: int, storage: Sequence[UOp], *roles: UOp, drained: bool = False) -> UOp:
         """The lowered kernel."""
-        info = KernelInfo(
-            name=self.entry,
-            arch=self.device.arch,
-            warps=warps,
-            cluster=1,
-            params=self.params,
-            storage=(
-                self.ring.full,
-                self.ring.empty,
-                self.scales,
-                *storage,
-                self.tokens,
-                self.weights,
-                *self.r.storage,
-            ),
-            dependent=self.dependent,
+        storage = (
+            self.ring.full,
+            self.ring.empty,
+            self.scales,
+            *storage,
+            self.tokens,
+            self.weights,
+            *self.r.storage,
         )
-        return finish(info, *flatten(list(roles)), drained=drained)
+        info = KernelInfo(
+            self.entry, self.device.arch, warps, 1, self.params, storage, dependent=self.dependent
+        )
+        return finish(info, *roles, drained=drained)
 
-    def launch(self, threads: int, smem_bytes: int) -> Launch:
+    def launch(self) -> Launch:
         tiles = f"{self.row_tiles} * {self.n // self.tile_w}"
         grid = f"min({self.device.sms}, {tiles})" if self.s.persistent else tiles
-        return Launch(
-            entry=self.entry,
-            grid=(grid, "1", "1"),
-            block=threads,
-            cluster=(1, 1, 1),
-            smem_bytes=smem_bytes,
-            params=tuple(self._param(name, kind) for name, kind in self.params),
-            dependent=self.dependent,
-        )
-
-    def _param(self, name: str, kind: str) -> Param:
-        if kind == "map":
-            return self._weights_map if name == "weights_map" else self._inner_map
-        return parameter(name, kind, self.rows if name == "rows" else name)
+        maps = {"weights_map": self._weights_map, "inner_map": self._inner_map}
+        given: dict[str, Param | Expr] = {**maps, "rows": self.rows}
+        shared, warps = int(smem_bytes(self.s.fields(), self.up)), self.consumer_warps + 4
+        late = self.dependent
+        return launch_of(self.entry, grid, warps, self.params, given, shared, dependent=late)
 
     @property
     def _weights_map(self) -> TensorMapParam:

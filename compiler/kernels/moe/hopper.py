@@ -24,11 +24,10 @@ from ptxflow.compiler.ir import (
     slot,
     var,
 )
-from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS, smem_bytes
+from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
-from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.tile.operands import k_major, wgmma
 
 MMA_K = 32  # elements of K in one product
@@ -60,11 +59,6 @@ class Products(Grouped):
         producer = Role("producer", warps, 4, regs=regs[1])
         roles = [role(consumer, consume), role(producer, self.produce(warps))]
         return self.whole(warps + 4, self.epilogue.storage, *roles)
-
-    def launched(self) -> Launch:
-        return self.launch(
-            32 * (self.consumer_warps + 4), int(smem_bytes(self.s.fields(), self.up))
-        )
 
     # -- multiplying ---------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from ptxflow.compiler.ir import (
     KernelInfo,
     UOp,
     anywhere,
-    flatten,
     global_tensor,
     loop,
     param,
@@ -35,6 +34,7 @@ from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import EXPERTS
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ROUTE, PERMUTE = "moe_route", "moe_place"
 LANES = 32
@@ -60,23 +60,14 @@ def route_token(g: Shape, token: UOp) -> list[Body]:
     biased, keys, chosen = r("biased", 8), r("keys", 8), r("chosen", 1)
     factor, shares = r("factor", 1), r("weights", 8)
     first = LANE * LANE_EXPERTS
-    row = rectangle(global_tensor("routing_logits"), token, 0, 1, EXPERTS)
-    whole = rectangle(global_tensor("routing_bias"), 0, 0, 1, EXPERTS)
-    packed = r("packed", 4)
+    packed, at_lane, row = r("packed", 4), token * EXPERTS + first, (token, 0, 1, EXPERTS)
     stores = [rectangle(global_tensor(n), token, 0, 1, CHOSEN) for n in ("choices", "shares")]
     return [
         [
-            at.ld_global(
-                part(logits, 4 * i, 4),
-                param("routing_logits"),
-                token * EXPERTS + first + 4 * i,
-                1,
-                row,
-                element=4,
-            )
+            load_global(part(logits, 4 * i, 4), "routing_logits", at_lane + 4 * i, 1, row)
             for i in range(2)
         ],
-        at.ld_global(packed, param("routing_bias"), first, 1, whole, element=2),
+        load_global(packed, "routing_bias", first, 1, (0, 0, 1, EXPERTS), element=2),
         at.unpack(bias, packed, dtype="bf16"),
         at.sigmoid(scores, logits),
         at.sum_f32(biased, scores, bias),
@@ -110,14 +101,7 @@ class Route(Shape):
         """The lowered kernel."""
         token = CTAID * self.warps + WARP
         body = when(token < param("seq_len"), route_token(self, token))
-        info = KernelInfo(
-            name=ROUTE,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=self.r.storage,
-        )
+        info = KernelInfo(ROUTE, self.device.arch, self.warps, 1, self.params, self.r.storage)
         return finish(info, body)
 
 
@@ -156,7 +140,7 @@ class Permute(Shape):
             storage=(self.counts, *self.r.storage),
             dependent=self.dependent and not self.joined,
         )
-        return finish(info, *flatten(body))
+        return finish(info, body)
 
     def _route(self) -> list[Body]:
         """All tokens, a warp each in turn; others read what it leaves."""
@@ -235,8 +219,7 @@ class Permute(Shape):
                 at.begin_experts(start, first, rows, tiles, total, tile=self.tile_t),
                 at.add_words(following, start, before),
             ]
-        tiles_here = anywhere("tiles")
-        write = at.st_global(param("tiles"), 0, LANE < 1, tiles_here, tiles, element=4)
+        write = store_global("tiles", 0, tiles, anywhere("tiles"), LANE < 1)
         return [*out, at.copy(r("tiles", 1), tiles), when(WARP.eq(0), write)]
 
     def _list_tiles(self) -> Body:
@@ -248,9 +231,10 @@ class Permute(Shape):
             at.find_tile(found, tile, *held_of, tile=self.tile_t, first_expert=w * WORD)
             for w, held_of in enumerate(words)
         ]
-        place = rectangle(global_tensor("work"), batch * LANES, 0, LANES, TILE_WORDS)
         inside = tile < self.value("tiles")
-        store = at.st_global(param("work"), tile * TILE_WORDS, inside, place, found, element=4)
+        store = store_global(
+            "work", tile * TILE_WORDS, found, (batch * LANES, 0, LANES, TILE_WORDS), inside
+        )
         count = (self.value("tiles") + (LANES - 1)) // LANES
         body: list[Body] = [at.mov(found, 0), finds, store]
         return loop(batch, count, body, start=WARP, step=self.warps)
@@ -264,10 +248,13 @@ class Permute(Shape):
             body.append(at.choosers(self._set(w), choices, inside, first=w * WORD))
             body.append(at.rank_rows(rows, following, choices, self._set(w), first=w * WORD))
         token = batch * LANES + LANE
-        mine = rectangle(global_tensor("places"), batch * LANES, 0, LANES, CHOSEN)
         body += [
-            at.st_global(
-                param("places"), token * CHOSEN + i, inside, mine, part(rows, i, 4), element=4
+            store_global(
+                "places",
+                token * CHOSEN + i,
+                part(rows, i, 4),
+                (batch * LANES, 0, LANES, CHOSEN),
+                inside,
             )
             for i in range(0, CHOSEN, 4)
         ]

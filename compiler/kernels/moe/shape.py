@@ -13,9 +13,10 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp, Value, anywhere, param, value_of
+from ptxflow.compiler.ir import UOp, Value, value_of
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.launch import Workspace
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Registers
 
 TILE_WORDS = 4  # of `work`: expert, first row, rows left, nothing
@@ -46,10 +47,7 @@ class Shape:
 
     def word(self, name: str, tensor: str, index: Value, inside: Value = 1) -> UOp:
         """Demand a word that a kernel before has written."""
-        place = anywhere(tensor)
-        return at.ld_global(
-            self.r(name, 1), param(tensor), index, inside, place, element=4, handed=True
-        )
+        return load_global(self.r(name, 1), tensor, index, inside, handed=True)
 
     def wait(self) -> list[UOp]:
         """For the kernels before, where this one may start while they run."""

@@ -11,7 +11,7 @@ from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.rmsnorm.problem import problem
-from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
+from ptxflow.compiler.launch import Launch, launch_of
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -44,15 +44,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     grid = f"{groups} * {k.ctas}" if k.ctas > 1 else groups
     if k.loops:
         grid = f"min({groups}, {device.sms * s.ctas_per_sm})"
-    *tensors, (rows, _) = k.params
-    return Launch(
-        entry=ENTRY,
-        grid=(grid, "1", "1"),
-        block=32 * k.warps,
-        cluster=(k.ctas, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=(*(PointerParam(name) for name, _ in tensors), ScalarParam(rows, rows)),
-    )
+    return launch_of(ENTRY, grid, k.warps, k.params, smem_bytes=k.smem_bytes, cluster=k.ctas)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

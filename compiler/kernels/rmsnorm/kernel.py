@@ -25,14 +25,11 @@ from ptxflow.compiler.ir import (
     UOp,
     Value,
     const,
-    flatten,
     frag,
-    global_tensor,
     kernel,
     loop,
     param,
     part,
-    rectangle,
     slot,
     smem,
     special,
@@ -60,6 +57,7 @@ from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 
 ENTRY = "rmsnorm"
 CHAINS = 4  # sums of a thread for a row, so that additions need not wait for each other
@@ -129,16 +127,11 @@ class Kernel:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body = list(flatten([self._weights(KEPT), self._groups()]))
+        body: list[Body] = [self._weights(KEPT), self._groups()]
         across = [self.parts, self.part] if self.row_warps > 1 else []
         registers = [self.weight, self.scale, *self.values.values()]
         info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=self.ctas,
-            params=self.params,
-            storage=(*across, *registers),
+            ENTRY, self.device.arch, self.warps, self.ctas, self.params, (*across, *registers)
         )
         leave = [at.cluster_wait()] if self.ctas > 1 else []  # peers have read this CTA's parts
         return kernel(info, body, leave)
@@ -242,19 +235,19 @@ class Kernel:
             return []
         return [self._first(chunk) + j * self.step < self.hidden]
 
-    def _access(self, name: str, v: Vector) -> tuple[UOp, UOp, UOp, UOp]:
-        """Base, index, predicate and the warp's rectangle of a vector in a tensor of rows."""
+    def _access(self, v: Vector) -> tuple[UOp, UOp, Place]:
+        """Index, predicate and the warp's rectangle of a vector in a tensor of rows."""
         row, warp_row, rows = self._row(v.group, v.k)
         lanes = min(self.row_threads, WARP_SIZE)
         begin = WARP % self.row_warps * (WARP_SIZE * self.width)
         if self.ctas > 1:
             begin = CTA_RANK * self.share + begin
         column = begin + value(v.chunk) * (self.at_once * self.step) + v.j * self.step
-        place = rectangle(global_tensor(name), warp_row, column, rows, lanes * self.width)
         inside = row < param("batch_size")
         for condition in self._inside(v.j, v.chunk):
             inside = inside & condition
-        return param(name), row * self.hidden + self._first(v.chunk), inside, place
+        place = warp_row, column, rows, lanes * self.width
+        return row * self.hidden + self._first(v.chunk), inside, place
 
     def _offset(self, j: int) -> int:
         """Bytes from a lane's first vector in a chunk to its j-th."""
@@ -272,9 +265,10 @@ class Kernel:
     def _load(self, v: Vector) -> list[UOp]:
         """A vector of everything that is summed to x."""
         return [
-            at.ld_global(
+            load_global(
                 self._raw(name, v),
-                *self._access(name, v),
+                name,
+                *self._access(v),
                 element=ELEMENT,
                 offset=self._offset(v.j),
                 cache=cache_hint(self.s.load_cache),
@@ -291,16 +285,10 @@ class Kernel:
 
     def _load_weight(self, j: int, chunk: Value) -> UOp:
         column = value(chunk) * (self.at_once * self.step) + j * self.step
-        return at.ld_global(
-            self._raw_weight(j),
-            param("weight"),
-            self._first(chunk),
-            *(self._inside(j, chunk) or [const(1)]),
-            rectangle(global_tensor("weight"), 0, column, 1, self.step),
-            element=ELEMENT,
-            offset=self._offset(j),
-            cache=WEIGHT_CACHE,
-        )
+        (inside,) = self._inside(j, chunk) or [const(1)]
+        place, attrs = (0, column, 1, self.step), {"cache": WEIGHT_CACHE}
+        target, first, offset = self._raw_weight(j), self._first(chunk), self._offset(j)
+        return load_global(target, "weight", first, inside, place, ELEMENT, offset=offset, **attrs)
 
     # -- arithmetic ----------------------------------------------------------------------------
 
@@ -469,17 +457,12 @@ class Kernel:
         scaled, weight, product = (
             self._vector(name, v) for name in ("scaled", "wide_weight", "product")
         )
-        out = self._vector("out", v, self.packed)
+        out, (index, inside, place) = self._vector("out", v, self.packed), self._access(v)
         return [
             *([] if self.kept else widened),
             at.scale_f32(scaled, x, slot(self.scale, 0, v.k, 1)),
             self._unpack(weight, self._raw_weight(v.j)),
             at.mul_f32(product, scaled, weight),
             at.pack(out, product, dtype=self._dtype),
-            at.st_global(
-                *self._access("output", v),
-                out,
-                element=ELEMENT,
-                offset=self._offset(v.j),
-            ),
+            store_global("output", index, out, place, inside, ELEMENT, offset=self._offset(v.j)),
         ]

@@ -11,7 +11,7 @@ from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, RANDOM, Kernel
 from ptxflow.compiler.kernels.sampling.problem import problem
-from ptxflow.compiler.launch import Launch, PointerParam, RandomParam
+from ptxflow.compiler.launch import Launch, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
 
@@ -31,15 +31,8 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over batch_size."""
     k = Kernel(p, s, device)
-    tensors = [name for name, kind in k.params if kind == "ptr"]
-    return Launch(
-        entry=ENTRY,
-        grid=(f"batch_size * {k.ctas}", "1", "1"),
-        block=k.threads,
-        cluster=(k.ctas, 1, 1),
-        smem_bytes=k.smem_bytes,
-        params=(*map(PointerParam, tensors), *map(RandomParam, range(len(RANDOM)))),
-    )
+    grid, random = f"batch_size * {k.ctas}", {n: RandomParam(i) for i, n in enumerate(RANDOM)}
+    return launch_of(ENTRY, grid, k.threads // 32, k.params, random, k.smem_bytes, k.ctas)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

@@ -29,7 +29,6 @@ from ptxflow.compiler.ir import (
     UOp,
     alu,
     const,
-    flatten,
     frag,
     global_tensor,
     loop,
@@ -55,6 +54,7 @@ from ptxflow.compiler.kernels.sampling.decisions import (
 )
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "sampling"
 WARP_SIZE = 32
@@ -126,7 +126,7 @@ class Kernel:
     def build(self) -> UOp:
         """The lowered kernel."""
         later = [self._first_pass(), self._bounds(), self._second_pass(), self._leader()]
-        body = list(flatten([self._start(), later]))  # the later parts say what is to be zeroed
+        body: list[Body] = [self._start(), later]  # the later parts say what is to be zeroed
         info = KernelInfo(
             name=ENTRY,
             arch=self.device.arch,
@@ -146,9 +146,8 @@ class Kernel:
         return [*out, self._zero(), at.cta_sync()]
 
     def _input(self, name: str) -> UOp:
-        tile = rectangle(global_tensor(name), self.row, 0, 1, 1)
         held = self.value(name)  # of which most warps make nothing
-        return at.ld_global(held, param(name), self.row, 1, tile, element=4, unread="dst")
+        return load_global(held, name, self.row, 1, (self.row, 0, 1, 1), unread="dst")
 
     def _zero(self) -> Body:
         out = list[Body]()
@@ -184,12 +183,12 @@ class Kernel:
         segment = (self.rank * self.warps + WARP) * self.chunks + chunk
         first = segment * self.size + LANE * self.width + j * self.step
         whole = self.vocab >= self.segments * self.size
-        return at.ld_global(
+        return load_global(
             part(self._raw(), j * self.width, self.width),
-            param("probs"),
+            "probs",
             self.row * self.vocab + first,
             1 if whole else first < self.vocab,
-            rectangle(global_tensor("probs"), self.row, 0, 1, self.step),
+            (self.row, 0, 1, self.step),
             element=ELEMENT,
             cache=cache_hint(str(self.s.load_cache)),
             prefetch=self.s.load_prefetch,
@@ -462,8 +461,7 @@ class Kernel:
             at.locate(low, found, self.key, base, index, tile, size=self.size, vector=self.width,
                       vocab=self.vocab),
             at.mov(high, 0),
-            at.st_global(param("samples"), self.row, LANE.eq(0),
-                         rectangle(global_tensor("samples"), self.row, 0, 1, 1), token,
+            store_global("samples", self.row, token, (self.row, 0, 1, 1), LANE.eq(0),
                          element=SAMPLE),
         ]  # fmt: skip
         settle = at.settle(shares, equal, self.key, self.window, *operands, **attrs)
