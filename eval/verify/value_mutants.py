@@ -137,7 +137,7 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
     others = _Variables(kernel)
     changes = cache(lambda node, grain: tuple(_changes(node, others, grain)))
     for path, node in walk(kernel):
-        if not path or node.op is Op.ROLE or names(node) <= HINTS:
+        if not path or node.op is Op.ROLE or set() < names(node) <= HINTS:
             continue
         for kind, place, root, grain, put in _operands(node):
             if root.op is not Op.ALU:
