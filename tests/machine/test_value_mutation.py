@@ -117,6 +117,15 @@ def test_multiples_are_so_for_every_lane(value: UOp, expected: int) -> None:
         assert at_lane.arg[0] % expected == 0
 
 
+def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
+    """The toy has one warp and no cluster; what depends on the block is not known."""
+    tree = kernel(toy().arg, loop(var("i"), (WARP * 8 + LANE // 32) % 4 + CTAID * 2))
+    changes = {c.change for c in candidates(tree)}
+    assert "2 to 3 in mul in stop" in changes and "rem to div in stop" not in changes
+    assert not any(change.startswith(("8 to", "32 to 64", "warp to 0")) for change in changes)
+    assert "32 to 16 in div in stop" in changes
+
+
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
     maker = family("rmsnorm")
     small = maker.trial(*JOB, H200)
