@@ -20,7 +20,6 @@ import torch
 
 from ptxflow.compiler.backend.runtime import LaunchError, LoadedKernel
 from ptxflow.compiler.launch import RANDOM_STEP, Arguments
-from ptxflow.compiler.library import torch_op
 from ptxflow.compiler.library.device import Cuda, in_context, load_kernel
 from ptxflow.compiler.library.manifest import (
     LibraryError,
@@ -30,6 +29,7 @@ from ptxflow.compiler.library.manifest import (
 from ptxflow.compiler.library.native import Native, NoLauncher
 from ptxflow.compiler.library.plan import Builder, Plan, mapped_only
 from ptxflow.compiler.library.signature import ALIGNMENT, INT32, Signature
+from ptxflow.compiler.library.torch_op import register, traced
 
 MAX_PLANS = 1024  # shapes that a library remembers
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -72,7 +72,7 @@ class Kernel:
         self._native = _native(self.signature, device, launcher)
         self._fast = self._native.call if self._native else self._python
         self.launcher = "native" if self._native else "ctypes"
-        self.op = torch_op.register(self)
+        self.op = register(self)
 
     def __repr__(self) -> str:
         ranges = ", ".join(f"{n} {lo}..{hi}" for n, (lo, hi) in self.manifest.ranges.items())
@@ -92,7 +92,7 @@ class Kernel:
         what no kernel reads, LibraryError for sizes that no member serves, LaunchError.
         """
         if torch.compiler.is_compiling():
-            return torch_op.traced(self, self.signature.order(args, named, out))
+            return traced(self, self.signature.order(args, named, out))
         if named or (out is not None and (len(args) != self._count or isinstance(out, Mapping))):
             args = self.signature.order(args, named, out)
         elif out is not None:
@@ -108,7 +108,7 @@ class Kernel:
             out = args[self._count :] or None
             args = self.signature.order(args[: self._count] if out else args, {}, out)
         if any(isinstance(a, torch.Tensor) and type(a) not in _PLAIN for a in args):
-            return torch_op.traced(self, args)
+            return traced(self, args)
         return self.run(args)
 
     def run(self, args: Sequence[Any]) -> Any:
