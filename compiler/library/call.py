@@ -32,7 +32,7 @@ from ptxflow.compiler.library.signature import ALIGNMENT, INT32, Signature
 from ptxflow.compiler.library.torch_op import register, traced
 
 MAX_PLANS = 1024  # shapes that a library remembers
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
 LAUNCHERS = ("native", "ctypes")
 
 
@@ -65,6 +65,7 @@ class Kernel:
         except (KeyError, TypeError, AttributeError, SyntaxError) as error:
             raise LibraryError(f"{folder}: its definition is none: {error!r}") from None
         self._count = len(self.signature.inputs)
+        self._counts = (self._count, self._count + len(self.signature.outputs))
         self._mapped = [mapped_only(m.launch) for m in self.manifest.members]
         self._device, self._lock = device, threading.Lock()
         self._kernels: dict[int, list[LoadedKernel]] = {}
@@ -104,10 +105,12 @@ class Kernel:
 
     def _python(self, *args: Any) -> Any:
         """Any call, in Python: arguments in the definition's order, outputs behind them."""
-        if len(args) != self._count:
+        if len(args) not in self._counts:
             out = args[self._count :] or None
             args = self.signature.order(args[: self._count] if out else args, {}, out)
-        if any(isinstance(a, torch.Tensor) and type(a) not in _PLAIN for a in args):
+        if not _PLAIN.issuperset(map(type, args)) and any(
+            isinstance(a, torch.Tensor) and type(a) not in _PLAIN for a in args
+        ):
             return traced(self, args)
         return self.run(args)
 
