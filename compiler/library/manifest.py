@@ -339,15 +339,15 @@ def read_file(folder: Path, file: File) -> bytes:
 
     Raises LibraryError unless size and digest are right.
     """
-    text = file.name + TEXT
-    if (Path(folder) / text).exists():
-        encoded = _read(Path(folder), text, -(-file.size // 3) * 4)
+    folder, text = Path(folder), file.name + TEXT
+    if (folder / text).exists() and not (folder / file.name).exists():
+        encoded = _read(folder, text, -(-file.size // 3) * 4)
         try:
             data = base64.b64decode(encoded)
         except ValueError as error:
             raise LibraryError(f"{folder}: {text}: {error}") from None
     else:
-        data = _read(Path(folder), file.name, file.size)
+        data = _read(folder, file.name, file.size)
     found = File.of(file.name, data)
     if found != file:
         what = "SHA-256" if found.size == file.size else f"size ({found.size} bytes)"
