@@ -25,6 +25,7 @@ COMMANDS = {
         "verify": ("eval.verify.strategies", "strategies by validator, ptxas, SASS and emulator"),
         "survey": ("eval.verify.survey", "compile many uniform strategies and count what holds"),
         "mutation": ("eval.verify.mutation", "how many mutants of kernels the validator kills"),
+        "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {

@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import lanes_in
+from ptxflow.compiler.emulator.lanes import Value, lanes_in
 from ptxflow.compiler.emulator.parse import Immediate, Instruction, Register
-
-if TYPE_CHECKING:
-    from ptxflow.compiler.emulator.warp import Step, Warp
 
 TRUE, FALSE, BOTH = 1, 2, 3
 MOST_TRIPS = 64  # different counts of a loop's trips that are remembered
@@ -26,6 +23,20 @@ _DIGIT = re.compile(r"(shr|div|rem|bfe|mul\.hi)\.\w*(32|64)")
 _MASK = re.compile(r"and\.b(32|64)")
 BRANCHES = ("bra", "ret", "exit")
 _NUMBER = re.compile(r"(?<![\w%.$])-?(0x[0-9A-Fa-f]+|0f[0-9A-Fa-f]{8}|\d+)\b")
+
+
+class Warp(Protocol):
+    """What is read of a warp: its active lanes, registers, and trips by backward branch."""
+
+    mask: int
+    regs: list[Value]
+    trips: dict[int, int]
+
+    def lanes(self, predicate: Value) -> int:
+        """The active lanes in which a predicate holds."""
+
+
+Step = Callable[[Any], Any]
 
 
 def skeleton(ptx: str) -> str:
@@ -80,7 +91,7 @@ class Coverage:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def guard(self, index: int, guard: Callable[[Warp], Any]) -> Callable[[Warp], int]:
+    def guard(self, index: int, guard: Callable[[Any], Any]) -> Callable[[Any], int]:
         """Lanes in which a guard holds, as a function that notes its outcomes."""
         seen = self.outcomes
         seen[index] = 0
@@ -93,7 +104,7 @@ class Coverage:
 
         return taken
 
-    def branch(self, index: int, taken: Callable[[Warp], int]) -> Callable[[Warp], int]:
+    def branch(self, index: int, taken: Callable[[Any], int]) -> Callable[[Any], int]:
         """As `taken`, of a backward branch: notes how many trips lanes leave after."""
         if index in self.fixed:
             return taken

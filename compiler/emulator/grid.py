@@ -85,7 +85,6 @@ class Report:
         for text, times in other.hazards.items():
             self.hazards[text] = self.hazards.get(text, 0) + times
 
-
     def cover(self, entry: str, found: Coverage) -> None:
         """What a launch of an entry covered."""
         if entry in self.coverage:

@@ -1,7 +1,7 @@
 """Runs a strategy's kernel on the CPU: the emitted PTX, on a small problem.
 
-The kernel is built anew for the family's emulation problems: a first one, whose few tiles have tails
-in every direction, and others that are chosen by what they cover of the kernel's text (`trials`).
+The kernel is built anew for the family's emulation problems: a first one, whose few tiles have
+tails in every direction, and others, chosen by what they cover of the kernel's text (`trials`).
 `cases` has their inputs, and what is right, exactly or between narrow bounds.
 """
 
@@ -79,7 +79,7 @@ class Emulation:
 def run_emulation(
     problem: Problem, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
-    """Emulate the strategy's kernel on its family's first emulation problem, under each schedule."""
+    """Emulate the strategy's kernel on its family's first problem, under each schedule."""
     maker = family(strategy.family)
     small = maker.trial(problem, strategy, device)
     return emulate_kernel(

@@ -82,6 +82,24 @@ def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
     ]
 
 
+def value_mutated(summaries: Sequence[Summary]) -> str:
+    """Verdicts by family and device, then by kind, and every mutant that escaped."""
+    heads = ("", *(f"{s['device']} {v}" for s in summaries for v in summaries[0]["all"]))
+    parts = []
+    for title in ("families", "kinds"):
+        names = dict.fromkeys(n for s in summaries for n in s[title])
+        rows = [(n, [s[title].get(n, {}) for s in summaries]) for n in names]
+        rows += [("all", [s["all"] for s in summaries])] * (title == "families")
+        body = [
+            [n, *(c.get(v, 0) for c in cells for v in summaries[0]["all"])] for n, cells in rows
+        ]
+        parts.append(markdown(heads, body, None))
+    for summary in summaries:
+        for what in ("escaped", "crashed"):
+            parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
 def _commands(summaries: Sequence[Summary]) -> str:
     lines = []
     for s in summaries:
@@ -91,7 +109,7 @@ def _commands(summaries: Sequence[Summary]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-SECTIONS = {"verify": verified, "mutation": mutated}
+SECTIONS = {"verify": verified, "mutation": mutated, "mutate-values": value_mutated}
 
 
 def sections(summaries: Iterable[Summary]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import UsageError, find_device
 
 Summary = dict[str, Any]
+KINDS = ("verify", "mutation", "mutate-values")  # the commands whose results these are
 
 
 def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary:
@@ -95,6 +96,6 @@ def read(path: Path) -> Summary:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
-    if not isinstance(data, dict) or data.get("kind") not in ("verify", "mutation"):
-        raise UsageError(f"{path} is no result of verify or mutation")
+    if not isinstance(data, dict) or data.get("kind") not in KINDS:
+        raise UsageError(f"{path} is no result of {', '.join(KINDS)}")
     return data

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,14 +41,16 @@ class Attempt:
     some: int = 0
     absent: bool = False
 
-    def case(self) -> Case:
-        """Its inputs and right outputs."""
-        return case_of(self.problem, given=False) if self.absent else case_of(self.problem)
-
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
         some = f", {self.some} clusters" if self.some else ""
         return f"{axes} (schedule {self.seed}{some})"
+
+
+@lru_cache(maxsize=8)
+def case_for(given: Attempt) -> Case:
+    """Inputs and right outputs of an attempt; to be copied, not written."""
+    return case_of(given.problem, given=False) if given.absent else case_of(given.problem)
 
 
 @dataclass
@@ -105,6 +108,8 @@ class Covering:
     """
 
     chosen: list[Attempt] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)  # seconds of the processor, of each chosen
+    shape: Problem | None = None  # the first problem, with constants that give that text
     tried: int = 0
     same: bool = True
     error: str = ""
@@ -122,7 +127,7 @@ class Covering:
         """Of all that can be covered."""
         return sum(len(c.hits) + len(c.outcomes) + len(c.digits) for c in self.entries.values())
 
-    def add(self, given: Attempt, outcome: Outcome, counts: bool, ptx: str) -> None:
+    def add(self, given: Attempt, outcome: Outcome, counts: bool, ptx: str, seconds: float) -> None:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried += 1
@@ -134,6 +139,7 @@ class Covering:
                 self.entries[entry] = found
         if before is None or {g.key for g in self.gaps} != before:
             self.chosen.append(given)
+            self.costs.append(seconds)
         for text in map(str, outcome.report.hazards):
             self.hazards.setdefault(quoted(text, ptx), given.seed)
         self.error, self.fault = outcome.error, outcome.fault
@@ -152,6 +158,8 @@ def cover(
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     shape, out.same = _shape(problem, strategy, device, whole)
+    shaped = {**dict(small.problem.axes), **shape}
+    out.shape = replace(small.problem, axes=tuple(shaped.items()))
     sizes = maker.trials(problem, strategy, device).sizes
     for given in [
         *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
@@ -166,8 +174,10 @@ def cover(
             continue
         ptx = write(kernel, device)
         launch = maker.launch(given.problem, strategy, device)
-        outcome = attempt(ptx, launch, given.case(), given)
-        out.add(given, outcome, skeleton(ptx) == whole, ptx)
+        started = time.process_time()
+        outcome = attempt(ptx, launch, case_for(given), given)
+        took = time.process_time() - started
+        out.add(given, outcome, skeleton(ptx) == whole, ptx, took)
         if out.error:
             break
     out.seconds = time.process_time() - began

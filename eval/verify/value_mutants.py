@@ -207,8 +207,8 @@ def _in_registers(node: UOp) -> bool:
 def _kind(node: UOp, name: str, operand: UOp) -> str:
     """Of a leaf that is an operand of an instruction."""
     if name == "value" and operand.op is Op.CONST:
-        target = node.src[0].src[0].arg.dtype if node.src[0].op is Op.SLOT else ""
-        return "scale" if target == "f32" or operand.arg[0] >> 24 else "constant"
+        number = operand.arg[0]  # 0 may be a float: where 1 were, a subnormal, it would not show
+        return "scale" if not number or number >> 24 else "constant"
     return {"parity": "parity", "accumulate": "predicate", "inside": "inside"}.get(name, "constant")
 
 
@@ -299,8 +299,8 @@ def _same_bound(left: UOp, bound: UOp, new: UOp) -> bool:
 
 
 def multiple_of(value: UOp) -> int:
-    """The power of two of which all values are multiples, as far as the expression tells; it divides
-    2^32, so that they may wrap."""
+    """The power of two of which all values are multiples, as far as the expression tells; as it
+    divides 2^32, they may wrap."""
     if value.op is Op.CONST:
         return (value.arg[0] & -value.arg[0]) or 1 << 31
     if value.op is not Op.ALU:
@@ -353,9 +353,11 @@ def _leaf(leaf: UOp, kind: str, others: _Variables, grain: int = 1) -> Iterator[
             for bits in _immediates(held, True):
                 yield kind, f"{_shown(held, kind)} to {_shown(bits, kind)}", const(bits)
         elif kind != "inside":  # a constant of text, not of PTX
-            for number in dict.fromkeys((held + grain, held - grain, held * 2, held // 2, 0)):
+            made = (held + grain, held - grain, held * 2, held // 2, 0)
+            for number in dict.fromkeys(n % (1 << 32) for n in made):
                 if number != held:
-                    yield kind, f"{told} to {number}", const(number, name)
+                    signed = number - (number >> 31 << 32)
+                    yield kind, f"{told} to {signed}", const(number, name)
         return
     name = leaf.arg if leaf.op is Op.PARAM else leaf.arg[0]
     for other in others.instead(leaf):

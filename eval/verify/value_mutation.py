@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -48,16 +48,17 @@ from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import FOLLOWING, add_arguments, drawn, map_jobs
-from ptxflow.eval.verify.emulation import SEEDS, Emulation, emulate_kernel
+from ptxflow.eval.verify.emulation import Emulation
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.results import Summary, spread
 from ptxflow.eval.verify.strategies import kernels_digest
+from ptxflow.eval.verify.trials import Attempt, attempt, case_for, cover
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "malformed", "crashed")
-LARGEST = 3.0  # times an axis of the trial
+SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
 SLOWER = 4.0  # times the kernel's own time on a problem, and GRACE: the run does not end
 GRACE = 3.0  # seconds
@@ -69,14 +70,14 @@ Emulate = Callable[[UOp], Emulation]
 class Judged:
     """A mutant without its tree. `why`: the refusal, or the first complaint of the emulator."""
 
-    family: str
-    kernel: str
     kind: str
     text: str
     verdict: str
     why: str = ""
     check_s: float = 0.0
     emulator_s: float = 0.0
+    family: str = ""
+    kernel: str = ""  # its name in a log, and the mutant's
     id: str = ""
 
     def __str__(self) -> str:
@@ -87,9 +88,9 @@ class Judged:
 
 
 def judge(
-    mutant: Mutant, validate: Callable[[UOp], None], trials: Emulate, larger: Emulate, **known: str
+    mutant: Mutant, validate: Callable[[UOp], None], trials: Emulate, larger: Emulate
 ) -> Judged:
-    """What becomes of a mutant; `known`: the other fields of what is returned.
+    """What becomes of a mutant.
 
     `validate` raises CompileError, `trials` emulates the kernels' own problems, `larger` others.
     """
@@ -106,8 +107,7 @@ def judge(
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
     check_s, emulator_s = (round(b - a, 3) for a, b in pairwise(times))
-    made = Judged("", "", mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
-    return replace(made, **known)  # type: ignore[arg-type]  of strings
+    return Judged(mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
 
 
 def _emulated(tree: UOp, trials: Emulate, larger: Emulate) -> tuple[str, str]:
@@ -152,27 +152,19 @@ def limited(seconds: float) -> Iterator[None]:
 # -- the problems ---------------------------------------------------------------------------------
 
 
-def emulated(
-    small: Trial, strategy: Strategy, device: Device, seeds: Sequence[int], own: float, tree: UOp
-) -> Emulation:
-    """A mutant on a problem on which the kernel itself takes `own` seconds a schedule."""
-    try:
-        with limited(SLOWER * own * len(seeds) + GRACE):
-            return emulate_kernel(tree, small, strategy, device, seeds)
-    except Fault as fault:
-        return Emulation(dict(small.problem.axes), len(seeds), False, 0.0, str(fault), fault=True)
-
-
 def larger_problem(
     lowered: UOp, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
 ) -> Trial:
-    """The trial with axes up to LARGEST times as large: those that the PTX does not depend on."""
+    """The trial with axes in SIZES times as large: those that the PTX does not depend on."""
     maker, text = family(strategy.family), write(lowered, device)
-    axes = dict(small.problem.axes)
+    own = dict(small.problem.axes)
+    axes = dict(own)
     free = [n for n in axes if FOLLOWING.get(n, ("",))[0] not in axes]
     for name in map(str, rng.permutation(free * 2)):  # one may need another to be larger first
-        most = dict(small.problem.axes)[name] * LARGEST
-        tried = axes | {name: round(min(axes[name] * LARGEST ** rng.uniform(0, 1), most))}
+        if axes[name] != own[name]:
+            continue
+        least, most = (own[name] * times for times in SIZES)
+        tried = axes | {name: int(rng.integers(least, most + 1))}
         tried |= {n: rule(tried[of]) for n, (of, rule) in FOLLOWING.items() if {n, of} <= set(axes)}
         if "max_num_pages" in axes:  # of a sequence: none of them may be another's
             tried["num_pages"] = tried["batch_size"] * tried["max_num_pages"] + 2
@@ -187,54 +179,100 @@ def larger_problem(
     return replace(small, problem=replace(small.problem, axes=tuple(axes.items())))
 
 
+@dataclass(frozen=True)
+class Trials:
+    """A kernel's emulation problems, cheap ones first, each with the seconds that it takes; their
+    text is that of `lowered`, which is built for `shape`."""
+
+    shape: Problem
+    lowered: UOp
+    attempts: tuple[tuple[Attempt, float], ...]
+
+
 @lru_cache(maxsize=4)
-def larger(problem: Problem, strategy: Strategy, device: Device, seed: int) -> tuple[Trial, float]:
+def trials_of(problem: Problem, strategy: Strategy, device: Device) -> Trials:
+    """The problems that cover the kernel's text. ValueError where it is wrong itself."""
+    maker = family(strategy.family)
+    found = cover(problem, strategy, device)
+    if found.error or found.shape is None:
+        raise ValueError(f"{strategy.family}: the kernel itself is wrong: {found.error}")
+    lowered = maker.build(found.shape, strategy, device)
+    text = write(lowered, device)
+    same = [
+        (given, took)
+        for given, took in zip(found.chosen, found.costs, strict=True)
+        if write(maker.build(given.problem, strategy, device), device) == text
+    ]
+    return Trials(found.shape, lowered, tuple(sorted(same, key=lambda one: one[1])))
+
+
+@lru_cache(maxsize=4)
+def larger(
+    problem: Problem, strategy: Strategy, device: Device, seed: int
+) -> tuple[Attempt, float]:
     """A larger problem on which the kernel itself is right, and its seconds there; ValueError where
     none of DRAWS is."""
-    maker = family(strategy.family)
-    small = maker.trial(problem, strategy, device)
-    lowered = maker.build(small.problem, strategy, device)
+    known = trials_of(problem, strategy, device)
+    maker, text = family(strategy.family), write(known.lowered, device)
     complaint = ""
     for draw in range(DRAWS):
         rng = np.random.default_rng([seed, draw, int(strategy.key, 16)])
-        tried = larger_problem(lowered, small, strategy, device, rng)
-        found = emulate_kernel(lowered, tried, strategy, device, (0,))
-        if found.right:
-            return tried, found.seconds
-        complaint = str(found)
+        sized = larger_problem(known.lowered, Trial(known.shape), strategy, device, rng).problem
+        tried, began = Attempt(sized), time.process_time()
+        found = attempt(text, maker.launch(sized, strategy, device), case_for(tried), tried)
+        if not found.error:
+            return tried, time.process_time() - began
+        complaint = found.error
     raise ValueError(
         f"{strategy.family}: the kernel itself is wrong on larger problems: {complaint}"
     )
+
+
+def emulated(
+    attempts: Iterable[tuple[Attempt, float]], strategy: Strategy, device: Device, tree: UOp
+) -> Emulation:
+    """A mutant on problems on which the kernel itself takes so many seconds; up to the first that
+    shows it to be wrong."""
+    text, maker = write(tree, device), family(strategy.family)
+    axes: dict[str, int] = {}
+    for given, own in attempts:
+        axes, launch = dict(given.problem.axes), maker.launch(given.problem, strategy, device)
+        try:
+            with limited(SLOWER * own + GRACE):
+                found = attempt(text, launch, case_for(given), given)
+        except Fault as fault:
+            return Emulation(axes, 1, False, 0.0, str(fault), fault=True)
+        if found.error:
+            return Emulation(axes, 1, False, 0.0, found.error, fault=found.fault)
+        if found.report.hazards:
+            return Emulation(axes, 1, True, 0.0, hazards=tuple(map(str, found.report.hazards)))
+    return Emulation(axes, 1, True, 0.0)
 
 
 # -- the mutants of a kernel ----------------------------------------------------------------------
 
 
 def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: Job) -> list[Judged]:
-    """`count` mutants of a strategy's kernel, built for its trial; those in the log as they are."""
+    """`count` mutants of a strategy's kernel, on the problems that cover its text; those in the log
+    as they are."""
     problem, strategy = job
-    maker = family(strategy.family)
-    small = maker.trial(problem, strategy, device)
-    lowered = maker.build(small.problem, strategy, device)
-    trips = maker.trips(small.problem, strategy, device)
-    launch = maker.launch(small.problem, strategy, device)
+    known_right = trials_of(problem, strategy, device)
+    maker, shape, lowered = family(strategy.family), known_right.shape, known_right.lowered
+    trips = maker.trips(shape, strategy, device)
+    launch = maker.launch(shape, strategy, device)
     text = write(lowered, device)
     sources = cache.sources(), cache.sources(Path(__file__).parent)
-    name = _name(text, repr(small), repr(launch), repr(seed), *sources)
+    name = _name(text, repr(shape), repr(launch), repr(seed), *sources)
     entries = [step.entry for step in launch.steps]
-    base = emulate_kernel(lowered, small, strategy, device, SEEDS[:1])
-    if not base.right:
-        raise ValueError(f"{strategy.family}: the kernel itself is wrong: {base}")
 
     def validate(tree: UOp) -> None:
         check(tree, trips, device)
         check_launch(tree, launch)
 
     def on_larger(tree: UOp) -> Emulation:
-        tried, own = larger(problem, strategy, device, seed)
-        return emulated(tried, strategy, device, SEEDS[:1], own, tree)
+        return emulated([larger(problem, strategy, device, seed)], strategy, device, tree)
 
-    trials = partial(emulated, small, strategy, device, SEEDS, base.seconds)
+    trials = partial(emulated, known_right.attempts, strategy, device)
     known = read_log(log)
     out = []
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
@@ -243,13 +281,11 @@ def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: J
         changed = write(whole.tree, device)
         key = _name(name, changed)
         if key not in known:
-            given = {"family": strategy.family, "kernel": name, "id": key}
             if malformed(changed, entries):
-                known[key] = Judged(
-                    **given, kind=mutant.operator, text=str(mutant), verdict="malformed"
-                )
+                found = Judged(mutant.operator, str(mutant), "malformed")
             else:
-                known[key] = judge(whole, validate, trials, on_larger, **given)
+                found = judge(whole, validate, trials, on_larger)
+            known[key] = replace(found, family=strategy.family, kernel=name, id=key)
             _append(log, known[key])
         out.append(known[key])
     return out
@@ -283,12 +319,11 @@ def _append(path: Path | None, judged: Judged) -> None:
 
 
 def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
-    """By family, the digest of the kernels that were changed, built for their trials."""
+    """By family, the digest of the kernels that were changed."""
     texts: dict[str, list[str]] = {}
     for problem, strategy in jobs:
         maker = family(strategy.family)
-        small = maker.trial(problem, strategy, device).problem
-        text = digest(write(maker.build(small, strategy, device), device))
+        text = digest(write(maker.build(problem, strategy, device), device))
         texts.setdefault(strategy.family, []).append(text)
     return {name: kernels_digest(found) for name, found in texts.items()}
 

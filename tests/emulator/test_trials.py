@@ -36,22 +36,22 @@ def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch
 
 def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dev, _, s = CASES[0]
-    problem, emulate, calls = problem_for(s), emulation.emulate, []
+    problem, emulate, calls = problem_for(s), trials.emulate, []
 
     def counted(*args: Any, **options: Any) -> Any:
         calls.append(options["seed"])
         return emulate(*args, **options)
 
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(emulation, "emulate", counted)
+    monkeypatch.setattr(trials, "emulate", counted)
     first, again = cached_emulation(problem, s, dev), cached_emulation(problem, s, dev)
-    assert first == again and first.right and calls == [0, 1]
-    monkeypatch.setattr(emulation, "differences", lambda *_: "1 of 2 elements of C differ")
-    monkeypatch.setattr(emulation, "SEEDS", (2,))  # other schedules are another question
-    assert (
-        not cached_emulation(problem, s, dev).right and not cached_emulation(problem, s, dev).right
-    )
-    assert calls == [0, 1, 2, 2], "what is wrong is not kept"
+    assert first == again and first.right and calls[:2] == [0, 1]
+    assert len(calls) == first.problems + 1 > 2 and not first.unexecuted
+    monkeypatch.setattr(trials, "differences", lambda *_: "1 of 2 elements of C differ")
+    before, other = len(calls), replace(problem, dtype="bfloat16")
+    assert not cached_emulation(other, s, dev).right
+    assert not cached_emulation(other, s, dev).right
+    assert calls[before:] == [0, 0], "what is wrong is not kept"
 
 
 def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):

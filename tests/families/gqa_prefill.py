@@ -222,7 +222,8 @@ def _planted() -> tuple[Planted, ...]:
         "the base of the exponential": ("0f3FB8AA3B", "0f3F800000"),
         "the other half of a row": (re.compile(r"(%scale0, %t\d+_)1;"), r"\g<1>0;"),
         "outputs are not rescaled": (
-            re.compile(r"(arrive\.shared.*\n\s*)mul\.rn\.f32 %acc0, %acc0, .*;"), r"\1",
+            re.compile(r"(arrive\.shared.*\n\s*)mul\.rn\.f32 %acc0, %acc0, .*;"),
+            r"\1",
         ),
         "a group of keys": ("{%packed4, %packed5,", "{%packed0, %packed5,"),
         "the sum of the lanes": ("%row_sum0, 1, 31", "%row_sum0, 4, 31"),

@@ -33,7 +33,7 @@ from ptxflow.compiler.ir import (
     walk,
     when,
 )  # fmt: skip
-from ptxflow.compiler.kernels.pipeline import Ring
+from ptxflow.compiler.tile.rings import Ring
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (
     ACC,

@@ -122,6 +122,7 @@ POSITIVE = {
     "fit-surrogate": ["--steps", "--folds", "--least", "--jobs"],
     "legality": ["--samples", "--workloads", "--jobs"],
     "eval.study.moe_error": ["--tokens", "--experts", "--seeds"],
+    "mutate-values": ["--draws", "--kernels", "--mutants", "--jobs"],
     "mutation": ["--draws", "--kernels", "--jobs"],
     "optimum": ["--least"],
     "baselines": ["--rounds"],

@@ -25,10 +25,10 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.layout import MMA_K_BYTES
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
+from ptxflow.compiler.tile.rings import Ring
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
@@ -123,7 +123,7 @@ class Kernel(Score):
         out += [
             at.fence_proxy_async(),  # TMA writes what lanes have read
             at.warp_sync(),
-            single(at.mbar_arrive(slot(self.ring.empty, stage))),
+            self.ring.release(step),
             self.done.wait_full(step),
             at.tcgen05_fence_after(),
         ]
@@ -132,7 +132,7 @@ class Kernel(Score):
         out += [
             at.tcgen05_fence_before(),
             at.warp_sync(),
-            single(at.mbar_arrive(slot(self.done.empty, buffer))),
+            self.done.release(step),
         ]
         for block in range(self.each):
             first = self.token(step) + self.row_of(block)

@@ -24,7 +24,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARPGROUP_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, wgmma
 
 COLUMNS = 8  # of heads, of which a lane holds two neighbours
@@ -103,7 +103,7 @@ class Kernel(Score):
                         (LANE >> 2) * SCALE,
                     )
                 )
-        release = single(at.mbar_arrive(slot(self.ring.empty, stage)))
+        release = self.ring.release(step)
         free = [at.fence_proxy_async(), at.warp_sync(), release]  # TMA writes what lanes have read
         out += [at.wgmma_wait(pending=0), *free]
         for block in range(self.blocks):

@@ -33,9 +33,9 @@ from ptxflow.compiler.ir import (
 )
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam, Workspace
 from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "dsa_indexer_score"

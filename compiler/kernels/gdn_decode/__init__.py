@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
@@ -99,7 +99,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
     looped = (Size({"batch_size": 3}, 1),) if k.loops else ()
-    sizes = (Size({"batch_size": 1}, None, 2, absent=True), Size({"batch_size": 3}, None, 4), *looped)
+    sizes = (
+        Size({"batch_size": 1}, None, 2, absent=True),
+        Size({"batch_size": 3}, None, 4),
+        *looped,
+    )
     return Trials(shapes, sizes)
 
 

@@ -32,9 +32,9 @@ from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, spli
 from ptxflow.compiler.kernels.gemm.epilogue import Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
+from ptxflow.compiler.tile.rings import Ring
 
 MMA_K = 16
 

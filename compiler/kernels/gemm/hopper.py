@@ -33,9 +33,9 @@ from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, spli
 from ptxflow.compiler.kernels.gemm.epilogue import Store, region, release_one, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
 from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.operands import k_major, wgmma
+from ptxflow.compiler.tile.rings import Ring
 
 MMA_M, MMA_K = 64, 16
 

@@ -41,10 +41,10 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     store_columns,
     swizzle,
 )
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.tile.rings import Ring
 
 ENTRY = "gemm"
 C = global_tensor("C")

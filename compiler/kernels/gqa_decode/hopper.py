@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import product
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import Body, Role, UOp, loop, role, slot, var, when
+from ptxflow.compiler.ir import Body, Role, UOp, loop, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, rows_along_k, wgmma
 
 
@@ -53,8 +53,7 @@ class Hopper(Weights):
         ]
 
     def _release(self, name: str, t: UOp) -> UOp:
-        ring = self.rings[name]
-        return single(at.mbar_arrive(slot(ring.empty, ring.stage(t))))
+        return self.rings[name].release(t)
 
     def _multiply_keys(self, t: UOp) -> list[UOp]:
         """Scores of a tile."""

@@ -42,14 +42,14 @@ from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     heads_wide,
 )
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as LANES
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Param, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.rings import GATHERED, Ring
+from ptxflow.compiler.tile.rings import Tiles as Storage
 
 CHUNK = 16  # bytes that a lane copies, and that the swizzle moves together
 LINES = 4  # rows of a column block that a warp copies together
-GATHERED = 4  # rows that TMA gathers together
 BRANCH = 8  # instructions for which ptxas leaves a branch
 TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
 WIDE = LINE // ELEMENT  # elements of a column block
@@ -76,6 +76,10 @@ class Tiles(Span):
         names = (KEYS, VALUES) if self.apart else (KEYS + VALUES,)
         rings = [Ring.of(name, self.stages, 1, self.frees) for name in names]
         self.rings = dict(zip((KEYS, VALUES), rings * (3 - len(rings)), strict=True))
+
+    def tiles_of(self, name: str) -> Storage:
+        """What a ring holds."""
+        return Storage(name, self.rings[name], self.buffers[name], self.tile_of)
 
     @property
     def tile_storage(self) -> list[UOp]:
@@ -165,26 +169,10 @@ class Tiles(Span):
         return [*asked, elect(value(1), self._fill(t, KEYS), self._fill(t, VALUES))]
 
     def _fill(self, t: UOp, name: str) -> list[Body]:
-        ring, (_, tall) = self.rings[name], self.box
-        out: list[Body] = [self._waits(t, name), self._expects(t, name)]
-        for i in range(self.pages):
-            inside = self.first(t) % self.page_size if self.pages == 1 else 0
-            row = value_of(self._page(i)) * self.page_size + inside
-            for column in range(0, self.heads * self.size, WIDE):
-                begin = self.tile_of.k_block_offset(column) + i * tall * LINE
-                out.append(
-                    at.tma_load(
-                        slot(self.buffers[name], ring.stage(t), begin, tall * LINE),
-                        param(f"{name}_map"),
-                        self.head * self.size + column,
-                        row,
-                        slot(ring.full, ring.stage(t)),
-                        box=self.box,
-                        element=ELEMENT,
-                        apart=True,
-                    )
-                )
-        return out
+        inside = self.first(t) % self.page_size if self.pages == 1 else 0
+        rows = [value_of(self._page(i)) * self.page_size + inside for i in range(self.pages)]
+        fill = self.tiles_of(name).load(t, self.head * self.size, rows, self.box[1])
+        return [self._waits(t, name), self._expects(t, name), *fill]
 
     @property
     def fours(self) -> int:
@@ -211,27 +199,15 @@ class Tiles(Span):
 
     def _gather_fours(self, name: str, t: UOp, turn: UOp) -> list[UOp]:
         """Some of them, for which lanes tell each other rows together."""
-        ring, told, asked = self.rings[name], list[UOp](), list[UOp]()
+        told, asked = list[UOp](), list[UOp]()
         for j in range(self.fours):
             four = turn * self.fours + j
             rows = [self.r(row, 1) for row in self.told_rows(name, j)]
             told += [
                 at.shuffle_from(row, self.r(f"row_{i}", 1), four) for i, row in enumerate(rows)
             ]
-            for column in range(0, self.heads * self.size, WIDE):
-                begin = self.tile_of.k_block_offset(column) + four * (GATHERED * LINE)
-                asked.append(
-                    at.tma_gather4(
-                        slot(self.buffers[name], ring.stage(t), begin, GATHERED * LINE),
-                        param(f"{name}_map"),
-                        self.head * self.size + column,
-                        *(value_of(row) for row in rows),
-                        slot(ring.full, ring.stage(t)),
-                        box=(WIDE, GATHERED),
-                        element=ELEMENT,
-                        apart=True,
-                    )
-                )
+            found, first = [value_of(row) for row in rows], self.head * self.size
+            asked += self.tiles_of(name).gather(t, first, found, four)
         # a branch, not predicates: ptxas must see that one lane asks, at addresses of its warp
         return [*told, elect(turn < self.tile // GATHERED // self.fours, asked)]
 
@@ -325,10 +301,7 @@ class Tiles(Span):
 
     def _hand_over(self, name: str, t: UOp, pending: int) -> list[UOp]:
         """All but `pending` groups have landed, and asynchronous MMAs may read them."""
-        ring = self.rings[name]
-        arrive = single(at.mbar_arrive(slot(ring.full, ring.stage(t))))
-        wait = at.copies_wait(pending=pending)
-        return [wait, at.fence_proxy_async(), at.warp_sync(), arrive]
+        return self.rings[name].landed(t, pending)
 
     # -- past the end --------------------------------------------------------------------------
 
@@ -339,17 +312,5 @@ class Tiles(Span):
         """
         if not self.boxed or self.copied:
             return []  # lanes copied the last token again, or there are zeros
-        ring, rows = self.rings[VALUES], self.tile // GROUP_WARPS
-        keep = self.tokens - self.first(t) - WARP * rows
-        return [
-            at.clear_rows(
-                slot(
-                    self.buffers[VALUES],
-                    ring.stage(t),
-                    self.tile_of.k_block_offset(column) + WARP * (rows * LINE),
-                    rows * LINE,
-                ),
-                keep,
-            )
-            for column in range(0, self.heads * self.size, WIDE)
-        ]
+        keep = self.tokens - self.first(t)
+        return [*self.tiles_of(VALUES).clear(t, keep, GROUP_WARPS)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Choice, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
@@ -135,11 +135,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     whole = 2 * k.tokens + 5
     sizes = (
-        size(70, 90, 140, 6),
+        size(35, 40, 70),
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
         size(1, 5, (3 * s.stages + 2) * tile + 1),
         size(1, 2, 34 * s.stages * tile, 1),
-        size(140, 200, 300, 6),
     )
     return Trials(shapes, sizes)
 

@@ -45,17 +45,15 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     weight_columns,
 )
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import CHUNK as CHUNK_BYTES
-from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
+from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 QUAD = 4  # registers of a chunk
-GATHERED = 4  # rows that come together, from anywhere
 
 
 class Kernel(Block):
@@ -153,42 +151,24 @@ class Kernel(Block):
                 at.mov(self.keep(f"page_row_{i}_", 1), row),
             ]
         ring, _ = self.rings[name]
-        bar, group = slot(ring.full, ring.stage(step)), var(f"{name}_group")
+        group = var(f"{name}_group")
         four = self.gather_four(name, step, group)
         return [
             *out,
             ring.wait_empty(step),
-            single(at.mbar_arrive_expect(bar, bytes=self.tile.bytes)),
+            single(self.tiles_of(name).expect(step)),
             loop(group, self.tile_kv // GATHERED, four, rolled=True),
         ]
 
     def gather_four(self, name: str, step: UOp, group: UOp) -> list[Body]:
-        ring, buffers = self.rings[name]
-        stage, rows = ring.stage(step), [f"{name}_page_row_{i}_" for i in range(GATHERED)]
+        rows = [f"{name}_page_row_{i}_" for i in range(GATHERED)]
         broadcast: list[Body] = [
             at.shuffle_from(self.keep(rows[i], 1), self.keep(f"page_row_{i}_", 1), group)
             for i in range(GATHERED)
         ]
-        return broadcast + [
-            single(
-                at.tma_gather4(
-                    slot(
-                        buffers,
-                        stage,
-                        self.tile.k_block_offset(column) + group * (GATHERED * ROW),
-                        GATHERED * ROW,
-                    ),
-                    param(f"{name}_map"),
-                    self.kv_head * self.dim + column,
-                    *map(self.value, rows),
-                    slot(ring.full, stage),
-                    box=(WIDE, GATHERED),
-                    element=ELEMENT,
-                    apart=True,
-                )
-            )
-            for column in range(0, self.dim, WIDE)
-        ]
+        found = [self.value(row) for row in rows]
+        asked = self.tiles_of(name).gather(step, self.first_column, found, group)
+        return broadcast + [single(each) for each in asked]
 
     # -- multiplying ---------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class Kernel(Block, Output):
         super().__init__(problem, strategy, device)
         self.softmax = OnlineSoftmax(self.keep, Fragment())
         self.turn = mbar("turn", self.consumers, 4)
-        self.scores = self.keep.float32(self.tile_kv // 2, dtype="f32")
+        self.scores = self.keep.float32(self.tile_kv // 2, "scores", "f32")
         self.packed = self.keep.uint32(name="packed", width=self.tile_kv // 4)
         self.output = self.keep.float32(self.dim // 2, "acc", dtype="f32")
 
@@ -153,8 +153,7 @@ class Kernel(Block, Output):
         return WARP * 16
 
     def release(self, name: str, step: Value) -> UOp:
-        ring, _ = self.rings[name]
-        return single(at.mbar_arrive(slot(ring.empty, ring.stage(step))))
+        return self.rings[name][0].release(step)
 
     # -- turns ---------------------------------------------------------------------------------
 

@@ -33,11 +33,10 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import PointerParam, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
-from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
+from ptxflow.compiler.tile.rings import Ring, Tiles
 
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
@@ -64,6 +63,15 @@ class Keys(Work):
             )
             for name in ("k", "v")
         }
+
+    def tiles_of(self, name: str) -> Tiles:
+        """What a ring holds."""
+        return Tiles(name, *self.rings[name], self.tile)
+
+    @property
+    def first_column(self) -> UOp:
+        """Of the key head, in a row of a cache."""
+        return self.kv_head * self.dim
 
     @property
     def ring_storage(self) -> list[UOp]:
@@ -129,26 +137,9 @@ class Keys(Work):
         return [statement for name in self.rings for statement in self._fill_one(name, step)]
 
     def _fill_one(self, name: str, step: UOp) -> list[UOp]:
-        ring, buffers = self.rings[name]
-        stage, (_, tall) = ring.stage(step), self.box
-        bar = slot(ring.full, stage)
-        out = [ring.wait_empty(step), at.mbar_arrive_expect(bar, bytes=self.tile.bytes)]
-        for i in range(max(self.pages, 1)):
-            for column in range(0, self.dim, WIDE):
-                at_byte = self.tile.k_block_offset(column) + i * tall * ROW
-                out.append(
-                    at.tma_load(
-                        slot(buffers, stage, at_byte, tall * ROW),
-                        param(f"{name}_map"),
-                        self.kv_head * self.dim + column,
-                        self._row(step, i),
-                        bar,
-                        box=self.box,
-                        element=ELEMENT,
-                        apart=True,
-                    )
-                )
-        return out
+        tiles, rows = self.tiles_of(name), [self._row(step, i) for i in range(max(self.pages, 1))]
+        fill = tiles.load(step, self.first_column, rows, self.box[1])
+        return [tiles.ring.wait_empty(step), tiles.expect(step), *fill]
 
     def _row(self, step: UOp, box: int) -> UOp:
         """The first row of a box, among all tokens or slots of pages."""
@@ -221,11 +212,7 @@ class Keys(Work):
         ]
 
     def _hand_over(self, name: str, step: UOp, pending: int) -> list[UOp]:
-        """A warp's part of a tile is complete for wgmma when all but `pending` groups are."""
-        ring, _ = self.rings[name]
-        arrive = at.mbar_arrive(slot(ring.full, ring.stage(step)))
-        wait = at.copies_wait(pending=pending)
-        return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
+        return self.rings[name][0].landed(step, pending)
 
     # -- what lies past the end of the sequence ------------------------------------------------
 
@@ -238,16 +225,11 @@ class Keys(Work):
         """
         if self.gathered:
             return None
-        ring, buffers = self.rings["v"]
+        values = self.tiles_of("v")
         keep = self.keys - self.tile_at(0) * self.tile_kv
-        rows = self.tile_kv // 4  # of each warp
-        clear = []
-        for column in range(0, self.dim, WIDE):
-            at_byte = self.tile.k_block_offset(column) + WARP * (rows * ROW)
-            place = slot(buffers, 0, at_byte, rows * ROW)
-            clear.append(at.clear_rows(place, keep - WARP * rows))
+        clear = values.clear(0, keep, 4)
         cleared = when(WARP < 4, clear, at.fence_proxy_async())
-        return [ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
+        return [values.ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
     def value_rows(self, stage: Value, row: int) -> Matrix:
         """Some rows of values, from the first block of columns to the last one."""

@@ -13,7 +13,6 @@ from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.span import Span, Work
-from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import Matrix, wgmma
 from ptxflow.compiler.tile.softmax import RISE, SUM, Fragment, OnlineSoftmax
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat
@@ -92,7 +91,7 @@ class Warpgroup(Leaver):
         """A tile of its own, and the other one's before it: parts of the scores, those values, the
         other parts."""
         lead: int = self.kernel.s.lead
-        done: Body = self._release(self.values, t - 1)
+        done: Body = self.values.ring.release(t - 1)
         read = at.named_sync(id=READ[self.side], threads=16 * WARPS)  # the probs, by all warps
         emit(self._scores(t, 0, lead))
         self._add_others("next", t - 1)
@@ -103,9 +102,6 @@ class Warpgroup(Leaver):
         else:
             emit(at.wgmma_wait(pending=1))
             self._weigh("own", t, span, [at.wgmma_wait(pending=0), done, read])
-
-    def _release(self, each: Part, t: UOp) -> UOp:
-        return single(at.mbar_arrive(slot(each.ring.empty, each.ring.stage(t))))
 
     # -- scores --------------------------------------------------------------------------------
 
@@ -145,7 +141,7 @@ class Warpgroup(Leaver):
         """Scores to probs, piece by piece for both warpgroups, and those times values; `used`:
         the other one's probs are, in whose place they are stored."""
         k, softmax = self.kernel, self.softmax
-        emit(self._release(k.rotary, t))
+        emit(k.rotary.ring.release(t))
         emit(when(span.seen(0) < self._token(span, t + 1), self._hide(t, span)))
         softmax.update_max(self.scores, name=f"{site}_rises")
         for piece, columns in enumerate(self._columns()):
@@ -163,7 +159,7 @@ class Warpgroup(Leaver):
         emit(at.wgmma_commit())
         own = softmax.layout.reduce(self.scores, SUM)
         softmax.add(own, unread="dst")  # lse is of one side
-        emit(at.wgmma_wait(pending=0), self._release(self.values, t))
+        emit(at.wgmma_wait(pending=0), self.values.ring.release(t))
 
     def _rescale(self, factor: Float32) -> None:
         self.sums *= factor

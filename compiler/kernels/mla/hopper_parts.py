@@ -16,8 +16,8 @@ from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, slot, smem
 from ptxflow.compiler.kernels.mla.hopper_decisions import COPIERS, LINE, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import Shape
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.tile.operands import Matrix
+from ptxflow.compiler.tile.rings import Ring
 
 GROUP = 8  # rows
 BLOCK = GROUP * LINE  # bytes of a column block of a group

@@ -38,8 +38,7 @@ from ptxflow.compiler.kernels.mla.decisions import (
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
-from ptxflow.compiler.kernels.pipeline import Ring
-from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.softmax import ACROSS, LOG2E, MAX, SUM, ColumnSoftmax
 from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
 
@@ -117,7 +116,7 @@ class Multiplier(Shape):
             self._factors(),
             self._add(t),
             at.warp_sync(),
-            single(at.mbar_arrive(slot(self.ring.empty, self.ring.stage(t)))),
+            self.ring.release(t),
         ]
 
     # -- scores --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Size, Trials, Family, Problem, Strategy, Trial, Trip
+from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.moe import blackwell, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
@@ -147,7 +147,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     for blocks, inner in ((7, 2), (14, 2), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4)):
         if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
             continue
-        sized = dict(_sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes)
+        sized = dict(
+            _sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes
+        )
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)

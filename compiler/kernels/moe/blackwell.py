@@ -29,10 +29,10 @@ from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS, smem_bytes
 from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
+from ptxflow.compiler.tile.rings import Ring
 
 BUFFERS = 2
 MMA_K = 32  # elements of K in one product

@@ -42,10 +42,10 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
-from ptxflow.compiler.kernels.pipeline import Ring
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, parameter
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.rings import Ring
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
@@ -267,10 +267,7 @@ class Grouped(Shape):
         ]
 
     def _hand_over(self, use: UOp, pending: int) -> list[UOp]:
-        """A warp's part of a stage is complete for products when all but `pending` groups are."""
-        arrive = at.mbar_arrive(slot(self.ring.full, self.ring.stage(use)))
-        wait = at.copies_wait(pending=pending)
-        return [wait, at.fence_proxy_async(), at.warp_sync(), single(arrive)]
+        return self.ring.landed(use, pending)
 
     # -- scales --------------------------------------------------------------------------------
 

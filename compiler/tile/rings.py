@@ -1,0 +1,131 @@
+"""The full/empty ring of a producer and its consumers, and tiles that TMA brings into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import WARP, UOp, Value, loop, mbar, param, slot, value, var
+from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.lower import single
+
+GATHERED = 4  # rows that TMA gathers together
+
+
+@dataclass(frozen=True)
+class Ring:
+    """`stages` slots handed from producers to consumers and back through two mbarriers each.
+
+    Use n of the ring (n = 0, 1, 2, ...) is slot n % stages in turn n // stages. Consumers wait for
+    parity turn % 2; producers wait for the other one, which a fresh barrier lets pass.
+    """
+
+    stages: int
+    full: UOp
+    empty: UOp
+
+    @staticmethod
+    def of(name: str, stages: int, full_count: int, empty_count: int) -> Ring:
+        return Ring(
+            stages,
+            mbar(f"{name}_full", stages, full_count),
+            mbar(f"{name}_empty", stages, empty_count),
+        )
+
+    def stage(self, use: Value) -> UOp:
+        return value(use) % self.stages
+
+    def parity(self, use: Value) -> UOp:
+        return (value(use) // self.stages) & 1
+
+    def wait_full(self, use: Value) -> UOp:
+        return at.mbar_wait(slot(self.full, self.stage(use)), self.parity(use))
+
+    def wait_empty(self, use: Value) -> UOp:
+        return at.mbar_wait(slot(self.empty, self.stage(use)), self.parity(use) ^ 1)
+
+    def drain(self, uses: Value) -> UOp:
+        """After `uses` uses: wait until every one has been released, in all CTAs that do so."""
+        i = var("drain")
+        return loop(i, self.stages, self.wait_empty(value(uses) + i))
+
+    def release(self, use: Value) -> UOp:
+        """A warp has read a stage."""
+        return single(at.mbar_arrive(slot(self.empty, self.stage(use))))
+
+    def landed(self, use: Value, pending: int = 0) -> list[UOp]:
+        """All but `pending` groups of a warp's copies are there, for asynchronous MMAs, too."""
+        arrive = single(at.mbar_arrive(slot(self.full, self.stage(use))))
+        return [at.copies_wait(pending=pending), at.fence_proxy_async(), at.warp_sync(), arrive]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A ring of tiles of `name`, which TMA fills by the map of that name."""
+
+    name: str
+    ring: Ring
+    buffers: UOp
+    tile: SmemTile
+
+    def place(self, use: Value, column: int, offset: Value, rows: int) -> UOp:
+        """Some rows of the block of columns that begins with one, `offset` bytes on."""
+        first = self.tile.k_block_offset(column) + value(offset)
+        return slot(self.buffers, self.ring.stage(use), first, rows * self.tile.swizzle)
+
+    @property
+    def columns(self) -> range:
+        """The first column of each block."""
+        return range(0, self.tile.cols, self.tile.swizzle // self.tile.element_bytes)
+
+    def expect(self, use: Value) -> UOp:
+        """All bytes of a tile."""
+        bar = slot(self.ring.full, self.ring.stage(use))
+        return at.mbar_arrive_expect(bar, bytes=self.tile.bytes)
+
+    def load(self, use: Value, first: UOp, rows: Sequence[UOp], tall: int) -> list[UOp]:
+        """Boxes of `tall` rows, one below the other, each from a row of the tensor on and of its
+        columns from `first` on."""
+        width = self.columns.step
+        return [
+            at.tma_load(
+                self.place(use, column, i * tall * self.tile.swizzle, tall),
+                param(f"{self.name}_map"),
+                first + column,
+                row,
+                slot(self.ring.full, self.ring.stage(use)),
+                box=(width, tall),
+                element=self.tile.element_bytes,
+                apart=True,
+            )
+            for i, row in enumerate(rows)
+            for column in self.columns
+        ]
+
+    def gather(self, use: Value, first: UOp, rows: Sequence[UOp], four: Value) -> list[UOp]:
+        """The tile's rows 4 `four` and up, from four rows of the tensor, wherever they are."""
+        offset = value(four) * (GATHERED * self.tile.swizzle)
+        return [
+            at.tma_gather4(
+                self.place(use, column, offset, GATHERED),
+                param(f"{self.name}_map"),
+                first + column,
+                *rows,
+                slot(self.ring.full, self.ring.stage(use)),
+                box=(self.columns.step, GATHERED),
+                element=self.tile.element_bytes,
+                apart=True,
+            )
+            for column in self.columns
+        ]
+
+    def clear(self, use: Value, keep: UOp, warps: int) -> list[UOp]:
+        """Zeros in place of all rows but the first `keep`, signed, each of the warps its part."""
+        rows = self.tile.rows // warps
+        return [
+            at.clear_rows(
+                self.place(use, column, WARP * (rows * self.tile.swizzle), rows), keep - WARP * rows
+            )
+            for column in self.columns
+        ]

@@ -1,0 +1,228 @@
+"""Mutants of values: what a change makes of a tree, and every verdict."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.emulator import Fault
+from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.ir import (
+    CTAID,
+    LANE,
+    WARP,
+    KernelInfo,
+    UOp,
+    const,
+    frag,
+    global_tensor,
+    kernel,
+    loop,
+    param,
+    rectangle,
+    slot,
+    var,
+)
+from ptxflow.compiler.kernels import family
+from ptxflow.eval.verify import value_mutation
+from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
+from ptxflow.eval.verify.mutants import Mutant
+from ptxflow.eval.verify.page import sections
+from ptxflow.eval.verify.results import read
+from ptxflow.eval.verify.value_mutants import KINDS, candidates, drawn, multiple_of, replaced
+from ptxflow.eval.verify.value_mutation import (
+    VERDICTS,
+    Judged,
+    judge,
+    judge_kernel,
+    larger_problem,
+    limited,
+    main,
+    malformed,
+    read_log,
+    summarise,
+    table,
+)
+from tests.families.rmsnorm import H200, problem, strategy
+
+JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
+RIGHT, WRONG = Emulation({"M": 1}, 1, True, 0.1), Emulation({"M": 3}, 1, False, 0.1, "1 differs")
+
+
+def toy() -> UOp:
+    """Two stores in a loop at places that share an expression."""
+    row = (CTAID * 4 + WARP) % 8
+    r, i = slot(frag("r", 1, "f32")), var("i")
+    tile = rectangle(global_tensor("out"), 0, 0, 1, 1)
+    stores = [
+        at.st_global(param("out"), row * 32 + LANE + n, LANE * 8 < 20, tile, r, element=4)
+        for n in (0, i)
+    ]
+    info = KernelInfo("toy", "sm_90a", 1, 1, (("out", "ptr"), ("n", "u32")), (r.src[0],))
+    return kernel(info, at.mov(r, 0), loop(i, param("n"), *stores))
+
+
+def test_what_a_change_makes_of_a_tree() -> None:
+    tree = toy()
+    found = list(candidates(tree))
+    assert len({(c.old, c.new, c.path) for c in found}) == len(found)
+    changes = {(c.kind, c.change, c.path is None) for c in found}
+    assert changes >= {
+        ("stride", "4 to 5 in mul in index", True),
+        ("digit", "8 to 16 in rem in index", False),
+        ("operator", "rem's left operand alone in index", True),
+        ("operator", "add to sub in index", True),
+        ("variable", "ctaid to warp in mul in index", True),
+        ("variable", "n to 0 as stop", False),
+        ("bound", "1 to 0 as step", False),
+        ("bound", "20 to 10 in lt in inside", True),
+        ("scale", "0 to 1 as value", False),
+        ("immediate", "element 4 to 8", False),
+    }
+    # no multiple of 8 lies between 20 and 21, and no register beside the only one
+    assert ("bound", "20 to 21 in lt in inside", True) not in changes
+    assert not any(kind == "register" for kind, *_ in changes)
+
+
+def test_an_expression_changes_everywhere_or_at_one_statement() -> None:
+    tree = toy()
+    twice = [c for c in candidates(tree) if c.change == "4 to 5 in mul in index"]
+    assert [c.path for c in twice].count(None) == 1
+    texts = {c.path: write(c.of(tree).tree, H200) for c in twice}
+    assert len(twice) == 3 == len(set(texts.values()))
+    for path, text in texts.items():  # a row is computed once, or in two ways
+        factors = set(re.findall(r"mul.lo.u32 %r\d+, %r\d+, ([45]);", text))
+        assert factors == ({"5"} if path is None else {"4", "5"})
+    assert replaced(CTAID * 4 + 3, CTAID, const(2)) is const(11)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(LANE * 8, 8), (LANE * 8 + 4, 4), (LANE * 24 - WARP * 16, 8), (LANE << 3, 8), (LANE & 12, 4),
+     ((LANE * 16) % 8, 8), (LANE // 4, 1), (LANE, 1)],
+)  # fmt: skip
+def test_multiples_are_so_for_every_lane(value: UOp, expected: int) -> None:
+    assert multiple_of(value) == expected
+    for lane, warp in itertools.product(range(32), range(4)):
+        at_lane = replaced(replaced(value, LANE, const(lane)), WARP, const(warp))
+        assert at_lane.arg[0] % expected == 0
+
+
+def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
+    maker = family("rmsnorm")
+    small = maker.trial(*JOB, H200)
+    lowered = maker.build(small.problem, JOB[1], H200)
+    first, again, other = (drawn(lowered, H200, 24, np.random.default_rng(s)) for s in (0, 0, 1))
+    assert first == again != other and len(first) == 24
+    texts = {write(m.tree, H200) for m in first}
+    assert len(texts) == 24 and write(lowered, H200) not in texts
+    counts = [sum(m.operator == kind for m in first) for kind in {m.operator for m in first}]
+    assert len(counts) >= 9 and max(counts) <= 4
+    assert {m.operator for m in first} <= set(KINDS)
+
+
+def _refuse(tree: UOp) -> None:
+    raise SpecError("no")
+
+
+def _broken(tree: UOp) -> Emulation:
+    raise IndexError("7")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "validate", "trials", "larger", "why"),
+    [
+        ("validator", _refuse, _broken, _broken, "no"),
+        ("emulator", id, lambda tree: WRONG, _broken, "1 differs at M=3"),
+        ("escaped", id, lambda tree: RIGHT, lambda tree: WRONG, "1 differs at M=3"),
+        ("equivalent", id, lambda tree: RIGHT, lambda tree: RIGHT, ""),
+        ("crashed", id, _broken, _broken, "IndexError: 7"),
+    ],
+)
+def test_verdicts(verdict, validate, trials, larger, why):  # type: ignore[no-untyped-def]
+    mutant = Mutant("stride", "4 to 5", toy(), toy(), ())
+    judged = judge(mutant, validate, trials, larger)
+    assert (judged.verdict, judged.why, judged.kind) == (verdict, why, "stride")
+
+
+def test_what_no_assembler_knows_is_malformed() -> None:
+    text = write(toy(), H200)
+    assert not malformed(text, ["toy"])
+    assert malformed(text.replace("st.global", "st.globe"), ["toy"])
+
+
+def test_an_endless_loop_is_a_fault() -> None:
+    with pytest.raises(Fault, match="does not end"), limited(0.05):
+        while True:
+            time.process_time()
+    with limited(0.05):
+        pass
+    began = time.process_time()
+    while time.process_time() < began + 0.1:  # and nothing is left of the limit
+        pass
+
+
+def test_the_larger_problem_has_the_same_text() -> None:
+    maker = family("rmsnorm")
+    small = maker.trial(*JOB, H200)
+    lowered = maker.build(small.problem, JOB[1], H200)
+    rng = np.random.default_rng(0)
+    tried = larger_problem(lowered, small, JOB[1], H200, rng)
+    assert tried.problem["hidden_size"] == small.problem["hidden_size"]  # the text holds it
+    own = small.problem["batch_size"]
+    assert 2 * own <= tried.problem["batch_size"] <= 3 * own
+    assert emulate_kernel(lowered, tried, JOB[1], H200, (0,)).right
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.jsonl"
+    work = partial(judge_kernel, H200, 6, 0, log, JOB)
+    first = work()
+    assert len(first) == 6 and {j.verdict for j in first} <= set(VERDICTS) - {"crashed"}
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:-1], lines[-1][:20]]))  # the last was cut off
+    asked = list[Mutant]()
+    true_judge = value_mutation.judge
+
+    def counted(mutant, *others):  # type: ignore[no-untyped-def]
+        asked.append(mutant)
+        return true_judge(mutant, *others)
+
+    monkeypatch.setattr(value_mutation, "judge", counted)
+    monkeypatch.setattr(value_mutation, "malformed", lambda *given: False)
+    assert [(j.id, j.verdict) for j in work()] == [(j.id, j.verdict) for j in first]
+    assert len(asked) == 1 and len(read_log(log)) == 6
+
+
+def test_the_table_and_the_page_name_what_escaped() -> None:
+    judged = [
+        Judged("stride", "a", "validator", "refused", 0.1, 0.0, "gemm"),
+        Judged("offset", "b", "escaped", "2 differ", 0.1, 1.0, "moe"),
+        Judged("offset", "c", "equivalent", "", 0.1, 2.0, "gemm"),
+    ]
+    summary = summarise(judged)
+    assert summary["families"]["gemm"]["validator"] == 1 == summary["all"]["escaped"]
+    assert "escaped:\n  moe: b: 2 differ\ncrashed: none\nequivalent:\n  gemm: c" in table(summary)
+    made = {"kind": "mutate-values", "device": "h200", "versions": {}, "seconds": 1.0,
+            "processes": 1, "command": "ptxflow mutate-values", **summary}  # fmt: skip
+    page = sections([made])["mutate-values"]
+    assert "| gemm | 1 | 0 | 1 | 0 | 0 | 0 |" in page and "h200, escaped: moe: b: 2 differ" in page
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_result(tmp_path: Path) -> None:
+    out = tmp_path / "values.json"
+    asked = ["--families", "rmsnorm", "--draws", "2", "--kernels", "1", "--mutants", "12"]
+    assert main([*asked, "--device", "h200", "--jobs", "1", "--out", str(out)]) in (0, 1)
+    summary = read(out)
+    assert sum(summary["all"].values()) == 12 and set(summary["digests"]) == {"rmsnorm"}
+    assert json.loads(out.read_text())["kind"] == "mutate-values"
