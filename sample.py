@@ -7,8 +7,8 @@ measurement where the GPU is present, else by the reward. Written are for each k
 cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by itself.
 
 With --library a few kernels are chosen for whole ranges of sizes, with a table of which of them
-serves which, and written as a folder that `ptxflow.load` takes. K strategies are then of each size
-that is looked at. A run that was cut short goes on where it stopped.
+serves which, and written as a folder that `ptxflow.load` takes and as one Solution. K strategies
+are then of each size that is looked at. A run that was cut short goes on where it stopped.
 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
@@ -286,6 +286,7 @@ def choose_gpu(measure: str, device: str) -> GpuInfo | None:
 
 def write(result: Run, definition: Definition, folder: Path) -> None:
     """All files; the Solution is of the best kernel that is not known to be wrong."""
+    from ptxflow.compiler.library.member import single
     from ptxflow.eval.sample.report import write_run
     from ptxflow.eval.sample.solution import solution
 
@@ -293,9 +294,8 @@ def write(result: Run, definition: Definition, folder: Path) -> None:
     best = right[0] if right else None
     made = None
     if best is not None:
-        kernel = best.kernel
         text = f"{result.title}: best of {len(result.samples)} sampled, by {result.ranked_by}"
-        made = solution(definition, result.device, kernel.launch, kernel.ptx, best.key, text)
+        made = solution(*single(definition.to_json(), best.kernel), text)
     write_run(result, folder, made)
 
 

@@ -46,7 +46,7 @@ _WORKSPACE_ALIGNMENT = 256  # bytes, as the driver's own allocations have
 _LAUNCH_ATTRIBUTE_CLUSTER = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DEVICE_ATTRIBUTE = {"sms": 16, "l2_bytes": 38, "major": 75, "minor": 76}
-_CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 
 class RuntimeUnavailable(RuntimeError):
@@ -360,13 +360,13 @@ class GpuInfo:
         """The device table's name for this GPU, if it is there."""
         upper = self.name.upper()
         for d in DEVICES.values():
-            if d.name.upper() in upper and _CAPABILITY[d.arch] == self.capability:
+            if d.name.upper() in upper and CAPABILITY[d.arch] == self.capability:
                 return d.name
         return None
 
     def runs(self, device: Device) -> bool:
         """Whether code for the device's target runs here (sm_90a runs on capability 9.0 alone)."""
-        return _CAPABILITY[device.arch] == self.capability
+        return CAPABILITY[device.arch] == self.capability
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "capability": list(self.capability)}

@@ -20,7 +20,6 @@ import torch
 
 from ptxflow.compiler.backend.runtime import LaunchError, LoadedKernel
 from ptxflow.compiler.launch import RANDOM_STEP, Arguments
-from ptxflow.compiler.library import torch_op
 from ptxflow.compiler.library.device import Cuda, in_context, load_kernel
 from ptxflow.compiler.library.manifest import (
     LibraryError,
@@ -29,10 +28,11 @@ from ptxflow.compiler.library.manifest import (
 )
 from ptxflow.compiler.library.native import Native, NoLauncher
 from ptxflow.compiler.library.plan import Builder, Plan, mapped_only
-from ptxflow.compiler.library.signature import ALIGNMENT, Signature
+from ptxflow.compiler.library.signature import ALIGNMENT, INT32, Signature
+from ptxflow.compiler.library.torch_op import register, traced
 
 MAX_PLANS = 1024  # shapes that a library remembers
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
 LAUNCHERS = ("native", "ctypes")
 
 
@@ -65,6 +65,7 @@ class Kernel:
         except (KeyError, TypeError, AttributeError, SyntaxError) as error:
             raise LibraryError(f"{folder}: its definition is none: {error!r}") from None
         self._count = len(self.signature.inputs)
+        self._counts = (self._count, self._count + len(self.signature.outputs))
         self._mapped = [mapped_only(m.launch) for m in self.manifest.members]
         self._device, self._lock = device, threading.Lock()
         self._kernels: dict[int, list[LoadedKernel]] = {}
@@ -72,7 +73,7 @@ class Kernel:
         self._native = _native(self.signature, device, launcher)
         self._fast = self._native.call if self._native else self._python
         self.launcher = "native" if self._native else "ctypes"
-        self.op = torch_op.register(self)
+        self.op = register(self)
 
     def __repr__(self) -> str:
         ranges = ", ".join(f"{n} {lo}..{hi}" for n, (lo, hi) in self.manifest.ranges.items())
@@ -92,8 +93,8 @@ class Kernel:
         what no kernel reads, LibraryError for sizes that no member serves, LaunchError.
         """
         if torch.compiler.is_compiling():
-            return torch_op.traced(self, self.signature.order(args, named, out))
-        if named or isinstance(out, Mapping) or (out is not None and len(args) != self._count):
+            return traced(self, self.signature.order(args, named, out))
+        if named or (out is not None and (len(args) != self._count or isinstance(out, Mapping))):
             args = self.signature.order(args, named, out)
         elif out is not None:
             args = (*args, *out) if isinstance(out, tuple | list) else (*args, out)
@@ -104,11 +105,13 @@ class Kernel:
 
     def _python(self, *args: Any) -> Any:
         """Any call, in Python: arguments in the definition's order, outputs behind them."""
-        if len(args) != self._count:
+        if len(args) not in self._counts:
             out = args[self._count :] or None
             args = self.signature.order(args[: self._count] if out else args, {}, out)
-        if any(isinstance(a, torch.Tensor) and type(a) not in _PLAIN for a in args):
-            return torch_op.traced(self, args)
+        if not _PLAIN.issuperset(map(type, args)) and any(
+            isinstance(a, torch.Tensor) and type(a) not in _PLAIN for a in args
+        ):
+            return traced(self, args)
         return self.run(args)
 
     def run(self, args: Sequence[Any]) -> Any:
@@ -120,30 +123,44 @@ class Kernel:
             ]
         )
         plan = self._plans.get(key)
-        if plan is None or not self._quick(args):
+        places = None if plan is None else self._places(plan, args)
+        if plan is None or places is None:
             plan = self._plan(key, args)
-        made = args[self._count :] or [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype, device in plan.made
-        ]
-        arguments = (*args[: self._count], *made)
+            places = [t.data_ptr() if isinstance(t, torch.Tensor) else 0 for t in args]
+        made = args[self._count :]
+        if not made:
+            made = [
+                torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                for shape, strides, dtype, device in plan.made
+            ]
+            places += [t.data_ptr() for t in made]
         space = None
         if plan.workspace:
             shape, strides, dtype, device = plan.workspace
             space = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-        self._launch(plan, arguments, space)
+        places.append(0 if space is None else space.data_ptr())
+        self._launch(plan, places, args)
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _quick(self, args: Sequence[Any]) -> bool:
-        """Whether what a plan does not know is certainly right: else all is checked again."""
-        if len(args) > self._count:
-            return False
-        return all(
-            isinstance(a, float) or a is None
-            if not isinstance(a, torch.Tensor)
-            else a.data_ptr() % ALIGNMENT == 0 and not a.requires_grad
-            for a in args
-        )
+    def _places(self, plan: Plan, args: Sequence[Any]) -> list[int] | None:
+        """The addresses of a call's arguments where what its plan does not know is certainly right:
+        alignment, gradients, range, overlap. Else None: all is checked again."""
+        places = []
+        for a in args:
+            place = 0
+            if isinstance(a, torch.Tensor):
+                place = a.data_ptr()
+                if place % ALIGNMENT or (a.requires_grad and torch.is_grad_enabled()):
+                    return None
+            elif isinstance(a, int) and a not in INT32:
+                return None
+            places.append(place)
+        for i in range(self._count, len(args)):
+            low, high = places[i], places[i] + plan.spans[i]
+            for j in range(i):
+                if low < places[j] + plan.spans[j] and places[j] < high:
+                    return None
+        return places
 
     def _plan(self, key: Any, args: Sequence[Any]) -> Plan:
         """The plan of a call whose arguments are all checked, from here on known for its shapes."""
@@ -173,10 +190,9 @@ class Kernel:
                     self._kernels[index] = [load_kernel(driver, *i) for i in self._images]
             return self._kernels[index]
 
-    def _launch(self, plan: Plan, arguments: Sequence[Any], space: Any) -> None:
+    def _launch(self, plan: Plan, places: Sequence[int], arguments: Sequence[Any]) -> None:
         """The launch by ctypes."""
         driver, index = self._device.driver, plan.device.index or 0
-        pointers = [t.data_ptr() if isinstance(t, torch.Tensor) else 0 for t in (*arguments, space)]
         random = self._random(index) if plan.words else None
         stream, current = self._device.stream(index), ctypes.c_void_p()
         driver("cuCtxGetCurrent", ctypes.byref(current))
@@ -184,22 +200,20 @@ class Kernel:
             driver("cuCtxPushCurrent_v2", ctypes.c_void_p(plan.context))
         try:
             with plan.lock:
-                self._write(plan, pointers, arguments, random)
-                for step in plan.steps:
-                    step.config.stream = stream
-                    places = [plan.block + offset for offset in step.offsets]
-                    params = (ctypes.c_void_p * max(len(places), 1))(*places)
-                    config = ctypes.byref(step.config)
-                    driver("cuLaunchKernelEx", config, step.function, params, None, note=step.entry)
+                self._write(plan, places, arguments, random)
+                for s in plan.steps:
+                    s.config.stream = stream
+                    config = ctypes.byref(s.config)
+                    driver("cuLaunchKernelEx", config, s.function, s.params, None, note=s.entry)
         finally:
             if current.value != plan.context:
                 driver("cuCtxPopCurrent_v2", ctypes.byref(current))
 
     def _write(
-        self, plan: Plan, pointers: Sequence[int], arguments: Sequence[Any], random: Any
+        self, plan: Plan, places: Sequence[int], arguments: Sequence[Any], random: Any
     ) -> None:
         for p in plan.patches:
-            address = pointers[p.source] + p.add if pointers[p.source] else 0
+            address = places[p.source] + p.add if places[p.source] else 0
             if p.replace:
                 place = ctypes.c_void_p(plan.block + p.offset)
                 self._device.driver("cuTensorMapReplaceAddress", place, ctypes.c_void_p(address))

@@ -33,7 +33,7 @@ class Cuda:
 
     def stream(self, index: int) -> int:
         """The handle of torch's current stream of a device."""
-        return int(torch.cuda.current_stream(index).cuda_stream)
+        return int(torch._C._cuda_getCurrentRawStream(index))  # as inductor's code asks for it
 
     def context(self, index: int) -> int:
         """The primary context of a device, which is torch's."""

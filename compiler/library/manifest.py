@@ -7,6 +7,7 @@ LibraryError of one line. Nothing of a library is executed but its kernels, on t
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ from ptxflow.compiler.launch import Launch, evaluate
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+TEXT = ".base64"  # behind the name of a file that stands as text
 MANIFEST_BYTES = 4 << 20
 FILE_BYTES = 64 << 20
 MEMBERS = 256
@@ -333,8 +335,19 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_file(folder: Path, file: File) -> bytes:
-    """The bytes of a file of a library. Raises LibraryError unless size and digest are right."""
-    data = _read(Path(folder), file.name, file.size)
+    """The bytes of a file of a library, which may stand as NAME.base64.
+
+    Raises LibraryError unless size and digest are right.
+    """
+    folder, text = Path(folder), file.name + TEXT
+    if (folder / text).exists() and not (folder / file.name).exists():
+        encoded = _read(folder, text, -(-file.size // 3) * 4)
+        try:
+            data = base64.b64decode(encoded)
+        except ValueError as error:
+            raise LibraryError(f"{folder}: {text}: {error}") from None
+    else:
+        data = _read(folder, file.name, file.size)
     found = File.of(file.name, data)
     if found != file:
         what = "SHA-256" if found.size == file.size else f"size ({found.size} bytes)"

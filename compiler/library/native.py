@@ -25,7 +25,7 @@ from ptxflow.compiler.library.device import Cuda
 from ptxflow.compiler.library.plan import Plan
 from ptxflow.compiler.library.signature import Signature
 
-SOURCE = Path(__file__).with_name("launcher.c")
+_SOURCE = Path(__file__).with_name("launcher.c").read_text()  # a Solution's folder may go
 MAX_ARGS, MAX_OUT, MAX_PARAMS, BLOCK_BYTES = 24, 4, 64, 8192  # launcher.c's
 _API_MAJOR = 1  # of DLPack's exchange API
 _u32, _ptr, _object = ctypes.c_uint32, ctypes.c_void_p, ctypes.py_object
@@ -87,8 +87,7 @@ def build() -> Path:
         raise NoLauncher(f"torch {torch.__version__} has no DLPack exchange API")
     if "t" in sys.abiflags or sys.implementation.name != "cpython":
         raise NoLauncher("it is for CPython with its global lock")
-    source = SOURCE.read_bytes()
-    key = hashlib.sha256(source + sys.version.encode() + os.uname().machine.encode()).hexdigest()
+    key = hashlib.sha256(f"{_SOURCE}{sys.version}{os.uname().machine}".encode()).hexdigest()
     root = os.environ.get("PTXFLOW_CACHE") or Path.home() / ".cache" / "ptxflow"
     built = Path(root) / "launcher" / f"{key[:32]}.so"
     if built.is_file():
@@ -98,8 +97,8 @@ def build() -> Path:
         raise NoLauncher("no C compiler (cc) on this machine")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "launcher.so"
-        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(made), str(SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-"]
+        done = subprocess.run(command, input=_SOURCE, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NoLauncher(f"{compiler} failed: {done.stderr.strip().splitlines()[-1:]}")
         write_whole(built, made.read_bytes())

@@ -55,12 +55,14 @@ class Patch:
 
 @dataclass(frozen=True)
 class Step:
-    """A launch: its configuration, the kernel, and where in the block its parameters are."""
+    """A launch: its configuration, the kernel, where in the block its parameters are, and `params`,
+    their addresses."""
 
     entry: str
     config: LaunchConfig
     function: ctypes.c_void_p
     offsets: tuple[int, ...]
+    params: Any
 
 
 @dataclass(eq=False)
@@ -191,7 +193,13 @@ class Builder:
             block=block,
             bytes=self.end,
             steps=tuple(
-                Step(step.entry, configure(step, self.axes), function, places)
+                Step(
+                    step.entry,
+                    configure(step, self.axes),
+                    function,
+                    places,
+                    (ctypes.c_void_p * max(len(places), 1))(*(block + o for o in places)),
+                )
                 for step, function, places in zip(
                     self.launch.steps, functions, offsets, strict=True
                 )

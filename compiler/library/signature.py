@@ -16,7 +16,7 @@ import torch
 from ptxflow.compiler.launch import evaluate
 
 ALIGNMENT = 16  # bytes: what a tensor map needs of an address and of strides
-_INT32 = range(-(2**31), 2**31)
+INT32 = range(-(2**31), 2**31)
 
 
 class ArgumentError(ValueError):
@@ -182,7 +182,7 @@ class Signature:
         kinds = (int,) if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise self.fault(f"{a.name} must be a Python {kinds[-1].__name__}, not {_kind(value)}")
-        if whole and value not in _INT32:
+        if whole and value not in INT32:
             raise self.fault(f"{a.name} must fit 32 bits, not {value}")
 
     def _tensor(self, a: Argument, value: Any, mapped: bool, kind: str) -> None:

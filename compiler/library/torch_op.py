@@ -17,7 +17,7 @@ from ptxflow.compiler.launch import RandomParam
 from ptxflow.compiler.library.manifest import Manifest
 from ptxflow.compiler.library.signature import Argument, Signature
 
-NAMESPACE = "ptxflow"
+NAMESPACE = __name__.partition(".")[0]  # ptxflow, or the name that a Solution's copy has
 _library: Any = getattr(torch.library, "Library")(NAMESPACE, "FRAGMENT")  # noqa: B009  untyped
 _lock = threading.Lock()
 _registered: dict[str, Kernel] = {}  # by operator

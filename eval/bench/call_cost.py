@@ -37,14 +37,8 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_kernel
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.compiler.library.call import LAUNCHERS, Kernel, load
-from ptxflow.compiler.library.manifest import (
-    Dispatch,
-    File,
-    Manifest,
-    Member,
-    Target,
-    write_library,
-)
+from ptxflow.compiler.library.manifest import write_library
+from ptxflow.compiler.library.member import single
 from ptxflow.compiler.library.plan import address_word
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.env.tasks.definition import load as definition_of
@@ -53,7 +47,6 @@ from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.tolerance import tolerance
 
-CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 CALLS, SETS, GRAPH_CALLS = 200, 64, 20
 Call = Callable[[Sequence[Any]], Any]  # of the inputs in the definition's order
 
@@ -116,15 +109,7 @@ def kernel_for(row: Row, device: Device) -> tuple[Definition, CompiledKernel]:
 
 def library_of(definition: Definition, kernel: CompiledKernel, folder: Path) -> Path:
     """A library of this one kernel for all sizes, in the folder."""
-    key = kernel.strategy.key
-    files = {f"{key}.cubin": kernel.cubin, f"{key}.ptx": kernel.ptx.encode()}
-    cubin, ptx = (File.of(name, data) for name, data in files.items())
-    member = Member(key, kernel.strategy.to_json(), kernel.launch, cubin, ptx,
-                    kernel.usage.registers, kernel.launch.smem_bytes)  # fmt: skip
-    arch = kernel.device.arch
-    target = Target(kernel.device.name, arch, CAPABILITY[arch])
-    write_library(folder, Manifest(definition.to_json(), target, {}, (member,),
-                                   Dispatch((), (0,))), files)  # fmt: skip
+    write_library(folder, *single(definition.to_json(), kernel))
     return folder
 
 

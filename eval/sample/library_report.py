@@ -1,7 +1,8 @@
-"""What `sample.py --library` leaves: the library's folder, a page with tables, and a plot."""
+"""What `sample.py --library` leaves: the library's folder with a Solution, a page, and a plot."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,21 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.library.manifest import (
     Dispatch,
     DispatchAxis,
-    File,
     Manifest,
-    Member,
-    Target,
     write_library,
 )
+from ptxflow.compiler.library.member import contents, member, target_of
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.sample.library import Library, Served, loss
-from ptxflow.eval.sample.solution import CAPABILITY
+from ptxflow.eval.sample.solution import solution
 from ptxflow.eval.study import style
 
-PAGE, PLOT = "library.md", "library.png"
+PAGE, PLOT, SOLUTION = "library.md", "library.png", "solution.json"
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,12 @@ class Origin:
 def manifest_of(library: Library, origin: Origin) -> Manifest:
     """The library as its manifest; axes with one cell are not in its dispatch."""
     axes = {n: ends for n, ends in library.bounds.items() if len(ends) > 1}
-    device = library.device
     return Manifest(
         definition=library.ranges.definition.to_json(),
-        target=Target(device.name, device.arch, CAPABILITY[device.arch]),
+        target=target_of(library.device),
         ranges=library.ranges.served,
         members=tuple(
-            Member(
-                key=kernel.strategy.key,
-                strategy=kernel.strategy.to_json(),
-                launch=kernel.launch,
-                cubin=File.of(f"{kernel.strategy.key}.cubin", kernel.cubin),
-                ptx=File.of(f"{kernel.strategy.key}.ptx", kernel.ptx.encode()),
-                registers=kernel.usage.registers,
-                smem_bytes=kernel.launch.smem_bytes,
-                provenance=_provenance(library, number, origin),
-            )
+            member(kernel, _provenance(library, number, origin))
             for number, kernel in enumerate(library.members)
         ),
         dispatch=Dispatch(
@@ -80,9 +70,10 @@ def _provenance(library: Library, number: int, origin: Origin) -> dict[str, Any]
 
 def write(library: Library, origin: Origin, folder: Path) -> None:
     """Everything, into an existing empty folder."""
-    files = {f"{k.strategy.key}.cubin": k.cubin for k in library.members}
-    files |= {f"{k.strategy.key}.ptx": k.ptx.encode() for k in library.members}
-    write_library(folder, manifest_of(library, origin), files)
+    manifest, files = manifest_of(library, origin), contents(library.members)
+    write_library(folder, manifest, files)
+    made = solution(manifest, files, summary(library, origin))
+    write_whole(folder / SOLUTION, json.dumps(made, indent=1) + "\n")
     (folder / PAGE).write_text(page(library, origin))
     plot(library, origin, folder / PLOT)
 

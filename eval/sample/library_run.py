@@ -21,7 +21,7 @@ from ptxflow.env.tasks.arguments import find_family
 from ptxflow.eval.bench.measurer import Measurer, open_measurer
 from ptxflow.eval.sample.folder import OutputFolder
 from ptxflow.eval.sample.library import Search
-from ptxflow.eval.sample.library_report import PAGE, Origin, summary, write
+from ptxflow.eval.sample.library_report import PAGE, SOLUTION, Origin, summary, write
 from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Judge, Look, State
 from ptxflow.eval.sample.ranges import Ranges, Sizes
@@ -93,7 +93,7 @@ def make_library(asked: Asked) -> None:
     print(summary(library, origin))
     for refused in library.refused:
         print(f"refused {refused}", file=sys.stderr)
-    print(f"written to {asked.out}: {MANIFEST}, PTX and cubin of each; {PAGE} says more")
+    print(f"written to {asked.out}: {MANIFEST}, PTX, cubins, {SOLUTION}; {PAGE} says more")
 
 
 def _tools(asked: Asked, reward: Reward) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""FlashInfer-Bench Solutions: raw PTX and the Python that launches it, in one JSON file.
+"""FlashInfer-Bench Solutions: a kernel library and the runtime that calls it, in one JSON file.
 
-The Solution runs by itself: its main.py needs PyTorch and an NVIDIA driver. The driver translates
-the PTX, because that keeps setmaxnreg, which the linking APIs drop.
+A Solution runs by itself: it needs PyTorch, NumPy and an NVIDIA driver. Its sources are main.py,
+the modules of `ptxflow.load` as they stand but for their imports, and the library, with cubins as
+base64.
 `check` runs one against the reference, on this machine's GPU:
 
     ptxflow solution check out/NAME/solution.json --axes M=1,1024
@@ -10,227 +11,136 @@ the PTX, because that keeps setmaxnreg, which the linking APIs drop.
 from __future__ import annotations
 
 import argparse
-import ast
+import base64
+import functools
+import hashlib
 import json
-import keyword
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ptxflow import __version__
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info
-from ptxflow.compiler.device import DEVICES, Device
-from ptxflow.compiler.launch import (
-    RANDOM_STEP,
-    InputParam,
-    Launch,
-    Param,
-    PointerParam,
-    PresentParam,
-    RandomParam,
-    ScalarParam,
-    TensorMapParam,
-)
+from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.library.manifest import MANIFEST, TEXT, Manifest
 from ptxflow.env.tasks.arguments import parse_axes, positive_int, product
-from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
-START, END = "# ---- copied from here ----\n", "# ---- copied to here ----\n"
 ENTRY_POINT = "main.py::run"
 AUTHOR = "ptxflow"
-CAPABILITY = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
-_C_TYPES = {"float32": "float", "int32": "int32"}
 FIELDS = ("name", "definition", "author", "spec", "sources")
+LOADER = "ptxflow.compiler.library.call"
+_IMPORT = re.compile(r"^from (ptxflow\.compiler\.[\w.]+) import", re.M)
+_MAIN = '''"""{name}.
+
+{about}
+Made by ptxflow {version}.
+"""
+
+import functools
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).resolve().parent
+RUNTIME = "ptxflow_{digest}"  # the modules beside this file; one copy serves a process
+sys.modules.setdefault(RUNTIME, ModuleType(RUNTIME)).__path__ = [str(FOLDER)]
+library_call = importlib.import_module(f"{{RUNTIME}}.library_call")
+
+
+@functools.cache
+def kernel():
+    """The kernels in this folder, for the GPU."""
+    return library_call.load(FOLDER)
+
+
+def run(*args, **named):
+    """{inputs} in this order or by name, and behind them, where
+    the caller has memory for them, the outputs; returns {outputs}.
+    """
+    loaded = kernel()
+    count = len(loaded.signature.inputs)
+    return loaded(*args[:count], out=args[count:] or None, **named)
+'''
 
 
 class SolutionError(BadInput):
     """A Solution that cannot be made or read; one line."""
 
 
-def solution(
-    definition: Definition, device: Device, launch: Launch, ptx: str, key: str, description: str
-) -> dict[str, Any]:
-    """The Solution of a compiled kernel as JSON data; `key` is its strategy's."""
+def solution(manifest: Manifest, files: Mapping[str, bytes], description: str) -> dict[str, Any]:
+    """The Solution of a library as JSON data; `files` are its members' by name."""
+    data = json.dumps(manifest.to_json(), indent=1)
+    key = hashlib.sha256(data.encode()).hexdigest()[:16]
+    if len(manifest.members) == 1:
+        key = manifest.members[0].key
+    name = f"ptxflow_{manifest.name}_{manifest.target.name}_{key}"
+    texts = {"main.py": _main(manifest, name), **runtime(), MANIFEST: data}
+    for m in manifest.members:
+        texts[m.cubin.name + TEXT] = base64.b64encode(files[m.cubin.name]).decode()
+        texts[m.ptx.name] = files[m.ptx.name].decode()
     return {
-        "name": f"ptxflow_{definition.name}_{device.name}_{key}",
-        "definition": definition.name,
+        "name": name,
+        "definition": manifest.name,
         "author": AUTHOR,
         "description": description,
         "spec": {
             "language": "python",
             "target_hardware": [
-                f"NVIDIA_{d.name.upper()}" for d in DEVICES.values() if d.arch == device.arch
+                f"NVIDIA_{d.name.upper()}"
+                for d in DEVICES.values()
+                if d.arch == manifest.target.arch
             ],
             "entry_point": ENTRY_POINT,
-            "dependencies": ["torch"],
-            "destination_passing_style": False,
+            "dependencies": ["torch", "numpy"],
+            "destination_passing_style": True,
         },
-        "sources": [
-            {"path": "main.py", "content": main_source(definition, device, launch, key)},
-            {"path": "kernel.ptx", "content": ptx},
-        ],
+        "sources": [{"path": path, "content": text} for path, text in texts.items()],
     }
 
 
-def main_source(definition: Definition, device: Device, launch: Launch, key: str) -> str:
-    """The text of main.py: this kernel's launch, and the launcher that every Solution shares."""
-    _check_names(definition, launch)
-    text = (Path(__file__).parent / "standalone.py").read_text()
-    launcher = text.partition(START)[2].partition(END)[0].strip()
-    inputs, outputs = (", ".join(t) for t in (definition.inputs, definition.outputs))
-    expected = "\n".join(_expectations(definition, launch))
-    made = "\n".join(
-        f"    {n} = torch.empty({_shape(t.shape or ())}, dtype=torch.{t.dtype}, "
-        f"device={next(iter(definition.inputs))}.device)"
-        for n, t in definition.outputs.items()
+def _main(manifest: Manifest, name: str) -> str:
+    digest = hashlib.sha256(json.dumps(runtime()).encode()).hexdigest()[:12]
+    keys = ", ".join(m.key for m in manifest.members)
+    ranges = ", ".join(f"{n} {low} to {high}" for n, (low, high) in manifest.ranges.items())
+    about = f"Strategies {keys}; {ranges or 'any sizes'}."
+    sides = [list(manifest.definition[side]) for side in ("inputs", "outputs")]
+    for word in (manifest.name, *sides[0], *sides[1]):
+        if not re.fullmatch(r"[\w.-]+", word):
+            raise SolutionError(f"{word!r} cannot be a name in a Solution: letters, digits, _ . -")
+    inputs, outputs = (", ".join(names) for names in sides)
+    return _MAIN.format(
+        name=name, about=about, version=__version__, digest=digest, inputs=inputs, outputs=outputs
     )
-    spaces = [w.name for w in launch.workspace]
-    places = "\n".join(_place(step, spaces) for step in launch.steps)
-    space = "".join(f"    {w.name} = Workspace({w.bytes})\n" for w in launch.workspace)
-    steps = "\n".join(
-        f"    {(s.entry, s.block, tuple(s.cluster), s.smem_bytes, s.dependent)!r},"
-        for s in launch.steps
-    )
-    draws = any(isinstance(p, RandomParam) for step in launch.steps for p in step.params)
-    return f'''"""{definition.name} for {device.arch}: launches the kernel in kernel.ptx.
-
-Made by ptxflow {__version__}; strategy {key}.
-"""
-
-{launcher}
-
-STEPS = (
-{steps}
-)
-CAPABILITY = {CAPABILITY[device.arch]!r}
-RANDOM_STEP = {RANDOM_STEP if draws else 0}
 
 
-def geometry({inputs}, {outputs}):
-    """Workspaces, and grid and parameters of each launch, for these tensors."""
-{_axis_lines(definition, launch, f"{space} {places}")}
-{space}    return [{", ".join(spaces)}], [
-{places}
-    ]
+@functools.cache
+def runtime() -> dict[str, str]:
+    """What loads and calls a library, by file name: modules that import each other from one
+    folder."""
+    files, todo = dict[str, str](), [LOADER]
+    while todo:
+        module = todo.pop()
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None
+        text = Path(spec.origin).read_text(encoding="utf-8")
+        files[f"{_flat(module)}.py"] = _IMPORT.sub(lambda m: f"from .{_flat(m[1])} import", text)
+        todo += [m for m in _IMPORT.findall(text) if f"{_flat(m)}.py" not in files]
+        if (source := Path(spec.origin).with_name("launcher.c")).exists():
+            files[source.name] = source.read_text(encoding="utf-8")
+    return files
 
 
-def run({inputs}):
-    """Returns {outputs}; see {definition.name} for shapes and types."""
-{_axis_lines(definition, launch, f"{expected} {made}")}
-{expected}
-{made}
-    launch(geometry, ({inputs}, {outputs}))
-    return {outputs}
-'''
-
-
-def _place(step: Launch, spaces: Sequence[str]) -> str:
-    """Grid and parameters of a launch, as a pair."""
-    parameters = "\n".join(f"            {_parameter(p, spaces)}," for p in step.params)
-    return f"        (({', '.join(step.grid)}), [\n{parameters}\n        ]),"
-
-
-def _expectations(definition: Definition, launch: Launch) -> list[str]:
-    """A line for each input tensor; those that a caller may leave out are checked where given."""
-    optional, lines = _optional(launch), []
-    for name, t in definition.inputs.items():
-        if t.shape is not None:
-            check = f'expect("{name}", {name}, torch.{t.dtype}, {_shape(t.shape)})'
-            lines.append(f"    {f'{name} is None or ' if name in optional else ''}{check}")
-    return lines
-
-
-def _optional(launch: Launch) -> set[str]:
-    """The input tensors that the kernel does without."""
-    params = [p for step in launch.steps for p in step.params]
-    return {p.tensor for p in params if isinstance(p, PresentParam)}
-
-
-def _shape(axes: Sequence[str]) -> str:
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
-
-
-def _axis_lines(definition: Definition, launch: Launch, used_in: str) -> str:
-    """Assignments of the axes used in a text. Variable ones come from an input that must be given,
-    or from an equality with an axis of one."""
-    lines = []
-    used, optional = set(re.findall(r"\w+", used_in)), _optional(launch)
-    needed = [name for name in definition.inputs if name not in optional]
-    for name in filter(used.__contains__, definition.var_axes):
-        found = _axis(definition, needed, name) or _equal(definition, needed, name)
-        if found is None:
-            raise SolutionError(f"{definition.name}: no input that must be given has axis {name}")
-        lines.append(f"    {name} = {found}")
-    constants = {n: v for n, v in definition.const_axes.items() if n in used}
-    if constants:
-        left = ", ".join(constants)
-        lines.append(f"    {left} = {', '.join(map(str, constants.values()))}")
-    return "\n".join(lines)
-
-
-def _axis(definition: Definition, inputs: Sequence[str], name: str) -> str | None:
-    """The size of an axis, from the first of the inputs that has it."""
-    for tensor in inputs:
-        shape = definition.inputs[tensor].shape or ()
-        if name in shape:
-            return f'axis("{tensor}", {tensor}, {len(shape)}, {shape.index(name)})'
-    return None
-
-
-def _equal(definition: Definition, inputs: Sequence[str], name: str) -> str | None:
-    """The size of an axis from a constraint `other == axis + number`."""
-    for constraint in definition.constraints:
-        match ast.parse(constraint, mode="eval").body:
-            case ast.Compare(
-                left=ast.Name(id=other),
-                ops=[ast.Eq()],
-                comparators=[ast.BinOp(ast.Name(id=own), ast.Add(), ast.Constant(value=int(more)))],
-            ) if own == name and (found := _axis(definition, inputs, other)):
-                return f"{found} - {more}"
-    return None
-
-
-def _parameter(param: Param, spaces: Sequence[str]) -> str:
-    match param:
-        case TensorMapParam():
-            own = param.tensor in spaces
-            if own and param.dtype != "uint8":
-                raise SolutionError(f"{param.tensor}: a workspace is mapped as bytes")
-            call = f"{param.tensor}.map(" if own else f"tensor_map({param.tensor}, "
-            return (
-                f"{call}dims={_shape(param.dims)}, "
-                f"strides={_shape(param.strides)}, box={tuple(param.box)!r}, "
-                f"swizzle={param.swizzle}, l2_promotion={param.l2_promotion})"
-            )
-        case PointerParam():
-            return f"{param.tensor}.place" if param.tensor in spaces else f"pointer({param.tensor})"
-        case ScalarParam():
-            return f"scalar({param.value})"
-        case PresentParam():
-            return f"scalar({param.tensor} is not None)"
-        case InputParam():
-            return f"given({param.name}, ctypes.c_{_C_TYPES[param.dtype]})"
-        case RandomParam():
-            return f"random({param.word})"
-
-
-def _check_names(definition: Definition, launch: Launch) -> None:
-    """Axes, tensors and workspaces become Python names in main.py: they must be names, and all
-    different."""
-    spaces = [w.name for w in launch.workspace]
-    names = [*definition.axes, *definition.inputs, *definition.outputs, *spaces]
-    reserved = {"torch", "ctypes", "Path", "grid", "geometry", "run", "launch", "axis", "expect"}
-    reserved |= {"STEPS", "tensor_map", "pointer", "scalar", "given", "random", "min", "max"}
-    reserved |= {"Workspace", "encode"}
-    for name in names:
-        if not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
-            raise SolutionError(f"{definition.name}: {name!r} cannot be a name in Python code")
-        if names.count(name) > 1:
-            raise SolutionError(f"{definition.name}: {name!r} names more than one thing")
+def _flat(module: str) -> str:
+    """`ptxflow.compiler.library.plan` is `library_plan`."""
+    return module.removeprefix("ptxflow.compiler.").replace(".", "_")
 
 
 # Reading and running one -------------------------------------------------------------------------

@@ -5,6 +5,7 @@ refuses. The policy is untrained, the reward the analytic model, and nothing is 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from ptxflow.eval.sample import library, library_run
 from ptxflow.eval.sample.library import interpolated
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
+from ptxflow.eval.sample.solution import read_solution
 from tests.builders import LAUNCH, compiled, refused, space_at, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 
@@ -99,6 +101,9 @@ def test_each_size_is_served_by_the_best_of_few(checkpoint: Path, tmp_path: Path
     for piece in (found.members[0].key, "## Sizes looked at", f"| {HIGH} |", "checkpoint"):
         assert piece in page
     assert (tmp_path / "a" / "library.png").is_file()
+    made = read_solution(tmp_path / "a" / "solution.json")
+    texts = {source["path"]: source["content"] for source in made["sources"]}
+    assert Manifest.from_json(json.loads(texts["manifest.json"])) == found
 
 
 def test_it_goes_on_where_it_stopped(

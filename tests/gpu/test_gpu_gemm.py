@@ -1,4 +1,4 @@
-"""Sampled GEMM kernels on the GPU: right at every tail, as cubins and as Solutions."""
+"""Sampled GEMM kernels on the GPU: right at every tail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ptxflow.compiler.device import H200
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.candidates import Candidate, Settings, run_one, sample_workload
 from ptxflow.eval.bench.worker import Worker, refine_job
-from ptxflow.eval.sample.solution import solution
 
 pytestmark = pytest.mark.gpu
 SETTINGS = Settings(seeds=(1, 2), rounds=5, settle=0.1)
@@ -38,22 +37,6 @@ def test_one_kernel_serves_other_values_of_the_variable_axis(
     for m in (1, 300, 4096):
         (other,) = sample_workload(definition, {"M": m}, H200, count=1, seed=3).candidates
         outcome = run_one(other, kernel, worker, SETTINGS, tmp_path)
-        assert outcome["status"] == "ok", (m, outcome)
-
-
-def test_a_solution_runs_by_itself(worker: Worker) -> None:
-    definition = load("gemm_n256_k7168")
-    (candidate,) = sample_workload(definition, {"M": 1000}, H200, count=1, seed=5).candidates
-    kernel = built(candidate)
-    data = solution(definition, H200, kernel.launch, kernel.ptx, candidate.strategy.key, "test")
-    for m in (1000, 17):
-        outcome = worker.run(
-            {
-                "definition": definition.to_json(), "axes": {"M": m}, "solution": data,
-                "seeds": [1, 2], "rounds": 5, "settle": 0.1,
-            },
-            timeout=60,
-        )  # fmt: skip
         assert outcome["status"] == "ok", (m, outcome)
 
 

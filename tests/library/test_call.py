@@ -124,6 +124,29 @@ def test_parameters_are_taken_where_no_gradient_is_wanted(gemm: Loaded) -> None:
         kernel(a, weight)
 
 
+def test_a_known_call_is_refused_for_what_its_plan_does_not_know(
+    gemm: Loaded, affine: Loaded
+) -> None:
+    b, room = half(128, 2048)(), half(5 * 2048 + 5 * 128)()
+    kernel, library = gemm
+    apart, within = (room[i : i + 5 * 128].view(5, 128) for i in (5 * 2048, 5 * 2048 - 8))
+    for out in (apart, apart, within):
+        given = room[: 5 * 2048].view(5, 2048)
+        if out is within:
+            with pytest.raises(ArgumentError, match="C overlaps A"):
+                kernel(given, b, out=out)
+        else:
+            assert kernel(given, b, out=out) is out
+    assert library.launches == 2
+    kernel, library = affine
+    x, marks = torch.randn(3, 8), torch.zeros(4, dtype=torch.int32)
+    kernel(x, marks, None, 2.0, 3)
+    with pytest.raises(ArgumentError, match="rounds must fit 32 bits"):
+        kernel(x, marks, None, 2.0, 2**31)
+    assert kernel(x, marks, None, 2**40, 3)[0].shape == x.shape  # a float may be any number
+    assert library.launches == 4
+
+
 def test_random_words_move_on_and_a_capture_is_refused(tmp_path: Path, launcher: str) -> None:
     kernel, _ = loaded(tmp_path / "x", one_member(DRAW, DRAW_LAUNCH), launcher)
     assert [kernel(torch.zeros(4)).tolist() for _ in range(2)] == [[7, 0, 0, 0], [7, 0, 4, 0]]
