@@ -15,16 +15,14 @@ from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
-from ptxflow.eval.verify.cases.case import Case, Tensors, poisoned
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 
 SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 8
-
-
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows whose k and p go with them
 NEAR = 1 << 16  # keys of the narrowest bin of a first digit
 ALIGNED = 1 << 18  # and of the widest
-GREATER = 20  # elements above those of the threshold's bin
+OTHERS = 20  # elements of 0.001: above a crowded bin, below one that is not
 LEVELS = 4  # that elements of the bin have: k ends at the third, p of what it leaves at the second
 SPREAD = 512  # elements there that fit all lists, spread over the row
 
@@ -48,18 +46,18 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
 
 def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     """Some elements of one bin of the first digit, at a distance; `crowded`: and all of an eighth
-    of the row, more than lists take. Some are greater, all others weigh nothing."""
+    of the row, more than lists take. A few lie outside of the bin, all others weigh nothing."""
     there = np.zeros(vocab, bool)
     there[:: max(3, vocab // SPREAD | 1)] = True
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
     keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
     row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
-    row[rng.permutation(vocab)[:GREATER]] = 0.02 / GREATER
+    row[rng.permutation(vocab)[:OTHERS]] = 0.001
     return row.astype(np.float32)
 
 
-def _softmax(logits: Row) -> Row:
+def _softmax(logits: Values) -> Row:
     weights = np.exp(logits - logits.max())
     return (weights / weights.sum()).astype(np.float32)
 
