@@ -158,8 +158,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     many = 9 * k.chunk + 5
     sizes = (
         size(1, many, 0 if many < MANY else 2),
-        size(2, 3 * k.chunk + k.tile + 3),
         size(100, 110 * page, 2),
+        size(2, 3 * k.chunk + k.tile + 3),
         size(2, turns),
         size(140, 150 * page, 2),
     )
