@@ -135,8 +135,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     whole = 2 * k.tokens + 5
     sizes = (
-        size(35, 40, 70),
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
+        size(35, 40, 70),
         size(1, 5, (3 * s.stages + 2) * tile + 1),
         size(1, 2, 34 * s.stages * tile, 1),
     )
