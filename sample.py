@@ -2,7 +2,7 @@
 
 Half of k strategies are drawn from the policy in the checkpoint, the other half are the best of all
 by the reward that trained it (--from). Each is lowered, validated, assembled and checked down to
-its machine code, and its PTX is run in the emulator on a small problem. They are ranked by
+its machine code, and its PTX is run in the emulator on small problems. They are ranked by
 measurement where the GPU is present, else by the reward. Written are for each kernel its PTX,
 cubin, strategy and report, and for the best a FlashInfer-Bench Solution that runs by itself.
 

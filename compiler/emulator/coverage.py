@@ -18,7 +18,6 @@ from ptxflow.compiler.emulator.parse import Immediate, Instruction, Register
 
 TRUE, FALSE, BOTH = 1, 2, 3
 MOST_TRIPS = 64  # different counts of a loop's trips that are remembered
-GRANULE = 16  # bytes of memory that count as one
 _DIGIT = re.compile(r"(shr|div|rem|bfe|mul\.hi)\.\w*(32|64)")
 _MASK = re.compile(r"and\.b(32|64)")
 BRANCHES = ("bra", "ret", "exit")
@@ -48,8 +47,7 @@ def skeleton(ptx: str) -> str:
 class Gap:
     """Something of a kernel that no run covered. `index` is the instruction's; `kind` is one of
     `instruction` (never executed), `true`, `false` (an outcome of its predicate), `digit` (an index
-    part that always was `value`), `trips` (a loop never left after more than one), `read` or
-    `write` (bytes of a buffer)."""
+    part that always was `value`), `trips` (a loop that always took `value` trips)."""
 
     entry: str
     index: int

@@ -2,6 +2,8 @@
 
 The text that ships does not depend on variable axes, so that problems of its own constant axes run
 that very text; where constants are smaller, a text that differs from it in numbers alone counts.
+Where only some clusters of a first launch run, later launches execute with what these left: what
+they write of it is checked, and the rest is not.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -48,23 +50,24 @@ class Attempt:
 
 
 @lru_cache(maxsize=8)
-def case_for(given: Attempt) -> Case:
-    """Inputs and right outputs of an attempt; to be copied, not written."""
-    return case_of(given.problem, given=False) if given.absent else case_of(given.problem)
+def _case(problem: Problem, absent: bool) -> Case:
+    """Inputs and right outputs; to be copied, not written."""
+    return case_of(problem, given=False) if absent else case_of(problem)
 
 
 @dataclass
 class Outcome:
     """What became of an attempt: one line where values are wrong or the run ended at a fault."""
 
-    report: Report
+    report: Report = field(default_factory=Report)
     error: str = ""
     fault: bool = False
 
 
-def attempt(ptx: str, launch: Launch, case: Case, given: Attempt) -> Outcome:
-    """Run a text on a problem's case; outputs must be right where the clusters wrote."""
-    axes, report = dict(given.problem.axes), Report()
+def attempt(ptx: str, launch: Launch, given: Attempt) -> Outcome:
+    """Run a text on a problem; of some clusters what they wrote must be right."""
+    axes = dict(given.problem.axes)
+    case = _case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
     clusters = _some(launch, axes, given) if given.some else None
     try:
@@ -73,9 +76,10 @@ def attempt(ptx: str, launch: Launch, case: Case, given: Attempt) -> Outcome:
             arguments=case.arguments,
         )  # fmt: skip
     except Fault as fault:
-        return Outcome(report, f"{' '.join(str(fault).split())} (schedule {given.seed})", True)
+        error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
+        return Outcome(error=error, fault=True)
     error = differences(case, tensors, bool(clusters))
-    return Outcome(report, f"{error} at {given}" if error else "")
+    return Outcome(report, f"{error} (schedule {given.seed})" if error else "")
 
 
 def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]:
@@ -92,8 +96,7 @@ def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
         found = plain(tensors[name])
         wrong = ~((found >= low) & (found <= high))
         if partly:
-            written = (tensors[name] != case.tensors[name]) & ~np.isnan(found)
-            wrong &= written
+            wrong &= (tensors[name] != case.tensors[name]) & ~np.isnan(found)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""
@@ -103,15 +106,17 @@ def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
 class Covering:
     """What problems covered of a kernel's text.
 
-    `chosen` are those that covered something new, in order; `gaps` is what remains, and `same` says
-    whether the text of the smaller constants is that of the kernel, numbers apart.
+    `shape` is the first problem with the constants that others have, and `same` says whether its
+    text is that of the kernel, numbers apart. `chosen` are the attempts that covered something new,
+    in order, with their seconds of the processor; `last` is the one that `error` is of. `gaps` is
+    what remains.
     """
 
-    chosen: list[Attempt] = field(default_factory=list)
-    costs: list[float] = field(default_factory=list)  # seconds of the processor, of each chosen
-    shape: Problem | None = None  # the first problem, with constants that give that text
+    shape: Problem
+    same: bool
+    chosen: dict[Attempt, float] = field(default_factory=dict)
+    last: Attempt | None = None
     tried: int = 0
-    same: bool = True
     error: str = ""
     fault: bool = False
     hazards: dict[str, int] = field(default_factory=dict)
@@ -130,7 +135,7 @@ class Covering:
     def add(self, given: Attempt, outcome: Outcome, counts: bool, ptx: str, seconds: float) -> None:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
-        self.tried += 1
+        self.tried, self.last = self.tried + 1, given
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
             if entry in self.entries:
@@ -138,8 +143,7 @@ class Covering:
             else:
                 self.entries[entry] = found
         if before is None or {g.key for g in self.gaps} != before:
-            self.chosen.append(given)
-            self.costs.append(seconds)
+            self.chosen[given] = seconds
         for text in map(str, outcome.report.hazards):
             self.hazards.setdefault(quoted(text, ptx), given.seed)
         self.error, self.fault = outcome.error, outcome.fault
@@ -154,16 +158,14 @@ def cover(
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
     covered, or the time is over; stops at the first wrong value or fault."""
-    maker, began, out = family(strategy.family), time.process_time(), Covering()
+    maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
-    shape, out.same = _shape(problem, strategy, device, whole)
-    shaped = {**dict(small.problem.axes), **shape}
-    out.shape = replace(small.problem, axes=tuple(shaped.items()))
-    sizes = maker.trials(problem, strategy, device).sizes
+    offered = maker.trials(problem, strategy, device)
+    out = Covering(*_shape(small.problem, offered.shapes, strategy, device, whole))
     for given in [
         *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
-        *_attempts(small.problem, shape, sizes),
+        *_attempts(out.shape, offered.sizes),
     ]:
         if out.tried >= len(seeds):
             late = time.process_time() - began > seconds and out.tried > len(seeds)
@@ -175,7 +177,7 @@ def cover(
         ptx = write(kernel, device)
         launch = maker.launch(given.problem, strategy, device)
         started = time.process_time()
-        outcome = attempt(ptx, launch, case_for(given), given)
+        outcome = attempt(ptx, launch, given)
         took = time.process_time() - started
         out.add(given, outcome, skeleton(ptx) == whole, ptx, took)
         if out.error:
@@ -193,27 +195,30 @@ def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
         return None
 
 
-def _attempts(small: Problem, shape: dict[str, int], sizes: Sequence[Size]) -> Iterator[Attempt]:
+def _sized(problem: Problem, axes: Mapping[str, int]) -> Problem:
+    """The problem with other values of some axes."""
+    return replace(problem, axes=tuple({**dict(problem.axes), **axes}.items()))
+
+
+def _attempts(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
-        axes = {**dict(small.axes), **shape, **size.axes}
-        sized = replace(small, axes=tuple(axes.items()))
+        sized = _sized(shape, size.axes)
         yield Attempt(sized, i % 2, size.blocks, size.some, size.absent)
 
 
 def _shape(
-    problem: Problem, strategy: Strategy, device: Device, whole: str
-) -> tuple[dict[str, int], bool]:
-    """The first of the family's shapes for which the kernel's text is `whole`, numbers apart; else
-    the problem's own constants among the first problem's axes."""
-    maker = family(strategy.family)
-    small = maker.trial(problem, strategy, device).problem
-    shapes = maker.trials(problem, strategy, device).shapes
+    small: Problem, shapes: Sequence[Mapping[str, int]], strategy: Strategy, device: Device,
+    whole: str,
+) -> tuple[Problem, bool]:  # fmt: skip
+    """The first problem with the first of the shapes that makes its text `whole`, numbers apart,
+    and True; else with the last, and False."""
+    sized = small
     for shape in shapes:
-        axes = {**dict(small.axes), **shape}
-        kernel = _built(replace(small, axes=tuple(axes.items())), strategy, device)
+        sized = _sized(small, shape)
+        kernel = _built(sized, strategy, device)
         if kernel is not None and skeleton(write(kernel, device)) == whole:
-            return dict(shape), True
-    return dict(shapes[-1]) if shapes else {}, False
+            return sized, True
+    return sized, False
 
 
 def quoted(hazard: str, ptx: str) -> str:

@@ -53,7 +53,7 @@ from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.results import Summary, spread
 from ptxflow.eval.verify.strategies import kernels_digest
-from ptxflow.eval.verify.trials import Attempt, attempt, case_for, cover
+from ptxflow.eval.verify.trials import Attempt, attempt, cover
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 
@@ -180,7 +180,7 @@ def larger_problem(
 
 
 @dataclass(frozen=True)
-class Trials:
+class Known:
     """A kernel's emulation problems, cheap ones first, each with the seconds that it takes; their
     text is that of `lowered`, which is built for `shape`."""
 
@@ -190,20 +190,20 @@ class Trials:
 
 
 @lru_cache(maxsize=4)
-def trials_of(problem: Problem, strategy: Strategy, device: Device) -> Trials:
+def trials_of(problem: Problem, strategy: Strategy, device: Device) -> Known:
     """The problems that cover the kernel's text. ValueError where it is wrong itself."""
     maker = family(strategy.family)
     found = cover(problem, strategy, device)
-    if found.error or found.shape is None:
+    if found.error:
         raise ValueError(f"{strategy.family}: the kernel itself is wrong: {found.error}")
     lowered = maker.build(found.shape, strategy, device)
     text = write(lowered, device)
     same = [
         (given, took)
-        for given, took in zip(found.chosen, found.costs, strict=True)
+        for given, took in found.chosen.items()
         if write(maker.build(given.problem, strategy, device), device) == text
     ]
-    return Trials(found.shape, lowered, tuple(sorted(same, key=lambda one: one[1])))
+    return Known(found.shape, lowered, tuple(sorted(same, key=lambda one: one[1])))
 
 
 @lru_cache(maxsize=4)
@@ -219,7 +219,7 @@ def larger(
         rng = np.random.default_rng([seed, draw, int(strategy.key, 16)])
         sized = larger_problem(known.lowered, Trial(known.shape), strategy, device, rng).problem
         tried, began = Attempt(sized), time.process_time()
-        found = attempt(text, maker.launch(sized, strategy, device), case_for(tried), tried)
+        found = attempt(text, maker.launch(sized, strategy, device), tried)
         if not found.error:
             return tried, time.process_time() - began
         complaint = found.error
@@ -239,7 +239,7 @@ def emulated(
         axes, launch = dict(given.problem.axes), maker.launch(given.problem, strategy, device)
         try:
             with limited(SLOWER * own + GRACE):
-                found = attempt(text, launch, case_for(given), given)
+                found = attempt(text, launch, given)
         except Fault as fault:
             return Emulation(axes, 1, False, 0.0, str(fault), fault=True)
         if found.error:
@@ -256,8 +256,8 @@ def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: J
     """`count` mutants of a strategy's kernel, on the problems that cover its text; those in the log
     as they are."""
     problem, strategy = job
-    known_right = trials_of(problem, strategy, device)
-    maker, shape, lowered = family(strategy.family), known_right.shape, known_right.lowered
+    right, maker = trials_of(problem, strategy, device), family(strategy.family)
+    shape, lowered = right.shape, right.lowered
     trips = maker.trips(shape, strategy, device)
     launch = maker.launch(shape, strategy, device)
     text = write(lowered, device)
@@ -272,7 +272,7 @@ def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: J
     def on_larger(tree: UOp) -> Emulation:
         return emulated([larger(problem, strategy, device, seed)], strategy, device, tree)
 
-    trials = partial(emulated, known_right.attempts, strategy, device)
+    trials = partial(emulated, right.attempts, strategy, device)
     known = read_log(log)
     out = []
     rng = np.random.default_rng([seed, int(strategy.key, 16)])

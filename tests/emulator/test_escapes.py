@@ -51,10 +51,8 @@ def first_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
 
 def first_raster(self: Tiling, tile: Any) -> Any:
     """Tiles behind the second raster group are those of it."""
-    m, n = origin(self, tile)
     across = self.tiles_m if self.swapped else self.tiles_n
-    most = across * max(2 * self.s.raster_group, 4)
-    return origin(self, tile.min(most - 1)) if most else (m, n)
+    return origin(self, tile.min(across * max(2 * self.s.raster_group, 4) - 1))
 
 
 def late_parity(self: Ring, use: Value) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
-from ptxflow.eval.verify import emulation
+from ptxflow.eval.verify.cases import case_of
 from tests.families.sampling import ALONE, EACH, H200, SAMPLING, K, P, problem, strategy
 
 
@@ -133,7 +131,7 @@ def test_a_missing_barrier_is_seen_by_the_emulator() -> None:
     barriers = [i for i, line in enumerate(ptx.splitlines()) if "bar.sync 0" in line]
     lines = ptx.splitlines()
     del lines[barriers[1]]  # between the counts and those who add them up
-    case = emulation.case_of(replace(small.problem))
+    case = case_of(small.problem)
     tensors = {n: t.copy() for n, t in case.tensors.items()}
     launch = SAMPLING.launch(small.problem, strategy(ctas=1), H200)
     report = emulate("\n".join(lines), launch, tensors, dict(small.problem.axes),
