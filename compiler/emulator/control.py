@@ -409,8 +409,15 @@ def fence_tensor(line: Line) -> Step:
     return run
 
 
-@operation(r"griddepcontrol\.(?:wait|launch_dependents)")
+@operation(r"griddepcontrol\.(wait|launch_dependents)")
 def dependent_grids(line: Line) -> Step:
-    """The grids before have completed when a run begins, and nobody runs after it."""
+    """The grids before have completed, known to who waits, and nobody runs after this one."""
     line.count(0)
-    return lambda w: None
+    waits = line.match[1] == "wait"
+
+    def run(w: Warp) -> None:
+        before = w.cta.machine.races.before
+        if waits and before >= 0:
+            w.actor.completed(before, 1)
+
+    return run

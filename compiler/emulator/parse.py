@@ -7,6 +7,7 @@ the machine never sees a name. Anything that is not understood is an error with 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from ptxflow.compiler.emulator import functions
@@ -106,9 +107,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
+    """`kind` is its type, or that of its elements; `elements` is 0 for a scalar."""
+
     name: str
     bytes: int
     align: int
+    kind: str = ""
+    elements: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,7 @@ class _Parser:
         self.entry = entry
         blank = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
         self.text = blank.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.newlines = [m.start() for m in re.finditer("\n", self.text)]
         self.at = 0
         self.out = Module()
         self.branches: list[tuple[int, _Scope, str]] = []
@@ -220,7 +226,7 @@ class _Parser:
         return self.at < len(self.text)
 
     def _line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        return bisect_left(self.newlines, self.at) + 1
 
     def _fail(self, what: str, line: int = 0) -> PtxSyntaxError:
         return PtxSyntaxError(f"line {line or self._line()}: {what}")
@@ -293,7 +299,10 @@ class _Parser:
             raise self._fail(f"unknown parameter {declared!r}")
         align, kind, name, count = match.groups()
         size = WIDTHS[kind] // 8
-        self.out.parameters.append(Parameter(name, size * int(count or 1), int(align or size)))
+        elements = int(count or 0)
+        self.out.parameters.append(
+            Parameter(name, size * (elements or 1), int(align or size), kind, elements)
+        )
 
     # -- the body -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ GRANULE = 16
 FULL = 0xFFFF
 READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
 COPY = "cp.async"
+BEFORE = "the grid before"
 #: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
 COMPLETIONS = {
     "TMA load": "a wait for the phase of the mbarrier that it signals",
@@ -28,6 +29,7 @@ COMPLETIONS = {
     "bulk write": "its issuer's cp.async.bulk.wait_group (without .read), handed on",
     "wgmma": "wgmma.wait_group by that warpgroup, handed on",
     "tcgen05": "a tcgen05.commit and a wait for its mbarrier",
+    BEFORE: "griddepcontrol.wait, handed on",
 }
 _VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
 _PAST = {"r": "was read", "w": "was written", "a": "was updated"}
@@ -51,8 +53,11 @@ class Access:
 class Shadow:
     """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
 
-    `touched`: granules that were read, and those that were written.
+    `touched`: granules that were read, and those that were written. `blank`: nothing was written
+    before the kernel began.
     """
+
+    blank = False
 
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
@@ -78,6 +83,16 @@ class Races:
         self.steps: dict[tuple[int, int, Access], int] = {}
         self.accesses: dict[tuple[int, ...], Access] = {}
         self.found: dict[tuple[int, str], str] = {}
+        self.before = -1  # the agent that is the grid before, where it may still run
+
+    def depend(self, shadows: Sequence[Shadow]) -> None:
+        """The grid before accesses these memories until a warp has waited for it."""
+        self.before = self.agent(BEFORE)
+        first = (Access(self.before, 1, "w", GENERIC, -1, (0, 0)), FULL)
+        number = self.numbers[(first,)] = len(self.histories)
+        self.histories.append((first,))
+        for shadow in shadows:
+            shadow.ids[:] = number
 
     def agent(self, kind: str) -> int:
         self.kinds.append(kind)
@@ -171,6 +186,8 @@ class Races:
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
                     where = f"byte 0x{byte:X} of {shadow.name}"
                     self._report(where, entry, access, lacks)
+        if shadow.blank:
+            self._written(shadow, history, mask, access, granule)
         key = (history, mask, access)
         new = self.steps.get(key)
         if new is None:
@@ -181,6 +198,21 @@ class Races:
                 self.histories.append(entries)
             self.steps[key] = new
         return new
+
+    def _written(
+        self, shadow: Shadow, history: int, mask: int, access: Access, granule: int
+    ) -> None:
+        """Whether what is read was written; as long as no access of the granule is forgotten."""
+        entries = self.histories[history]
+        stores = access.mode == "w" or self.code[access.at].opcode.startswith("st")
+        if stores or len(entries) > READERS:
+            return
+        for entry, touched in entries:
+            if entry.mode != "r":
+                mask &= ~touched
+        if mask:
+            byte = granule * GRANULE + (mask & -mask).bit_length() - 1
+            self._tell(access, "no write", f"reads byte 0x{byte:X} of {shadow.name}, never written")
 
     def _lacks(
         self,
@@ -225,15 +257,17 @@ class Races:
         self._report(where, created, use, "missing: a barrier after its init")
 
     def _report(self, where: str, old: Access, new: Access, lacks: str) -> None:
-        key = (new.at, lacks)
-        if key not in self.found:
-            first, second = self.code[old.at], self.code[new.at]
-            self.found[key] = (
-                f"line {second.line}: race: `{shorten(second.text)}` of {who(new)} "
-                f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by "
-                f"line {first.line}: `{shorten(first.text)}` of {who(old)}; {lacks}"
-            )
-        self.note(self.found[key])
+        first = self.code[old.at]
+        by = f"line {first.line}: `{shorten(first.text)}` of {who(old)}"
+        by = BEFORE if old.at < 0 else by
+        what = f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by {by}; {lacks}"
+        self._tell(new, lacks, what, "race: ")
+
+    def _tell(self, new: Access, lacks: str, what: str, kind: str = "") -> None:
+        """Note what an access does, the first time for what it lacks."""
+        ins, key = self.code[new.at], (new.at, lacks)
+        text = f"line {ins.line}: {kind}`{shorten(ins.text)}` of {who(new)} {what}"
+        self.note(self.found.setdefault(key, text))
 
 
 def conflict(old: str, new: str) -> bool:
