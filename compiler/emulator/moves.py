@@ -168,8 +168,9 @@ def store(line: Line) -> Step:
         elif space in ("global", None):
             words, index = w.cta.machine.memory.words(at, size)
             same_value(w, at, data)
+            mode = "s" if (words[index] == data).all() else "w"
             words[index] = data
-            touch_words(w, at, size, "w", lanes)
+            touch_words(w, at, size, mode, lanes)
         else:
             write_shared(w, line.ins.line, own_offsets(w, at), data, size, lanes)
 
@@ -208,8 +209,8 @@ def write_shared(
     owner = cta or w.cta
     w.cta.machine.hazard(line, owner.retire((at[..., None] + np.arange(size)).ravel()))
     same_value(w, at, data)
-    owner.shared.store(at, data, size)
-    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, "w", lanes)
+    mode = "s" if owner.shared.store(at, data, size) else "w"
+    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, mode, lanes)
 
 
 def same_value(w: Warp, at: Array, data: Array) -> None:

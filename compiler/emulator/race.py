@@ -31,14 +31,14 @@ COMPLETIONS = {
     "tcgen05": "a tcgen05.commit and a wait for its mbarrier",
     BEFORE: "griddepcontrol.wait, handed on",
 }
-_VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
-_PAST = {"r": "was read", "w": "was written", "a": "was updated"}
+_VERB = {"r": "reads", "w": "writes", "s": "writes", "a": "updates", "m": "uses"}
+_PAST = {"r": "was read", "w": "was written", "s": "was written", "a": "was updated"}
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, a (atomic), m (use
-    of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
+    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, s (writes what is
+    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
 
     agent: int
     clock: int
@@ -183,6 +183,8 @@ class Races:
             if common and conflict(entry.mode, access.mode):
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
+                    if access.mode == "s" and entry.mode in "ws":
+                        lacks = f"{lacks} (the same value is written)"
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
                     where = f"byte 0x{byte:X} of {shadow.name}"
                     self._report(where, entry, access, lacks)
@@ -204,7 +206,7 @@ class Races:
     ) -> None:
         """Whether what is read was written; as long as no access of the granule is forgotten."""
         entries = self.histories[history]
-        stores = access.mode == "w" or self.code[access.at].opcode.startswith("st")
+        stores = access.mode in "ws" or self.code[access.at].opcode.startswith("st")
         if stores or len(entries) > READERS:
             return
         for entry, touched in entries:
@@ -282,7 +284,7 @@ def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry,
         if old is access:
             mask |= touched
             continue
-        if access.mode == "w" or same:
+        if access.mode in "ws" or same:
             touched &= ~mask
         if touched:
             kept.append((old, touched))
