@@ -60,6 +60,11 @@ class Program:
             self.symbols[variable.name] = LOCAL_BASE + at
             self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
+        code = module.code
+        beyond = any(len(code) in ins.targets for ins in code)
+        if beyond or not code or code[-1].guard or code[-1].opcode not in ("ret", "exit"):
+            line = code[-1].line if code else 0
+            code.append(Instruction("ret", (), None, line, "the end of the body"))
         self.coverage = Coverage.of(module.code)
         self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
 

@@ -38,7 +38,8 @@ _PAST = {"r": "was read", "w": "was written", "s": "was written", "a": "was upda
 @dataclass(frozen=True, eq=False)
 class Access:
     """One statement's access. `row`: the proxy it goes through; `mode`: r, w, s (writes what is
-    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
+    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged
+    in `segment`."""
 
     agent: int
     clock: int

@@ -22,7 +22,15 @@ from ptxflow import __version__
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import positive_int
-from ptxflow.eval.verify.foreign import LIMIT, MOST_TEXT, RULES, Finding, Verdict, check, read_kernel
+from ptxflow.eval.verify.foreign import (
+    LIMIT,
+    MOST_TEXT,
+    RULES,
+    Finding,
+    Verdict,
+    check,
+    read_kernel,
+)
 from ptxflow.eval.verify.launch_file import read, template
 
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -119,7 +119,9 @@ class ForeignMachine(Machine):
     def _bind(self, axes: Mapping[str, int], arguments: Arguments) -> None:
         declared, given = self.module.parameters, self.given.params
         if len(declared) != len(given):
-            raise ValueError(f"{self.module.entry} has {len(declared)} parameters, not {len(given)}")
+            raise ValueError(
+                f"{self.module.entry} has {len(declared)} parameters, not {len(given)}"
+            )
         for i, (parameter, parts) in enumerate(zip(declared, given, strict=True)):
             start = PARAM_BASE + self.program.parameters[parameter.name]
             for passed in parts:
@@ -197,7 +199,8 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
         raise BadInput(str(error)) from None
     if program.local_bytes > MOST_LOCAL:
         raise BadInput(f"{program.local_bytes} bytes of .local exceed {MOST_LOCAL} a thread")
-    verdict, seen = Verdict(schedules), {}
+    verdict = Verdict(schedules)
+    seen: dict[str, list[int]] = {}
     for seed in range(schedules):
         for message in _run(program, given, seed, limit, verdict):
             seen.setdefault(message, []).append(seed)
@@ -211,9 +214,7 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
     return verdict
 
 
-def _run(
-    program: Program, given: LaunchFile, seed: int, limit: int, verdict: Verdict
-) -> list[str]:
+def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Verdict) -> list[str]:
     """The messages of one schedule."""
     words = {b.name: b.words.copy() for b in given.buffers}
     try:
@@ -266,6 +267,7 @@ def _findings(seen: Mapping[str, Iterable[int]]) -> list[Finding]:
         rule = next(r for r in RULES if re.search(r.pattern, message))
         lines = [int(n) for n in _LINE.findall(message)]
         key = rule.id, lines[0] if lines else 0
+        message = message.removeprefix(f"line {key[1]}: ")
         old = out.get(key)
         related = tuple(dict.fromkeys(n for n in lines[1:] if n != key[1]))
         schedules = {*seeds, *(old.schedules if old else ())}

@@ -1,6 +1,6 @@
 """launch.json: how a PTX kernel of anybody is launched, and on what; docs/check-ptx.md shows one.
 
-Read strictly: an unknown field, a wrong type or a number out of range is a BadInput that says where.
+Read strictly: an unknown field, a wrong type, a number out of range is a BadInput that says where.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RANDOM: dict[str, Callable[[np.random.Generator, int], Array]] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What a buffer must hold after the launch, as float64, flat; `tolerance`: absolute, relative."""
+    """What a buffer must hold then, as float64, flat; `tolerance`: absolute, relative."""
 
     values: Array
     tolerance: tuple[float, float]
@@ -120,7 +120,7 @@ class _Object:
             value = float(value) if abs(value) < 1 << 64 else math.inf
         if type(value) is not kind:
             raise self.wrong(f"must be of type {kind.__name__}, not {_shown(value)}", name)
-        if kind is float and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise self.wrong("must be finite", name)
         return value
 
@@ -307,7 +307,7 @@ def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> lis
     match kinds[0]:
         case "buffer":
             name = given.left.pop("buffer")
-            if name is not None and name not in buffers:
+            if name is not None and name not in list(buffers):
                 raise given.wrong(f"no buffer {_shown(name)}; there are {', '.join(buffers)}")
             value = Pointer(name, given.count("offset", 0, MOST_BYTES, 0))
         case "tensor_map":
