@@ -169,6 +169,7 @@ def barrier_sync(line: Line) -> Step:
         if index >= 16:
             raise Fault(f"there is no barrier {index}")
         bar, name = w.cta.named[index], f"barrier {index}"
+        bar.line = line.ins.line
         if threads is None:
             live = 32 * w.cta.live
             mine = bar.arrive(w.index, 0, name, live, w.actor, waits)

@@ -209,6 +209,10 @@ class Machine(Grid):
                 barrier.release(32 * cta.live)
         if not cta.exited:
             return
+        for number, barrier in enumerate(cta.named):
+            if barrier.arrived:
+                came = f"{32 * len(barrier.arrived)} of {barrier.threads} threads arrived"
+                self.hazard(barrier.line, f"barrier {number} is left half way: {came}, none waits")
         for unit in cta.units.values():
             self._nothing_left(unit.left())
         for landing in self.landings:

@@ -39,12 +39,14 @@ PAGE = "https://github.com/ptxflow/ptxflow/blob/main/docs/check-ptx.md"
 
 def as_text(verdict: Verdict, path: str) -> str:
     """A finding a line (what each warp waits for below a deadlock), and a line that sums up."""
-    lines = [f"{path}:{f.line}: {f.rule.id}: {f.message}; fix: {f.rule.fix}"
-             if "\n" not in f.message else f"{path}:{f.line}: {f.rule.id}: {f.message}"
-             for f in verdict.findings]  # fmt: skip
-    found = len(verdict.findings)
+    lines = []
+    for f in verdict.findings:
+        fix = "" if "\n" in f.message else f"; fix: {f.rule.fix}"
+        lines.append(f"{path}:{f.line}: {f.rule.id}: {f.message}{fix}")
+    found, notes = verdict.errors, len(verdict.findings) - verdict.errors
+    counts = f"{found or 'no'} finding{'s' * (found != 1)}" + f", {notes} to note" * (notes > 0)
     lines.append(
-        f"{path}: {found or 'no'} finding{'s' * (found != 1)} in {verdict.schedules} schedules, "
+        f"{path}: {counts} in {verdict.schedules} schedules, "
         f"{verdict.instructions:,} instructions; {_unreached(verdict)}"
     )
     return "\n".join(lines)
@@ -61,8 +63,8 @@ def _unreached(verdict: Verdict) -> str:
 def as_json(verdict: Verdict, path: str) -> str:
     findings = [
         {
-            "rule": f.rule.id, "line": f.line, "related": f.related, "message": f.message,
-            "fix": f.rule.fix, "schedules": f.schedules,
+            "rule": f.rule.id, "level": f.rule.level, "line": f.line, "related": f.related,
+            "message": f.message, "fix": f.rule.fix, "schedules": f.schedules,
         }
         for f in verdict.findings
     ]  # fmt: skip
@@ -85,7 +87,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
         return {
             "ruleId": f.rule.id,
             "ruleIndex": RULES.index(f.rule),
-            "level": "error",
+            "level": f.rule.level,
             "message": {"text": f.message},
             "locations": [place(f.line)],
             "relatedLocations": [{"id": i, **place(n)} for i, n in enumerate(f.related)],
@@ -93,12 +95,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
         }
 
     rules = [
-        {
-            "id": r.id,
-            "shortDescription": {"text": r.means},
-            "help": {"text": r.fix},
-        }
-        for r in RULES
+        {"id": r.id, "shortDescription": {"text": r.means}, "help": {"text": r.fix}} for r in RULES
     ]
     notes = [{"level": "error", "message": {"text": verdict.stopped}}] if verdict.stopped else []
     run = {
@@ -168,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(shown)
     if verdict.stopped:
         raise BadInput(f"{args.ptx}: {verdict.stopped}")
-    return int(bool(verdict.findings))
+    return int(verdict.errors > 0)
 
 
 if __name__ == "__main__":

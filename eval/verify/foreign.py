@@ -31,12 +31,14 @@ _LINE = re.compile(r"\bline (\d+)")
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding: what its messages match, what it means, what would fix it."""
+    """A kind of finding: what its messages match, what it means, what would fix it. A note is not
+    counted as a finding."""
 
     id: str
     pattern: str
     means: str
     fix: str
+    level: str = "error"
 
 
 RULES = (
@@ -51,6 +53,8 @@ RULES = (
          "may still run", "griddepcontrol.wait before it"),
     Rule("proxy-fence", r"fence\.proxy\.async", "generic and asynchronous accesses are not ordered",
          "fence.proxy.async by who accessed through the generic proxy, before it hands on"),
+    Rule("same-value", "the same value is written", "threads that are not ordered write the same "
+         "value to one place", "one writer", "note"),
     Rule("mbarrier-lifetime", r"after its init|no mbarrier\.inval|no inval|a second time$"
          "|mbarrier$|^.{0,200}overwrites mbarrier", "an mbarrier is used, or its place, outside "
          "its lifetime", "fence.mbarrier_init and a barrier after mbarrier.init; mbarrier.inval "
@@ -100,6 +104,10 @@ class Verdict:
     instructions: int = 0
     unreached: tuple[int, ...] = ()
     stopped: str = ""
+
+    @property
+    def errors(self) -> int:
+        return sum(f.rule.level == "error" for f in self.findings)
 
 
 class ForeignMachine(Machine):
@@ -207,9 +215,9 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
         if verdict.stopped:
             break
     verdict.findings = _findings(seen)
-    hits = program.coverage.executed
+    verdict.instructions, reached = sum(program.coverage.hits), program.coverage.executed
     verdict.unreached = tuple(
-        sorted({ins.line for i, ins in enumerate(module.code) if not hits(i)})
+        sorted({ins.line for i, ins in enumerate(module.code) if not reached(i)})
     )
     return verdict
 
@@ -237,7 +245,6 @@ def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Ve
             verdict.stopped = f"schedule {seed}: {error}"
         else:
             fault = str(error)
-    verdict.instructions += machine.report.instructions
     found = [*machine.report.hazards, *([fault] if fault else [])]
     if not fault and not verdict.stopped:
         found += [m for b in given.buffers if (m := _difference(b, words[b.name]))]
