@@ -20,7 +20,7 @@ from ptxflow.compiler.emulator.parse import Module, parse
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.warp import Warp
 from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, TensorMapParam
-from ptxflow.eval.verify.launch_file import Array, Buffer, LaunchFile, Passed, Pointer
+from ptxflow.eval.verify.launch_file import Array, Buffer, LaunchFile, Number, Passed, Pointer
 
 MOST_TEXT = 64 << 20  # bytes
 LIMIT = 5_000_000  # instructions of warps, of one schedule
@@ -133,7 +133,7 @@ class ForeignMachine(Machine):
         for i, (parameter, parts) in enumerate(zip(declared, given, strict=True)):
             start = PARAM_BASE + self.program.parameters[parameter.name]
             for passed in parts:
-                size = self._pass(start + passed.at, passed)
+                size = self._pass(start + passed.at, passed, parameter.kind)
                 fits = passed.at + size <= parameter.bytes
                 if not fits or (len(parts) == 1 and not passed.at and size != parameter.bytes):
                     raise ValueError(
@@ -141,16 +141,16 @@ class ForeignMachine(Machine):
                         f"{parameter.name} has {parameter.bytes}"
                     )
 
-    def _pass(self, at: int, passed: Passed) -> int:
-        """Bytes of parameter space that are passed at an address."""
+    def _pass(self, at: int, passed: Passed, kind: str) -> int:
+        """Bytes that are passed at an address of parameter space, where a type is declared."""
         match passed.value:
             case TensorMapParam() as described:
                 if at % 64:
                     raise ValueError("a tensor map needs a parameter of .align 64")
                 held = self.memory.named[described.tensor]
-                kind = {"bfloat16": "uint16"}.get(described.dtype, described.dtype)
-                size = np.dtype(kind).itemsize
-                typed = held.data[: len(held.data) // size * size].view(kind)
+                dtype = np.dtype({"bfloat16": "uint16"}.get(described.dtype, described.dtype))
+                usable = len(held.data) // dtype.itemsize * dtype.itemsize
+                typed = held.data[:usable].view(dtype)
                 buffer = type(held)(held.name, held.base, typed, held.data, held.shadow)
                 self.maps[at] = maps.encode(described, buffer, {})
                 return 128
@@ -158,6 +158,10 @@ class ForeignMachine(Machine):
                 base = 0 if name is None else self.memory.named[name].base
                 self.constants[at] = (8, base + offset)
                 return 8
+            case Number() as number:
+                octets = number.octets(kind)
+                self.constants[at] = (len(octets), int.from_bytes(octets, "little"))
+                return len(octets)
             case bytes() as octets:
                 self.constants[at] = (len(octets), int.from_bytes(octets, "little"))
                 return len(octets)

@@ -79,11 +79,31 @@ class Pointer:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A scalar of a type; "": of the parameter's own."""
+
+    value: int | float
+    dtype: str
+
+    def octets(self, declared: str) -> bytes:
+        """Its bytes, where the parameter is declared as `.f32`, `.u64`, ...; ValueError where the
+        type does not hold it."""
+        dtype = self.dtype or ("float" if declared[0] == "f" else "int") + declared[1:]
+        if DTYPES[dtype].is_floating_point:
+            held = torch.tensor([self.value], dtype=DTYPES[dtype])
+            return bytes(held.view(torch.uint8).tolist())
+        bits = 8 * DTYPES[dtype].itemsize
+        if not isinstance(self.value, int) or not -(1 << bits - 1) <= self.value < 1 << bits:
+            raise ValueError(f"{self.value} is not of type {dtype}")
+        return (self.value & (1 << bits) - 1).to_bytes(bits // 8, "little")
+
+
+@dataclass(frozen=True)
 class Passed:
     """Part of a parameter, at an offset in it."""
 
     at: int
-    value: Pointer | TensorMapParam | bytes
+    value: Pointer | TensorMapParam | Number | bytes
 
 
 @dataclass(frozen=True)
@@ -303,7 +323,7 @@ def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> lis
     kinds = [k for k in ("buffer", "tensor_map", "value", "hex", "struct") if k in given.left]
     if len(kinds) != 1:
         raise given.wrong("needs one of buffer, tensor_map, value, hex, struct")
-    value: Pointer | TensorMapParam | bytes
+    value: Pointer | TensorMapParam | Number | bytes
     match kinds[0]:
         case "buffer":
             name = given.left.pop("buffer")
@@ -313,7 +333,10 @@ def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> lis
         case "tensor_map":
             value = _tensor_map(given, buffers)
         case "value":
-            value = _scalar(given)
+            number = given.left.pop("value")
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise given.wrong(f"must be a number, not {_shown(number)}", "value")
+            value = Number(number, given.choice("dtype", DTYPES) if "dtype" in given.left else "")
         case "hex":
             try:
                 value = bytes.fromhex(given.take("hex", str))
@@ -347,17 +370,6 @@ def _tensor_map(given: _Object, buffers: Mapping[str, Buffer]) -> TensorMapParam
     )
 
 
-def _scalar(given: _Object) -> bytes:
-    dtype = given.choice("dtype", DTYPES, "int32")
-    kind = DTYPES[dtype]
-    if kind.is_floating_point:
-        value = given.take("value", float)
-    else:
-        value = given.count("value", torch.iinfo(kind).min, torch.iinfo(kind).max)
-    held = torch.tensor([value], dtype=kind).view(torch.uint8)
-    return bytes(held.tolist())
-
-
 # -- the template ---------------------------------------------------------------------------------
 
 
@@ -379,8 +391,7 @@ def template(module: Module) -> dict[str, Any]:
         elif p.elements:
             params.append({"hex": "00" * p.bytes})
         else:
-            dtype = {"f": "float", "s": "int"}.get(p.kind[0], "uint") + p.kind[1:]
-            params.append({"value": 0, "dtype": dtype})
+            params.append({"value": 0})
     cluster = list(directives.get("reqnctapercluster", (1, 1, 1)))
     return {
         "version": VERSION, "entry": module.entry, "grid": [cluster[0], 1, 1], "block": block,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def described(
     dtypes: Mapping[str, str] | None = None,
     expected: Mapping[str, tuple[Array, float, float]] | None = None,
     arguments: Arguments | None = None,
+    blank: Collection[str] = (),
 ) -> LaunchFile:
     """The first kernel's launch; `expected` has words and tolerances. float NaN is not written."""
     buffers: dict[str, dict[str, Any]] = {}
@@ -44,7 +45,7 @@ def described(
             "dtype": dtype, "shape": [max(n, 1) for n in array.shape] or [1],
             "contents": {"file": f"{name}.npy"},
         }  # fmt: skip
-        if array.dtype.kind == "f" and np.isnan(array).all():
+        if name in blank or (array.dtype.kind == "f" and np.isnan(array).all()):
             buffers[name]["contents"] = "none"
         if expected and name in expected:
             want, absolute, relative = expected[name]
