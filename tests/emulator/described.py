@@ -22,6 +22,7 @@ from ptxflow.compiler.launch import (
     evaluate,
 )
 from ptxflow.eval.verify.launch_file import LaunchFile, read
+from tests.emulator.foreign.fixtures import Fixture, store
 
 Array = npt.NDArray[Any]
 
@@ -81,3 +82,16 @@ def described(
     }  # fmt: skip
     (folder / "launch.json").write_text(json.dumps(data))
     return read(folder / "launch.json")
+
+
+def fixture_described(folder: Path, fixture: Fixture) -> LaunchFile:
+    """The launch of another compiler's kernel, with what it must compute."""
+    wanted, blank = {}, []
+    for name, values in fixture.expected.items():
+        words = store(values, fixture.dtypes[name])
+        wanted[name] = (words, *fixture.tolerances[name])
+        if np.isnan(fixture.values(name)).all():
+            blank.append(name)
+    return described(
+        folder, fixture.launch, fixture.tensors, fixture.axes, fixture.dtypes, wanted, blank=blank
+    )

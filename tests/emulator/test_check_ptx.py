@@ -93,8 +93,10 @@ def test_parameters_of_every_kind(tmp_path: Path) -> None:
     mad.lo.u32 %r7, %r8, %r5, %r7;
     mad.wide.u32 %a, %r7, 4, %x;
     st.u32 [%a], %r4;"""
-    struct = [{"at": 0, "buffer": "x"}, {"at": 8, "value": 0x30005, "dtype": "int32"}, {"at": 12, "hex": "01000000"},
-              {"at": 16, "buffer": None}]  # fmt: skip
+    struct = [
+        {"at": 0, "buffer": "x"}, {"at": 8, "value": 0x30005, "dtype": "int32"},
+        {"at": 12, "hex": "01000000"}, {"at": 16, "buffer": None},
+    ]  # fmt: skip
     params = [{"value": -2}, {"struct": struct}, {"value": 1.0}, {"buffer": "x"}]
     want = np.repeat(16 * np.arange(4, dtype=np.int32), 16) - 2 + 0x3F800000 + 0x30005 + 3
     np.save(tmp_path / "x.npy", want.astype(np.int32))
