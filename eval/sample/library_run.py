@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 import sys
 from contextlib import ExitStack
@@ -12,13 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from ptxflow import __version__
+from ptxflow.command import BadInput
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family
 from ptxflow.compiler.library.manifest import MANIFEST
 from ptxflow.env.reward import Reward
+from ptxflow.env.space import decision_digest
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.arguments import find_family
 from ptxflow.eval.bench.measurer import Measurer, open_measurer
+from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.sample.folder import OutputFolder
 from ptxflow.eval.sample.library import Search
 from ptxflow.eval.sample.library_report import PAGE, SOLUTION, Origin, summary, write
@@ -31,8 +36,13 @@ from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_pro
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of a run. `k` candidates of each size, `most` kernels; `gpu` is the name of
-    the one to measure on, or None."""
+    """The arguments of a run. `k` candidates of each size, `most` kernels.
+
+    gpu       the name of the one to measure on, or None
+    recorded  where there is none, choose by what DIR.records.jsonl has
+    seconds   how long to measure
+    looks     a file that keeps what was looked at; None: one that the end of the run removes
+    """
 
     out: Path
     ranges: Ranges
@@ -46,6 +56,9 @@ class Asked:
     emulate: bool = True
     jobs: int | None = None
     gpu: str | None = None
+    recorded: bool = False
+    seconds: float = math.inf
+    looks: Path | None = None
 
     def beside(self, end: str) -> Path:
         """A file beside the library's folder."""
@@ -69,27 +82,33 @@ def make_library(asked: Asked) -> None:
     drawn = {POLICY: asked.k, REWARD: 0}.get(asked.source, asked.k - asked.k // 2)
     with ExitStack() as stack:
         folder = stack.enter_context(OutputFolder(asked.out, marker=MANIFEST))
-        state = State(asked.beside("state.jsonl"), _digest(asked, tools))
+        place = asked.looks or asked.beside("state.jsonl")
+        state = State(place, _digest(asked, tools, family))
 
         def look(sizes: Sizes) -> Look:
             draw = partial(draw_distinct, k=drawn, seed=asked.seed, sharpness=asked.sharpness)
             score = partial(log_probs, policy)
             return state.get(sizes, lambda: judge.look(sizes, score, draw, asked.source))
 
-        timing = None
+        timing, records = None, asked.beside("records.jsonl")
         if asked.gpu:
-            records = asked.beside("records.jsonl")
             command = tools["command"]
             opened = open_measurer(records, asked.device, [family], command, asked.jobs)
             measurer: Measurer = stack.enter_context(opened)
-            timing = GpuTiming(judge, measurer, asked.k, asked.most)
+            known = measurer.records.latest()
+            timing = GpuTiming(judge, measurer, asked.k, asked.most, known, asked.seconds)
+        elif asked.recorded:
+            known = {r.identity: r for r in read_records(records)}
+            if not known:
+                raise BadInput(f"{records}: no measurements; make them with --measure yes")
+            timing = GpuTiming(judge, None, asked.k, asked.most, known)
         library = Search(
             judge, look, asked.most, asked.emulate, asked.jobs, asked.seed, timing
         ).run()
-        known = f"measurement on {asked.gpu}" if asked.gpu else reward.name
-        origin = Origin(tools, known, remarks)
+        origin = Origin(tools, _known_by(asked, timing, reward), remarks)
         write(library, origin, folder)
-    state.remove()
+    if asked.looks is None:
+        state.remove()
     print(summary(library, origin))
     for refused in library.refused:
         print(f"refused {refused}", file=sys.stderr)
@@ -110,9 +129,22 @@ def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
     }
 
 
-def _digest(asked: Asked, tools: dict[str, str]) -> str:
-    """Of everything that looks depend on."""
-    parts = {n: tools[n] for n in ("ptxflow", "compiler", "checkpoint", "reward", "seed")}
+def _known_by(asked: Asked, timing: GpuTiming | None, reward: Reward) -> str:
+    """What times are by, in a few words."""
+    if timing is None:
+        return reward.name
+    gpus = sorted({str(r.gpu["name"]) for r in timing.records.values() if "name" in r.gpu})
+    if not gpus:
+        raise BadInput("no kernel was measured: give a longer --time-limit")
+    return f"measurement on {' and '.join(gpus)}"
+
+
+def _digest(asked: Asked, tools: dict[str, str], family: Family) -> str:
+    """Of everything that looks depend on; of a file that is kept, of what must be the same for its
+    candidates to be any: they may be chosen by one commit and measured with another."""
+    names = ("checkpoint", "reward", "seed")
+    parts = {n: tools[n] for n in (names if asked.looks else ("ptxflow", "compiler", *names))}
+    parts["decisions"] = decision_digest(family)
     asks = (asked.k, asked.source, asked.sharpness, asked.device.name, asked.ranges.capacity)
     text = json.dumps([parts, asks, asked.ranges.definition.to_json()])
     return hashlib.sha256(text.encode()).hexdigest()

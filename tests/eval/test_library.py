@@ -25,7 +25,7 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.sample import library, library_run
-from ptxflow.eval.sample.library import interpolated
+from ptxflow.eval.sample.library_timing import interpolated, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
@@ -190,6 +190,41 @@ def test_times_are_measured_once_where_there_is_a_gpu(
     assert not MADE and len(read_records(tmp_path / "a.records.jsonl")) == first
 
 
+def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(library, "LOOKS", 3)
+    monkeypatch.setattr(library, "EDGES", 0)
+    out, kept = tmp_path / "a", ["--members", "2", "--looks", str(tmp_path / "looks")]
+    given = argv(checkpoint, out, *kept)
+    assert sample.main(given) == 0
+    monkeypatch.setattr(Judge, "look", None)  # nothing is looked at anew
+    recorded = [*given, "--measure", "recorded"]
+    capsys.readouterr()
+    assert "no measurements" in refused(sample.main, capsys, *recorded)
+    worker = scripted_gpu(monkeypatch, tmp_path)
+    monkeypatch.setattr(sample, "choose_gpu", lambda measure, _: (
+        SimpleNamespace(name="NVIDIA H200") if measure == "yes" else None))  # fmt: skip
+    records = tmp_path / "a.records.jsonl"
+    try:
+        assert sample.main([*given, "--measure", "yes", "--time-limit", "1e-9"]) == 2
+        assert not records.read_text() and "longer --time-limit" in capsys.readouterr().err
+        assert sample.main([*given, "--measure", "yes"]) == 0
+    finally:
+        worker.stop()
+    measured, text = read_manifest(out), records.read_text()
+    assert sample.main(recorded) == 0
+    found = read_manifest(out)
+    assert found.dispatch == measured.dispatch and records.read_text() == text
+    assert [m.key for m in found.members] == [m.key for m in measured.members]
+    assert found.members[0].provenance["times_by"] == "measurement on NVIDIA H200"
+
+
+def test_any_first_few_are_spread_over_all() -> None:
+    assert spread(1) == [0] and spread(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert sorted(spread(52)) == list(range(52))
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -280,6 +315,11 @@ def test_the_judge_says_what_the_space_says() -> None:
 def test_what_a_run_is_by_its_digest(checkpoint: Path, tmp_path: Path) -> None:
     ranges = judge().ranges
     one = library_run.Asked(tmp_path, ranges, H200, checkpoint)
-    tools = library_run._tools(one, ModelReward())
+    tools, norm = library_run._tools(one, ModelReward()), family("rmsnorm")
     other = library_run.Asked(tmp_path, ranges, H200, checkpoint, k=9)
-    assert library_run._digest(one, tools) != library_run._digest(other, tools)
+    kept = library_run.Asked(tmp_path, ranges, H200, checkpoint, looks=tmp_path / "looks")
+    of = [library_run._digest(asked, tools, norm) for asked in (one, other, kept)]
+    assert len(set(of)) == 3
+    tools["compiler"] = "changed"  # by another commit candidates of a kept file stay candidates
+    of += [library_run._digest(asked, tools, norm) for asked in (one, kept)]
+    assert of[3] != of[0] and of[4] == of[2]
