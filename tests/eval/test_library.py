@@ -24,7 +24,7 @@ from ptxflow.compiler.library.manifest import Manifest, read_manifest
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import read_records
-from ptxflow.eval.sample import library, library_run
+from ptxflow.eval.sample import held_out, library, library_run
 from ptxflow.eval.sample.library_timing import interpolated, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
@@ -196,7 +196,7 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
     monkeypatch.setattr(library, "LOOKS", 3)
     monkeypatch.setattr(library, "EDGES", 0)
     out, kept = tmp_path / "a", ["--members", "2", "--looks", str(tmp_path / "looks")]
-    given = argv(checkpoint, out, *kept)
+    given, look = argv(checkpoint, out, *kept), Judge.look
     assert sample.main(given) == 0
     monkeypatch.setattr(Judge, "look", None)  # nothing is looked at anew
     recorded = [*given, "--measure", "recorded"]
@@ -210,14 +210,39 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
         assert sample.main([*given, "--measure", "yes", "--time-limit", "1e-9"]) == 2
         assert not records.read_text() and "longer --time-limit" in capsys.readouterr().err
         assert sample.main([*given, "--measure", "yes"]) == 0
+        monkeypatch.setattr(Judge, "look", look)
+        monkeypatch.setattr(held_out, "require_gpu", lambda _: SimpleNamespace(name="NVIDIA H200"))
+        judged = [out, "--sizes", 5, "-k", 4, "--checkpoint", checkpoint, *kept[2:]]
+        capsys.readouterr()
+        assert held_out.main([*map(str, judged), "--time-limit", "1e-9"]) == 2
+        assert "none of these sizes was measured" in capsys.readouterr().err
+        assert held_out.main([*map(str, judged)]) == 0
     finally:
         worker.stop()
+    said = capsys.readouterr().out
+    assert held_out.main([*map(str, judged), "--measure", "recorded"]) == 0
+    assert capsys.readouterr().out == said
+    rows = [
+        line.split("|") for line in said.splitlines() if line[:3] == "|  " or line[2:3].isdigit()
+    ]
+    known = {int(row[0]) for row in _looked(read_manifest(out))}
+    sizes = {int(row[1]) for row in rows}
+    assert len(sizes) == 5 and not sizes & known and max(sizes) <= HIGH
+    for row in rows:  # times are of the key alone, the library's 16 us
+        key = read_manifest(out).members[int(row[2])].key
+        assert float(row[3]) == pytest.approx(5 + int(key[:4], 16) / 4096, abs=0.01)
+        assert float(row[5]) == pytest.approx(16 / float(row[3]), rel=0.01)
+        assert float(row[6]) <= float(row[3])
     measured, text = read_manifest(out), records.read_text()
     assert sample.main(recorded) == 0
     found = read_manifest(out)
     assert found.dispatch == measured.dispatch and records.read_text() == text
     assert [m.key for m in found.members] == [m.key for m in measured.members]
     assert found.members[0].provenance["times_by"] == "measurement on NVIDIA H200"
+
+
+def _looked(found: Manifest) -> list[list[int]]:
+    return [[row[AXIS]] for m in found.members for row in m.provenance["us"]]
 
 
 def test_any_first_few_are_spread_over_all() -> None:
