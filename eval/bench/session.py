@@ -226,7 +226,7 @@ class Session:
             self._problem = key, definition, bench
             self._busy_until = -math.inf  # another load: settle anew
         assert self._suite is not None
-        self._baselines = self._suite.calls(job.get("every_baseline", True))
+        self._baselines = self._suite.calls(job.get("every_baseline", True), job.get("without", ()))
         torch.cuda.synchronize()
         return self._problem[1], self._problem[2]
 

@@ -4,10 +4,10 @@ beside one kernel tuned for each size.
     python -m ptxflow.eval.sample.held_out DIR
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
-them and timed; the three fastest, the kernel that serves the size, and every library are then timed
-in the same rounds. Records go to DIR.held-out.jsonl, and what is there is not measured again. With
---measure no candidates alone are chosen, into the file of --looks; with --measure recorded the
-table is of what was measured before.
+them and timed; the three fastest, the kernel that serves the size, and every library but
+torch.compile are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
+is not measured again. With --measure no candidates alone are chosen, into the file of --looks; with
+--measure recorded the table is of what was measured before.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from ptxflow.eval.sample.library_run import Asked, Prepared, prepare
 from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
+PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
 Found = dict[Identity, Record]
 
@@ -109,7 +110,7 @@ class Judgement:
         tuned.sort(key=lambda c: times[c.strategy.key])
         best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
         once = {c.strategy.key: c for c in (own, *best)}
-        found |= {r.identity: r for r in measurer.together(list(once.values()))}
+        found |= {r.identity: r for r in measurer.together(list(once.values()), without=PER_SHAPE)}
 
     def row(self, sizes: Sizes, found: Found) -> Row | None:
         """None where it was not measured. BadInput where the kernel that serves it failed."""
