@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,10 @@ def test_a_process_loads_eight_kernels_and_calls_one(gpu: GpuInfo, tmp_path: Pat
     write_library(folder, manifest, contents(kernels))
     for state in ("C launcher built", "C launcher there", "again"):
         command = [sys.executable, "-c", PROGRAM, str(folder)]
-        env = {"PTXFLOW_CACHE": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
+        env = os.environ | {
+            "PTXFLOW_CACHE": str(tmp_path / "cache"),
+            "PYTHONPATH": ":".join(sys.path),
+        }
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         right, loaded, *seconds = json.loads(done.stdout.splitlines()[-1])
         assert right and loaded == MEMBERS
