@@ -197,6 +197,18 @@ def test_check_without_a_gpu_is_one_line(
     assert "libcuda.so.1" in refused(main, capsys, "check", path)
 
 
+def test_rows_of_flashinfer_trace_are_checked_before_a_gpu_is_asked_for(
+    data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rows = tmp_path / "solution.json", tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(data))
+    workload = {"axes": {"M": 3}, "uuid": "u", "inputs": {
+        "A": {"type": "safetensors", "path": "none.safetensors", "tensor_key": "A"}}}  # fmt: skip
+    for name, message in ((data["definition"], "none.safetensors"), ("other", "no workload of")):
+        rows.write_text(json.dumps({"definition": name, "workload": workload}) + "\n")
+        assert message in refused(main, capsys, "check", path, "--workloads", rows)
+
+
 def test_the_schema_of_flashinfer_bench_takes_it(data: dict[str, Any]) -> None:
     package = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench not installed")
     made = package.Solution.model_validate(data)
