@@ -2,11 +2,11 @@
 
     ptxflow harness DIR --libraries LIBRARIES
 
-Makes a set of FlashInfer Trace in DIR: definitions, workloads with their files, the solution.json
-of LIBRARIES/NAME/ for each definition, and Solutions of torch's and FlashInfer's operators. The
-harness (flashinfer-bench 0.1.2, on a GPU) runs all of them and writes traces, which are read back:
-the table has microseconds by its clock, the mean of calls on fresh clones, the host's time
-included. A set that is there is gone on with; `--report` only prints.
+Makes a set of FlashInfer Trace in DIR: definitions, workloads with their files, a Solution of the
+library LIBRARIES/NAME/ for each definition, and Solutions of torch's and FlashInfer's operators.
+The harness (flashinfer-bench 0.1.2, on a GPU) runs them and writes traces, which are read back: the
+table has microseconds by its clock, the mean of calls on fresh clones, the host's time included.
+What a set has is not done again; `--report` only prints.
 
 Two things are not its defaults: MoE in float8 has the tolerances of FlashInfer's own test, and what
 samplers draw is counted at once, where it asks the device for each token.
@@ -27,26 +27,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.library.manifest import MANIFEST, LibraryError, read_file, read_manifest
 from ptxflow.env.tasks.arguments import find_problem, positive_int
-from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.env.tasks.definition import Definition, load, names, parse
 from ptxflow.env.tasks.workload import Workload, workloads
 from ptxflow.eval.bench.inputs import make_indices, make_inputs
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.trace_set import Trace, read_traces, stored, write_traces
 from ptxflow.eval.bench.work import attended
 from ptxflow.eval.sample.peer_solutions import peers
-from ptxflow.eval.sample.solution import AUTHOR, read_solution
+from ptxflow.eval.sample.solution import AUTHOR, solution
 
 SEED = 1
 LEAST_P, MOST_P, MOST_K = 0.05, 0.8, 100  # 500,000 draws say nothing of a whole vocabulary
 #: by op type, what of the harness's configuration is not its default
 TOLERANCES = {"moe": {"atol": 0.1, "rtol": 0.2, "required_matched_ratio": 0.85}}
 RANDOM = ("gemm", "rmsnorm")  # op types all of whose inputs may be
+IDLE = ("num_pages", "len_indptr", "len_cu_seqlens")  # axes that are no work
 MOST_DRAWN = 16  # rows of a sampler: the harness draws half a million times of each
 BENCH = "flashinfer_bench.bench"
 
@@ -68,14 +71,21 @@ def usable(definition: Definition, row: Workload, ranges: Mapping[str, Sequence[
 def spread(
     definition: Definition, ranges: Mapping[str, Sequence[int]], count: int
 ) -> list[Workload]:
-    """So many rows from the smallest to the largest, public ones where there are enough."""
-    own = [row for row in workloads(definition.name) if usable(definition, row, ranges)]
-    public = [row for row in own if row.public]
-    rows = sorted(public if len(public) >= count else own, key=lambda r: math.prod(r.axes.values()))
+    """So many rows, evenly from the least to the largest by the logarithm of their work, public
+    ones where there are some near."""
+    rows = [row for row in workloads(definition.name) if usable(definition, row, ranges)]
     if not rows:
         raise BadInput(f"{definition.name}: its library serves none of its workloads")
-    places = {round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)}
-    return [rows[i] for i in sorted(places)]
+    sizes = [math.log(math.prod(v for n, v in r.axes.items() if n not in IDLE)) for r in rows]
+    chosen: dict[str, Workload] = {}
+    for target in np.linspace(min(sizes), max(sizes), count):
+        away = [
+            abs(size - target) + (not row.public) for size, row in zip(sizes, rows, strict=True)
+        ]
+        near = rows[int(np.argmin([math.inf if r.uuid in chosen else a
+                                   for r, a in zip(rows, away, strict=True)]))]  # fmt: skip
+        chosen[near.uuid] = near
+    return list(chosen.values())
 
 
 def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
@@ -97,14 +107,15 @@ def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
 
 def prepare(root: Path, library: Path, count: int) -> None:
     """Put a definition into the set, with what runs it; nothing where it is there."""
-    data = read_solution(library / "solution.json")
-    definition = load(data["definition"])
+    manifest = read_manifest(library)
+    definition = parse(manifest.definition)
     place = Path(definition.op_type, definition.name)
     rows = root / "workloads" / place.with_suffix(".jsonl")
     if rows.exists():
         return
-    manifest = next(s["content"] for s in data["sources"] if s["path"] == "manifest.json")
-    chosen = spread(definition, json.loads(manifest)["ranges"], count)
+    files = {file.name: read_file(library, file) for file in manifest.files}
+    data = solution(manifest, files, f"the library {library.name}")
+    chosen = spread(definition, manifest.ranges, count)
     problem = find_problem(definition, chosen[0].axes)[1]
     for made in (data, *peers(definition, dict(problem.constants).get("eps"))):
         where = root / "solutions" / made["author"] / place / f"{made['name']}.json"
@@ -150,6 +161,8 @@ def run(root: Path, definitions: Sequence[str], trials: int, seconds: int) -> No
         data = importlib.import_module("flashinfer_bench.data")
     except ImportError as error:
         raise BadInput(f"flashinfer-bench 0.1.2 is not installed: {error}") from None
+    if not torch.cuda.is_available():
+        raise BadInput("the set is made, and the harness runs on a GPU only: there is none")
     runner._persistent_worker_main = worker  # of new processes, which import it by its name
     held = data.TraceSet.from_path(str(root))
     for op in dict.fromkeys(load(name).op_type for name in definitions):
@@ -246,7 +259,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-@reports("harness")
+@reports("harness", LibraryError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 where all of ours passed; 1 otherwise."""
     args = parser().parse_args(argv)
@@ -255,9 +268,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.report:
         if args.libraries is None:
             parser().error("--libraries are needed, or --report")
-        made = [n for n in asked if (args.libraries / n / "solution.json").exists()]
+        made = [n for n in asked if (args.libraries / n / MANIFEST).exists()]
         if not made:
-            raise BadInput(f"{args.libraries}: no folder of a definition with a solution.json")
+            raise BadInput(f"{args.libraries}: no folder of a definition with a library")
         for name in tqdm(made, desc="prepare"):
             prepare(root, args.libraries / name, args.workloads)
         run(root, made, args.trials, args.timeout)

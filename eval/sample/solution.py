@@ -70,12 +70,15 @@ def kernel():
 
 
 def run(*args, **named):
-    """{inputs} in this order or by name, and behind them, where
-    the caller has memory for them, the outputs; returns {outputs}.
+    """{inputs} in this order or by name, and behind them or by
+    name, where the caller has memory for them, {outputs}; returns these.
     """
     loaded = kernel()
+    if not named:
+        return loaded(*args)
+    made = [named.pop(a.name) for a in loaded.signature.outputs if a.name in named]
     count = len(loaded.signature.inputs)
-    return loaded(*args[:count], out=args[count:] or None, **named)
+    return loaded(*args[:count], out=made or args[count:] or None, **named)
 '''
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ptxflow.command import BadInput
+from ptxflow.compiler.library.manifest import Manifest, write_library
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.workload import Workload
 from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
@@ -24,17 +25,13 @@ from ptxflow.eval.bench.trace_set import Evaluation, Trace, read_traces, write_t
 from ptxflow.eval.bench.work import attended
 from ptxflow.eval.sample import harness
 from ptxflow.eval.sample.peer_solutions import peers
-from ptxflow.eval.sample.solution import solution
 from tests.builders import refused
 from tests.eval.benches import bench_of, install
 from tests.library.made import FILES, GEMM
 
 
-def library(folder: Path) -> Path:
-    """Folders of libraries, of which one has a Solution."""
-    (folder / GEMM.name).mkdir(parents=True)
-    made = json.dumps(solution(GEMM, FILES, "a test"))
-    (folder / GEMM.name / "solution.json").write_text(made)
+def library(folder: Path, manifest: Manifest = GEMM) -> Path:
+    write_library(folder / GEMM.name, manifest, FILES)
     return folder
 
 
@@ -202,9 +199,6 @@ def test_what_is_missing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no folder of a definition" in refused(
         harness.main, capsys, tmp_path, "--libraries", tmp_path
     )
-    narrow = replace(GEMM, ranges={"M": (5000, 5001)})
-    (tmp_path / GEMM.name).mkdir()
-    made = json.dumps(solution(narrow, FILES, "a test"))
-    (tmp_path / GEMM.name / "solution.json").write_text(made)
+    library(tmp_path, replace(GEMM, ranges={"M": (5000, 5001)}))
     with pytest.raises(BadInput, match=f"{GEMM.name}: its library serves none of its workloads"):
         harness.prepare(tmp_path / "set", tmp_path / GEMM.name, 4)

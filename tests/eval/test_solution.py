@@ -81,8 +81,9 @@ def test_it_dispatches_and_passes_destinations(
         c = torch.empty_like(right)
         with own_work():  # torch computes nothing of it
             assert module.run(a, b, c) is c and module.run(B=b, A=a).shape == c.shape
+            assert module.run(A=a, C=c, B=b) is c
         close(c, right)
-    assert library.launches == 15 and library.loaded == [b"cubin of a", b"cubin of b"]
+    assert library.launches == 20 and library.loaded == [b"cubin of a", b"cubin of b"]
     assert module.kernel().op.make.namespace == module.RUNTIME  # apart from ptxflow's own
 
 
