@@ -29,7 +29,7 @@ from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-SECONDS = 20.0  # of the processor, after which no further problem is begun
+INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Covering:
     chosen: dict[Attempt, float] = field(default_factory=dict)
     last: Attempt | None = None
     tried: int = 0
+    instructions: int = 0  # that warps executed
     error: str = ""
     fault: bool = False
     hazards: dict[str, int] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class Covering:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried, self.last = self.tried + 1, given
+        self.instructions += outcome.report.instructions
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
             if entry in self.entries:
@@ -154,10 +156,10 @@ def cover(
     strategy: Strategy,
     device: Device,
     seeds: Sequence[int] = (0,),
-    seconds: float = SECONDS,
+    instructions: int = INSTRUCTIONS,
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
-    covered, or the time is over; stops at the first wrong value or fault."""
+    covered, or so many instructions were executed; stops at the first wrong value or fault."""
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
@@ -168,7 +170,7 @@ def cover(
         *_attempts(out.shape, offered.sizes),
     ]:
         if out.tried >= len(seeds):
-            late = time.process_time() - began > seconds and out.tried > len(seeds)
+            late = out.instructions > instructions and out.tried > len(seeds)
             if late or (out.entries and not out.gaps):
                 break
         kernel = _built(given.problem, strategy, device)
