@@ -2,13 +2,11 @@
 
 The text that ships does not depend on variable axes, so that problems of its own constant axes run
 that very text; where constants are smaller, a text that differs from it in numbers alone counts.
-Where only some clusters of a first launch run, later launches execute with what these left: what
-they write of it is checked, and the rest is not.
+Where only some clusters run, what they write is checked as far as all that it needs was computed.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Size, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
@@ -35,7 +33,7 @@ INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many of the first launch's clusters (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
@@ -69,24 +67,16 @@ def attempt(ptx: str, launch: Launch, given: Attempt) -> Outcome:
     axes = dict(given.problem.axes)
     case = _case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
-    clusters = _some(launch, axes, given) if given.some else None
     try:
         report = emulate(
-            ptx, launch, tensors, axes, seed=given.seed, clusters=clusters, grid=given.blocks,
+            ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
             arguments=case.arguments,
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    error = differences(case, tensors, bool(clusters))
+    error = differences(case, tensors, bool(given.some))
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "")
-
-
-def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]:
-    """Clusters spread over the grid: the first and the last, and some between."""
-    count = math.prod(evaluate(side, axes) for side in launch.grid) // math.prod(launch.cluster)
-    places = np.linspace(0, count - 1, min(given.some, count))
-    return sorted({round(p) for p in places})
 
 
 def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
