@@ -6,19 +6,8 @@ whose columns alternate.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    Access,
-    Atom,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    add,
-    define,
-    signature,
-)
-from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, each, pieces
+from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, Lanes, Rule, Scope, add, instruction
+from ptxflow.compiler.atoms.threads import ALIKE, each, pieces
 from ptxflow.compiler.ir import UOp
 
 SIGN = 0x80000000
@@ -51,25 +40,17 @@ def arithmetic(
 
 add(arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", rule=ALIKE))
 add(arithmetic("sum_f32", "dst a b", "add.rn.f32 {dst}, {a}, {b};", "9.7.3.3 add", rule=ALIKE))
-define(
-    "add_f32",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_f32(dst: frag rw, src: frag r)",
     each("add.f32 {dst}, {dst}, {src};"),
     "9.7.3.3 add",
-    accesses=accesses(r="src", rw="dst"),
     rules=(Rule("as many registers as it adds", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 add(arithmetic("mul_f32", "dst a b", "mul.rn.f32 {dst}, {a}, {b};", "9.7.3.5 mul", rule=ALIKE))
-define(
-    "scale_f32",
-    BINARY,
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "scale_f32(dst: frag w, a b: frag r)",
     each("mul.rn.f32 {dst}, {a}, {b};"),
     "9.7.3.5 mul: registers by factors, in turn",
-    accesses=OF_TWO,
     rules=(
         Rule("as many registers as it scales", lambda u: u.src[0].arg == u.src[1].arg),
         Rule("factors in turn", lambda u: u.src[0].arg % u.src[2].arg == 0),
@@ -138,14 +119,10 @@ def _fma_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"fma.rn.f32 {{dst}}, {{src}}, {bits['factor']}, {bits['summand']};")(use, text)
 
 
-define(
-    "fma_constants",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "fma_constants(dst: frag w, src: frag r)",
     _fma_text,
     "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-    accesses=OF_ONE,
     rules=(ALIKE,),
 )
 
@@ -155,14 +132,10 @@ def _plus_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"fma.rn.f32 {{dst}}, {{a}}, {{b}}, {bits};")(use, text)
 
 
-define(
-    "fma_plus",
-    BINARY,
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "fma_plus(dst: frag w, a b: frag r)",
     _plus_text,
     "9.7.3 fma: a b plus a constant, given as float32 bits",
-    accesses=OF_TWO,
     rules=(_TURNS,),
 )
 
@@ -180,29 +153,21 @@ def _dot_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "dot_f32",
-    BINARY,
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "dot_f32(dst: frag w, a b: frag r)",
     _dot_text,
     "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
-    accesses=OF_TWO,
     rules=(
         Rule("as many registers of both factors", lambda u: u.src[1].arg == u.src[2].arg),
         Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),
     ),
 )
-define(
-    "replace_zero",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "replace_zero(dst: frag w, src: frag r)",
     lambda use, t: (
         f"setp.eq.f32 %pw, {t['src']}, 0f00000000;\n"
         f"selp.f32 {t['dst']}, 0f{use.arg.attr('value'):08X}, {t['src']}, %pw;"
     ),
     "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
-    accesses=accesses(r="src", w="dst"),
     rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )

@@ -7,8 +7,7 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import OF_ONE
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 
@@ -20,14 +19,10 @@ def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "ldmatrix_x4",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "ldmatrix_x4(dst: frag w, src: smem r, offset: value) warp",
     _load_matrix_text,
     "9.7.14.5.15 ldmatrix: four 8 x 8 matrices; lane 8j + r says where row r of matrix j is",
-    accesses=accesses(r="src", w="dst"),
     sass=lambda u: ("ldmatrix.trans" if u.arg.attr("transposed") else "ldmatrix",),
     defaults=(("transposed", False),),
     rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
@@ -42,14 +37,10 @@ def _mma_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "mma_16816",
-    signature("acc a b: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "mma_16816(acc: frag rw, a b: frag r) warp",
     _mma_text,
     "9.7.14.5.14 mma.sync m16n8k16: adds A B to its accumulators",
-    accesses=accesses(r="a b", rw="acc"),
     sass=("mma.sync f16/bf16",),
     rules=(
         Rule("four accumulators", lambda u: u.src[0].arg == 4),
@@ -58,26 +49,18 @@ define(
 )
 
 
-define(
-    "shuffle_from",
-    signature("dst src: frag, lane: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "shuffle_from(dst: frag w, src: frag r, lane: value) warp",
     "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
-    accesses=OF_ONE,
     rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
-define(
-    "count_lanes",
-    signature("dst: frag, inside: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "count_lanes(dst: frag rw, inside: value) warp",
     "vote.sync.ballot.b32 %ra, {inside}, 0xFFFFFFFF;\n"
     "popc.b32 %ra, %ra;\n"
     "add.u32 {dst}, {dst}, %ra;",
     "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
-    accesses=accesses(rw="dst"),
     defaults=(("alike", True),),
     rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )

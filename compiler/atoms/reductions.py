@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, each, pieces, vector
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, vector
 from ptxflow.compiler.ir import UOp
 
 KEY_BITS = 28
@@ -64,11 +64,8 @@ def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
     return lines
 
 
-define(
-    "zero_shared",
-    signature("dst: smem"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "zero_shared(dst: smem w)",
     lambda use, t: scoped(
         "b32 z",
         [
@@ -78,18 +75,13 @@ define(
         ],
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
-    accesses=accesses(w="dst"),
     defaults=(("begun", False), ("unread", "dst")),
     rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
 )
-define(
-    "saturate",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "saturate(dst: frag w, src: frag r)",
     each("add.sat.f32 {dst}, {src}, 0f00000000;"),
     "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-    accesses=OF_ONE,
     rules=(ALIKE,),
 )
 
@@ -137,16 +129,12 @@ _BINS = Rule(
     "there is a bin for each digit and copy",
     lambda u: u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"),
 )
-define(
-    "tally",
-    signature("bins: smem, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "tally(bins: smem a, src: frag r)",
     lambda use, text: scoped(
         "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
     ),
     "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
-    accesses=accesses(r="src", a="bins"),
     defaults=(("copies", 1),),
     rules=(
         _BITS,
@@ -154,14 +142,10 @@ define(
         Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
     ),
 )
-define(
-    "tally_either",
-    signature("bins: smem, src counts: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "tally_either(bins: smem a, src counts: frag r)",
     _tally_either_text,
     "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
-    accesses=accesses(r="src counts", a="bins"),
     defaults=(("copies", 1),),
     rules=(_BITS, _BINS),
 )
@@ -190,14 +174,10 @@ def _ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(f"b32 at sum w<{wide}>, pred p", lines)
 
 
-define(
-    "sum_range",
-    signature("bins range: smem, warp: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "sum_range(bins: smem r, range: smem w, warp: value) warp",
     _ranges_text,
     "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
-    accesses=accesses(r="bins", w="range"),
     defaults=(("copies", 1),),
     sass=("redux.sync",),
     rules=(
@@ -223,14 +203,10 @@ def _sum_of_ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 at sum, pred p", lines)
 
 
-define(
-    "sum_of_ranges",
-    signature("dst: frag, ranges: smem"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "sum_of_ranges(dst: frag w, ranges: smem r) warp",
     _sum_of_ranges_text,
     "9.7.13.11 redux.sync: the sum of all ranges",
-    accesses=accesses(r="ranges", w="dst"),
     sass=("redux.sync",),
     rules=(Rule("up to 32 warps have a range each", lambda u: 4 <= u.src[1].arg <= 128),),
 )
@@ -342,17 +318,13 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, *_digit_lines(use, text, own)])
 
 
-define(
-    "pick_bin",
-    signature("found bins: smem, goal: frag, own: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "pick_bin(found: smem w, bins: smem r, goal: frag r, own: value) warp",
     _pick_text,
     "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
     "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
     "all bins, 0; zeros but for the sum where it stays at or below the goal. With `everywhere` "
     "bins are added up over the CTAs of the cluster",
-    accesses=accesses(r="bins goal", w="found"),
     defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
     rules=(
         _BITS,
@@ -383,23 +355,15 @@ def _ld_vector_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "st_shared_vector",
-    signature("dst: smem, offset: value, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_shared_vector(dst: smem w, offset: value, src: frag r)",
     _st_vector_text,
     "9.7.9.11 st of one, two or four registers by every lane",
-    accesses=accesses(r="src", w="dst"),
     rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
 )
-define(
-    "ld_shared_vector",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_shared_vector(dst: frag w, src: smem r, offset: value)",
     _ld_vector_text,
     "9.7.9.8 ld of one, two or four registers by every lane",
-    accesses=OF_ONE,
     rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

@@ -11,8 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxflow.compiler.atoms.table import Atom, Lanes, Rule, Scope, accesses, add, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, pieces
+from ptxflow.compiler.atoms.table import (
+    Atom,
+    Lanes,
+    Rule,
+    Scope,
+    accesses,
+    add,
+    instruction,
+    signature,
+)
+from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, pieces
 from ptxflow.compiler.ir import UOp
 
 ROW = 128  # bytes of a row of a column block in shared memory
@@ -65,16 +74,12 @@ def _fold(name: str, operation: str, isa: str) -> Atom:
 
 add(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
 add(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
-define(
-    "hide",
-    signature("dst: frag, inside: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "hide(dst: frag rw, inside: value)",
     lambda use, t: "\n".join(
         f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
     ),
     "9.7.7 selp: minus infinity where a condition does not hold",
-    accesses=accesses(rw="dst"),
 )
 
 
@@ -93,15 +98,11 @@ def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
     return _hidden(text["dst"], text["src"], ends)
 
 
-define(
-    "hide_columns",
-    signature("dst src: frag, first second: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "hide_columns(dst: frag w, src: frag r, first second: value)",
     _hide_columns_text,
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
     "counted from the lane's first one, signed",
-    accesses=OF_ONE,
     rules=(_SAME, _QUADS),
 )
 
@@ -112,15 +113,11 @@ def _hide_behind_text(use: UOp, text: dict[str, str]) -> str:
     return _hidden(text["dst"], text["src"], ends)
 
 
-define(
-    "hide_behind",
-    signature("dst src: frag, visible: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "hide_behind(dst: frag w, src: frag r, visible: value)",
     _hide_behind_text,
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `visible`, signed; "
     "registers are columns `first` and up of the lane's row",
-    accesses=OF_ONE,
     defaults=(("first", 0),),
     rules=(_SAME,),
 )
@@ -177,24 +174,17 @@ def _rescale(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
 
 add(_rescale("rescale", _in_turn, "accumulators by factors, in turn", _turns(1, "factors")))
 add(_rescale("rescale_rows", _of_row, "every register by its row's factor", _QUADS, _two(1)))
-define(
-    "finite_or_zero",
-    BINARY,
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "finite_or_zero(dst: frag w, a b: frag r)",
     lambda use, t: "\n".join(
         f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
         for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
     ),
     "9.7.6 setp, selp: a, or zero where b is minus infinity",
-    accesses=OF_TWO,
     rules=(ALIKE,),
 )
-define(
-    "warp_sync_behind",
-    signature("src: frag, zero: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "warp_sync_behind(src: frag r, zero: value) warp -> warp_sync",
     lambda use, t: "\n".join(
         [
             f"mov.b32 %ra, {pieces(t['src'])[0]};",
@@ -206,8 +196,6 @@ define(
     ),
     "9.7.13.2 bar.warp.sync of all lanes, which depends on registers: with a zero that ptxas "
     "does not know, it cannot put off what they are computed from to behind what follows",
-    accesses=accesses(r="src"),
-    effect="warp_sync",
 )
 
 
@@ -221,13 +209,9 @@ def _clear_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines).replace("%rz", "0")
 
 
-define(
-    "clear_rows",
-    signature("dst: smem, keep: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "clear_rows(dst: smem rw, keep: value) warp",
     _clear_text,
     "9.7.9.11 st: zeros over rows of 128 bytes but the first few, whose number is signed",
-    accesses=accesses(rw="dst"),
     rules=(Rule("it has groups of four rows", lambda u: u.src[0].arg % (4 * ROW) == 0),),
 )

@@ -7,6 +7,7 @@ complete, what it does to barriers, its text and the machine code that must come
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -155,6 +156,46 @@ def add(row: Atom) -> Callable[..., UOp]:
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build
     return build
+
+
+_HEAD = re.compile(r"(\w+)\((.*)\)([\w ]*)(?: -> (\w+))?")
+_MODES = ("r", "rw", "w", "a")  # in this order accesses happen
+
+
+def instruction(
+    head: str,
+    ptx: str | Callable[[UOp, dict[str, str]], str],
+    isa: str,
+    rules: tuple[Rule, ...] = (),
+    sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = (),
+    defaults: tuple[tuple[str, Any], ...] = (),
+    label: bool = False,
+) -> Callable[..., UOp]:
+    """A row by its head: `name(dst: smem w async mbar, c0 c1: value) warp one -> effect`.
+
+    Operands have a kind and, where they are accessed, a mode, the proxy (generic) and what
+    completes it (now). Words behind: scope (thread), lanes (all), `orders`, an architecture (both).
+    """
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        raise ValueError(f"{head!r} is no head of an instruction: name(operands) words -> effect")
+    name, operands, words, effect = found.groups("")
+    kinds, accessed, told = list[tuple[str, str]](), list[Access](), set(words.split())
+    for group in filter(None, operands.split(", ")):
+        names, what = group.split(": ")
+        kind, mode, proxy, done = (*what.split(), *("", GENERIC, "now")[what.count(" ") :])
+        kinds += [(operand, kind) for operand in names.split()]
+        accessed += [Access(operand, mode, proxy, done) for operand in names.split() if mode]
+    scope = next((s for s in Scope if s.name.lower() in told), Scope.THREAD)
+    lanes = next((x for x in Lanes if x.name.lower() in told), Lanes.ALL)
+    archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
+    order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
+    return add(
+        Atom(
+            name, tuple(kinds), scope, lanes, ptx, isa, order, effect, rules, sass, archs, label,
+            orders, defaults,
+        )
+    )  # fmt: skip
 
 
 P = ParamSpec("P")

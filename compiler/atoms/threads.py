@@ -10,17 +10,7 @@ import struct
 from collections.abc import Callable
 from string import Formatter
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
+from ptxflow.compiler.atoms.table import Rule, accesses, instruction
 from ptxflow.compiler.ir import Op, UOp
 
 CACHES = ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last")
@@ -63,15 +53,11 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     return zero + load.replace("{guard}", f"@{text['inside']} ")
 
 
-define(
-    "ld_global",
-    signature("dst: frag, base index inside: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_global(dst: frag w, base index inside: value, tile: global r read-only)",
     _load_text,
     "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
     "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
     sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
     defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
     rules=(
@@ -93,15 +79,11 @@ def _after_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([first, *moves])
 
 
-define(
-    "after_load",
-    signature("dst src other: frag, zero: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "after_load(dst: frag w, src other: frag r, zero: value)",
     _after_text,
     "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
     "where ptxas would put off loading the other",
-    accesses=accesses(r="src other", w="dst"),
     rules=(Rule("as many registers as before", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
@@ -123,14 +105,10 @@ def _unpack_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "unpack",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "unpack(dst: frag w, src: frag r)",
     _unpack_text,
     "9.7.9.22 cvt: 16-bit pairs to float32, exactly; lower half first; last: not read again",
-    accesses=accesses(r="src", w="dst"),
     rules=(Rule("two values of a register", lambda u: u.src[0].arg == 2 * u.src[1].arg),),
 )
 
@@ -155,26 +133,18 @@ def _add_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([*moves, *_squares(sums, pieces(text["src"]))])
 
 
-define(
-    "sum_squares",
-    signature("dst src: frag, accumulate: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "sum_squares(dst: frag rw, src: frag r, accumulate: value)",
     _sum_text,
     "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
-    accesses=accesses(r="src", rw="dst"),
     rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
 )
 
 
-define(
-    "add_squares",
-    signature("dst sum src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_squares(dst: frag w, sum src: frag r)",
     _add_text,
     "9.7.3.7 fma: as sum_squares, from sums to others",
-    accesses=accesses(r="sum src", w="dst"),
     rules=(
         Rule("as many sums as before", lambda u: u.src[0].arg == u.src[1].arg),
         Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),
@@ -208,40 +178,28 @@ def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
     return each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
 
 
-define(
-    "shuffle_xor",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "shuffle_xor(dst: frag w, src: frag r) warp",
     _shuffle_text,
     "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
-    accesses=OF_ONE,
     sass=("shfl.sync.bfly",),
     rules=(
         ALIKE,
         Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
     ),
 )
-define(
-    "st_shared",
-    signature("dst: smem, src: frag"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "st_shared(dst: smem w, src: frag r) one",
     "st.shared.b32 [{dst}], {src};",
     "9.7.9.11 st of one register by one lane",
-    accesses=accesses(r="src", w="dst"),
     rules=(
         Rule("it stores one register", lambda u: u.src[1].arg == 1),
         Rule("a register has four bytes", lambda u: u.src[0].arg == 4),
     ),
 )
-define(
-    "ld_shared",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_shared(dst: frag w, src: smem r, offset: value)",
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
     "9.7.9.8 ld of one register",
-    accesses=accesses(r="src", w="dst"),
     rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
 )
