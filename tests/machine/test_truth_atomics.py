@@ -8,20 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    Body,
-    Role,
-    UOp,
-    flatten,
-    frag,
-    kernel,
-    role,
-    slot,
-    smem,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, UOp
+from ptxflow.compiler.ir.statements import Body, Role, flatten, kernel, role, when
+from ptxflow.compiler.ir.storage import frag, slot, smem
 from tests.machine.truth import Options, info, table
 
 BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)

@@ -10,23 +10,9 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY, UNUSED_BITS
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    alu,
-    const,
-    global_tensor,
-    loop,
-    param,
-    rectangle,
-    slot,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, alu, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.tile.tensors import load_global, store_global

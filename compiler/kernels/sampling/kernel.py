@@ -19,27 +19,9 @@ from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    alu,
-    const,
-    frag,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling.decisions import (
     ALIGN,
     LINE,
