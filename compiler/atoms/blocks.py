@@ -7,10 +7,10 @@ e4m3 is the only float8 type here. A register holds four of its values, the lowe
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scoped
+from ptxflow.compiler.atoms.reductions import ALL_LANES
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import pieces
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
+from ptxflow.compiler.ir import UOp
 
 LOG2E_NEGATED = "0fBFB8AA3B"
 
@@ -35,8 +35,8 @@ instruction(
     defaults=(("apart", True),),
 )
 instruction(
-    "copy_words(dst: smem w generic copies, offset base index inside: value, tile: global r "
-    "read-only) warp",
+    "copy_words(dst: smem w generic copies, offset: value, base: pointer, index inside: value, "
+    "tile: global r read-only) warp",
     lambda use, t: (
         f"add.u32 %ra, {t['dst_reg']}, {t['offset']};\n"
         f"mad.wide.u32 %rda, {t['index']}, 4, {t['base']};\n"
@@ -45,7 +45,6 @@ instruction(
     ),
     "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
     sass=("cp.async",),
-    rules=(Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM),),
 )
 
 
@@ -61,32 +60,18 @@ _ORDERED = Rule(
 )
 
 
-def _promote_text(use: UOp, text: dict[str, str]) -> str:
-    factors = pieces(text["factor"])
-    return "\n".join(
-        f"fma.rn.f32 {acc}, {part}, {_picked(use, factors, i)}, {acc};"
-        for i, (acc, part) in enumerate(zip(pieces(text["acc"]), pieces(text["part"]), strict=True))
-    )
-
-
 instruction(
-    "promote(acc: frag rw, part factor: frag r)",
-    _promote_text,
+    "promote(acc: frag*n rw, part: frag*n r, factor: frag r)",
+    each("fma.rn.f32 {acc}, {part}, {factor}, {acc};", picked="factor"),
     "9.7.3.7 fma: sums of a block of K, by their factors, to those of all; the factor of "
     "register i is number order[i], in turn",
-    rules=(
-        Rule("as many registers of both sums", lambda u: u.src[0].arg == u.src[1].arg),
-        _ORDERED,
-    ),
+    (_ORDERED,),
 )
 instruction(
-    "scale_picked(dst: frag w, src factor: frag r)",
-    lambda use, t: "\n".join(
-        f"mul.rn.f32 {d}, {s}, {_picked(use, pieces(t['factor']), i)};"
-        for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
-    ),
+    "scale_picked(dst: frag*n w, src: frag*n r, factor: frag r)",
+    each("mul.rn.f32 {dst}, {src}, {factor};", picked="factor"),
     "9.7.3.5 mul: the factor of register i is number order[i], in turn",
-    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg), _ORDERED),
+    (_ORDERED,),
 )
 
 
@@ -108,14 +93,11 @@ def _silu_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "silu_gate(dst: frag w, src: frag r)",
+    "silu_gate(dst: frag*n w, src: frag*2n r)",
     _silu_text,
     "9.7.3 ex2, rcp: x g / (1 + e^-g); of each `apart` registers x, the gates g are the next",
     sass=("ex2.approx",),
-    rules=(
-        Rule("two registers make one", lambda u: u.src[1].arg == 2 * u.src[0].arg),
-        Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),
-    ),
+    rules=(Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),),
 )
 
 
@@ -138,12 +120,11 @@ def _across_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "gate_across(dst: frag w, src: frag r) warp",
+    "gate_across(dst: frag*n w, src: frag*n r) warp",
     _across_text,
     "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
     "apart the upper one has the gate g, and both get the result",
     sass=("ex2.approx", "shfl.sync.bfly"),
-    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -179,11 +160,10 @@ def _pack_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "pack_fp8(dst: frag w, src: frag r)",
+    "pack_fp8(dst: frag*n w, src: frag*4n r)",
     _pack_text,
     "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
     sass=("cvt to fp8",),
-    rules=(Rule("four values to a register", lambda u: u.src[1].arg == 4 * u.src[0].arg),),
 )
 
 
@@ -208,21 +188,15 @@ def _exchange_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "exchange_pairs(dst: frag w, src: frag r) warp",
+    "exchange_pairs(dst: frag*2n w, src: frag*2n r) warp",
     _exchange_text,
     "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
     "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
     "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
     sass=("shfl.sync.bfly",),
-    rules=(
-        Rule(
-            "groups come in pairs",
-            lambda u: u.src[0].arg == u.src[1].arg and u.src[0].arg % 2 == 0,
-        ),
-    ),
 )
 instruction(
-    "st_global_fp8(base index inside: value, tile: global w, src: frag r)",
+    "st_global_fp8(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
     lambda use, t: scoped(
         "f32 none",
         [
@@ -234,8 +208,4 @@ instruction(
     ),
     "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
     sass=("cvt to fp8",),
-    rules=(
-        Rule("it stores one register", lambda u: u.src[-1].arg == 1),
-        Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
-    ),
 )

@@ -17,12 +17,11 @@ from ptxflow.compiler.atoms.reductions import (
     KEY_BITS,
     LEAST,
     count_in,
-    scoped,
     skip_unless_any,
     weigh,
 )
 from ptxflow.compiler.atoms.table import READ_ONLY, Rule, accesses, instruction
-from ptxflow.compiler.atoms.threads import pieces, vector
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 SLOT, TALLY, SHARE = 8, 4, 4  # bytes
@@ -111,17 +110,15 @@ def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) 
 
 
 instruction(
-    "sift(list tally shares: smem w, overflow: smem a, count: frag rw, src window: frag r, "
-    "segment chunk accumulate rank: value) warp",
+    "sift(list: smem w, tally: smem*4 w, shares: smem w, overflow: smem a, count: frag rw, "
+    "src: frag r, window: frag*2 r, segment chunk accumulate rank: value) warp",
     _sift_text,
     "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
     "leader; a group in which no lane has an element that may be kept is skipped by a vote",
     defaults=(("unread", "count"),),
     rules=(
         Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
-        Rule("a window is two registers", lambda u: u.src[6].arg == 2),
         Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
-        Rule("a tally has four bytes", lambda u: u.src[1].arg == TALLY),
     ),
 )
 

@@ -4,8 +4,8 @@ operands in two terms.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import pieces
+from ptxflow.compiler.atoms.table import instruction
+from ptxflow.compiler.atoms.threads import each, pieces
 from ptxflow.compiler.ir import UOp
 
 WARP = 32
@@ -34,15 +34,9 @@ def _rest_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "pack_rest(dst: frag w, src packed: frag r)",
+    "pack_rest(dst: frag*n w, src: frag*2n r, packed: frag*n r)",
     _rest_text,
     "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
-    rules=(
-        Rule(
-            "two values to a register",
-            lambda u: u.src[1].arg == 2 * u.src[0].arg == 2 * u.src[2].arg,
-        ),
-    ),
 )
 
 
@@ -56,15 +50,12 @@ def _prefix_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "prefix_sum(dst: frag rw) warp",
+    "prefix_sum(dst: frag*1 rw) warp",
     _prefix_text,
     "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
-    rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )
 instruction(
     "keep_inside(dst: frag rw, inside: value)",
-    lambda use, t: "\n".join(
-        f"selp.f32 {d}, {d}, 0f00000000, {t['inside']};" for d in pieces(t["dst"])
-    ),
+    each("selp.f32 {dst}, {dst}, 0f00000000, {inside};"),
     "9.7.7 selp: zero where a condition does not hold",
 )

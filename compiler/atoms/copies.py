@@ -7,22 +7,21 @@ generic proxy: who reads through the async one needs a fence behind the wait.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import PREFETCHES
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.threads import PREFETCHED
+from ptxflow.compiler.ir import UOp
 
 CHUNK = 16  # bytes of a lane
 LINE = 128  # bytes of eight lanes
-_BASE = Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM)
 
 instruction(
-    "copy_async(dst: smem w generic copies, offset base index: value, tile: global r read-only)",
+    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index: value, tile: "
+    "global r read-only)",
     "add.u32 %ra, {dst_reg}, {offset};\n"
     "mad.wide.u32 %rda, {index}, 16, {base};\n"
     "cp.async.cg.shared.global [%ra], [%rda], 16;",
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
     "lane's group, and for other lanes once they met",
     sass=("cp.async",),
-    rules=(_BASE,),
 )
 
 
@@ -38,17 +37,14 @@ def _or_zero_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "copy_or_zero(dst: smem w generic copies, offset base index inside: value, tile: global r "
-    "read-only)",
+    "copy_or_zero(dst: smem w generic copies, offset: value, base: pointer, index inside: "
+    "value, tile: global r read-only)",
     _or_zero_text,
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
     "is read then; index counts 16 bytes; L2 may bring `prefetch` bytes at once",
     sass=("cp.async",),
     defaults=(("prefetch", 0),),
-    rules=(
-        _BASE,
-        Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
-    ),
+    rules=(PREFETCHED,),
 )
 instruction(
     "copies_commit() orders -> commit",
@@ -75,17 +71,13 @@ def _copy_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "copy_chunks(dst: smem w generic copies, offset base row column inside: value, tile: "
-    "global r read-only) warp",
+    "copy_chunks(dst: smem*512 w generic copies, offset: value, base: pointer, row column "
+    "inside: value, tile: global r read-only) warp",
     _copy_text,
     "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
     "offset; zeros where not `inside`; rows are `pitch` bytes apart",
     sass=("cp.async",),
-    rules=(
-        _BASE,
-        Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
-        Rule("its lanes fill the slot", lambda u: u.src[0].arg == 32 * CHUNK),
-    ),
+    rules=(Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),),
 )
 instruction(
     "copies_arrive(bar: mbar) orders -> copies_arrive",
@@ -111,15 +103,14 @@ def _lines_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "copy_lines(dst: smem w generic copies, offset base index column: value, tile: global r "
-    "read-only) warp",
+    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column: value, "
+    "tile: global r read-only) warp",
     _lines_text,
     "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
     "a row, `first` and up; each lane names the row, the byte and the place in the first block "
     "of its 16 bytes; rows are `pitch` bytes apart",
     sass=("cp.async",),
     rules=(
-        _BASE,
         Rule(
             "rows begin at multiples of 16 bytes",
             lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,

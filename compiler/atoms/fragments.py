@@ -4,7 +4,7 @@ loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import vector
 from ptxflow.compiler.ir import UOp
 
@@ -19,10 +19,9 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "st_shared_lanes(dst: smem w, offset inside: value, src: frag r)",
+    "st_shared_lanes(dst: smem w, offset inside: value, src: frag*1|2|4 r)",
     _store_text,
     "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
-    rules=(Rule("it stores one, two or four registers", lambda u: u.src[3].arg in (1, 2, 4)),),
 )
 
 
@@ -34,8 +33,7 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "ld_shared_lanes(dst: frag w, src: smem r, offset: value)",
+    "ld_shared_lanes(dst: frag*1|2|4 w, src: smem r, offset: value)",
     _load_text,
     "9.7.9.8 ld of one, two or four registers",
-    rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

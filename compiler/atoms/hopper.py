@@ -55,17 +55,14 @@ def _wgmma_registers_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "wgmma_registers(acc: frag rw async wgmma, a: frag r async wgmma, b: desc r async wgmma, "
+    "wgmma_registers(acc: frag rw async wgmma, a: frag*4 r async wgmma, b: desc r async wgmma, "
     "accumulate: value) warpgroup sm_90a -> mma",
     _wgmma_registers_text,
     "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
     "with its rows along K",
     sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
     defaults=(("transposed", False),),
-    rules=(
-        *_ACCUMULATORS,
-        Rule("a thread holds four registers of A", lambda u: u.src[1].arg == 4),
-    ),
+    rules=(*_ACCUMULATORS,),
 )
 instruction(
     "wgmma_fence() warpgroup sm_90a orders -> fence_registers",
@@ -85,9 +82,8 @@ instruction(
     defaults=(("pipe", "wgmma"),),
 )
 instruction(
-    "stmatrix_x4(dst: smem w, offset: value, src: frag r) warp",
+    "stmatrix_x4(dst: smem w, offset: value, src: frag*4 r) warp",
     "add.u32 %ra, {dst_reg}, {offset};\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
     "9.7.14.5.16 stmatrix",
     sass=("stmatrix",),
-    rules=(Rule("x4 stores four registers", lambda u: u.src[2].arg == 4),),
 )

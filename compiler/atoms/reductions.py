@@ -10,10 +10,8 @@ bins, of the highest digits the first; these sums lie behind the bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, vector
+from ptxflow.compiler.atoms.threads import each, pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 KEY_BITS = 28
@@ -21,18 +19,6 @@ LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just ab
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
 QUANTITIES = ("count", "mass")
-
-
-def scoped(registers: str, lines: Iterable[str]) -> str:
-    """Lines with labels and registers of their own: `b32 a b<4>, pred p` declares %_a, %_b0, ...
-
-    The underscore keeps them from hiding an operand.
-    """
-    declared = []
-    for group in registers.split(", "):
-        kind, *names = group.split()
-        declared.append(f".reg .{kind} {', '.join('%_' + name for name in names)};")
-    return "\n".join(["{", *declared, *lines, "}"])
 
 
 def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
@@ -65,7 +51,7 @@ def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
 
 
 instruction(
-    "zero_shared(dst: smem w)",
+    "zero_shared(dst: smem*512 w)",
     lambda use, t: scoped(
         "b32 z",
         [
@@ -76,13 +62,11 @@ instruction(
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
     defaults=(("begun", False), ("unread", "dst")),
-    rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
 )
 instruction(
-    "saturate(dst: frag w, src: frag r)",
+    "saturate(dst: frag*n w, src: frag*n r)",
     each("add.sat.f32 {dst}, {src}, 0f00000000;"),
     "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-    rules=(ALIKE,),
 )
 
 
@@ -175,7 +159,7 @@ def _ranges_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "sum_range(bins: smem r, range: smem w, warp: value) warp",
+    "sum_range(bins: smem r, range: smem*4 w, warp: value) warp",
     _ranges_text,
     "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
     defaults=(("copies", 1),),
@@ -187,7 +171,6 @@ instruction(
             "every lane has a word of a range",
             lambda u: (u.arg.attr("copies") << u.arg.attr("bits")) // u.arg.attr("warps") >= 32,
         ),
-        Rule("a sum has four bytes", lambda u: u.src[1].arg == 4),
     ),
 )
 
@@ -319,7 +302,7 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "pick_bin(found: smem w, bins: smem r, goal: frag r, own: value) warp",
+    "pick_bin(found: smem*16 w, bins: smem r, goal: frag r, own: value) warp",
     _pick_text,
     "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
     "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
@@ -328,7 +311,6 @@ instruction(
     defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
     rules=(
         _BITS,
-        Rule("four words are found", lambda u: u.src[0].arg == 16),
         Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
         Rule(
             "there is a bin for each digit and copy, and the sums of the ranges",
@@ -338,32 +320,4 @@ instruction(
             ),
         ),
     ),
-)
-
-
-def _st_vector_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["src"])
-    return (
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\nst.shared.{kind} [%ra], {registers};"
-    )
-
-
-def _ld_vector_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["dst"])
-    return (
-        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
-    )
-
-
-instruction(
-    "st_shared_vector(dst: smem w, offset: value, src: frag r)",
-    _st_vector_text,
-    "9.7.9.11 st of one, two or four registers by every lane",
-    rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
-)
-instruction(
-    "ld_shared_vector(dst: frag w, src: smem r, offset: value)",
-    _ld_vector_text,
-    "9.7.9.8 ld of one, two or four registers by every lane",
-    rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

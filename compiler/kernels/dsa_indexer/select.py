@@ -249,7 +249,7 @@ class Select(Row):
         inside = (number < self.listed) & (order < self.topk)
         index = self.row * param("width") + position // self.page
         body: list[Body] = [
-            at.ld_shared_vector(entry, slot(self.list), number * ENTRY_BYTES),
+            at.ld_shared_lanes(entry, slot(self.list), number * ENTRY_BYTES),
             at.mov(rank, 0),
             self.compare(i, entry, rank),
             at.copy(ranked, rank),

@@ -40,7 +40,7 @@ class Sorting:
         return [
             at.mov(self.r("levels", 1), needed),
             [
-                at.ld_shared_vector(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
+                at.ld_shared_lanes(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
                 for i in range(self.turns)
             ],
             loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near,
@@ -87,10 +87,10 @@ class Sorting:
         return loop(
             step,
             (level + 1) - (level + 1).min(WITHIN),
-            [at.st_shared_vector(self.mine(i), LANE * ENTRY, self.own(i)) for i in turns],
+            [at.st_shared_lanes(self.mine(i), LANE * ENTRY, 1, self.own(i)) for i in turns],
             at.cta_sync(),
             [
-                at.ld_shared_vector(
+                at.ld_shared_lanes(
                     self.r(f"met_{i}_", WORDS),
                     everywhere,
                     ((THREAD + i * self.row.threads) ^ apart) * ENTRY,

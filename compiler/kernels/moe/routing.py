@@ -179,9 +179,10 @@ class Permute(Shape):
             [at.mov(size, 0) for size in sizes],
             loop(batch, self._batches, step, start=WARP, step=self.warps),
             [
-                at.st_shared_vector(
+                at.st_shared_lanes(
                     slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD),
                     LANE << 2,
+                    1,
                     size,
                 )
                 for w, size in enumerate(sizes)
