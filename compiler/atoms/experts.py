@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, scoped
+from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
 from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, add, atom, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, OF_TWO, each, pieces
+from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, OF_TWO, each, pieces, scoped
 from ptxflow.compiler.ir import Op, UOp
 
 LANE_EXPERTS = 8

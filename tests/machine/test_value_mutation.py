@@ -16,22 +16,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import Fault
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    KernelInfo,
-    UOp,
-    const,
-    frag,
-    global_tensor,
-    kernel,
-    loop,
-    param,
-    rectangle,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop
+from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel

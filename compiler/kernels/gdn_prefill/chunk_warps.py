@@ -10,19 +10,9 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import (
-    LANE,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    const,
-    param,
-    part,
-    slot,
-    special,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
+from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.storage import anywhere, part, slot
 from ptxflow.compiler.kernels.gdn_decode.gates import exponential, sigmoid, softplus, times
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,

@@ -13,23 +13,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    role,
-    slot,
-    tmem,
-    value,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import WARP, UOp, Value, const, value, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import mbar, slot, tmem
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
