@@ -50,6 +50,7 @@ class Machine(Grid):
         seed: int,
         grid: int | None,
         arguments: Arguments,
+        limit: int = 0,
     ):
         super().__init__(program.module, launch, tensors)
         self.program, self.coverage = program, program.coverage
@@ -61,6 +62,7 @@ class Machine(Grid):
         self.launch_registers = self._launch_registers()
         self._bind(axes, arguments)
         self.rng = random.Random(seed) if seed else None
+        self.limit = limit or 1 << 60  # instructions of all clusters
         self.strict = seed % 2 == 1  # a warp runs only when none before it can
         self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
         self.seed = seed
@@ -157,7 +159,7 @@ class Machine(Grid):
                     if self.strict:
                         break
             warps = [w for w in warps if not w.done]
-            if executed > LIMIT:
+            if executed > min(LIMIT, self.limit - self.report.instructions):
                 raise Fault(f"{executed} instructions: the run does not end")
             if not progress and warps:
                 if not self.landings:
@@ -177,7 +179,7 @@ class Machine(Grid):
             warps.sort(key=lambda w: (self.priority[w.cta.rank, w.index // 4], w.index))
 
     def _turn(self, w: Warp) -> int:
-        budget = self.rng.randint(1, 300) if self.rng else 1 << 30
+        budget = self.rng.randint(1, 300) if self.rng else min(LIMIT, self.limit) + 1
         try:
             count = w.run(budget)
             if w.done:
