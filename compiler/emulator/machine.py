@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -51,11 +51,12 @@ class Machine(Grid):
         seed: int,
         grid: int | None,
         arguments: Arguments,
+        limit: int = 0,
         block: tuple[int, int, int] | None = None,
     ):
         """`block`: the sides of a block that is not along x alone."""
         super().__init__(program.module, launch, tensors)
-        self.block, self.limit = block or (launch.block, 1, 1), LIMIT
+        self.block = block or (launch.block, 1, 1)
         self.program, self.coverage = program, program.coverage
         x, y, z = (evaluate(side, axes) for side in launch.grid)
         self.grid = (x if grid is None else grid, y, z)
@@ -65,6 +66,7 @@ class Machine(Grid):
         self.launch_registers = self._launch_registers()
         self._bind(axes, arguments)
         self.rng = random.Random(seed) if seed else None
+        self.limit = limit or 1 << 60  # instructions of all clusters
         self.strict = seed % 2 == 1  # a warp runs only when none before it can
         self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
         self.seed = seed
@@ -128,12 +130,12 @@ class Machine(Grid):
 
     # -- one cluster --------------------------------------------------------------------------
 
-    def run(self, clusters: Iterable[int] | None) -> Report:
-        """Run the clusters given (all of the grid by default), one after another."""
+    def run(self, some: int = 0) -> Report:
+        """Run all clusters of the grid, one after another, or `some`: the first, the last, and
+        others between."""
         count = math.prod(self.clusters)
-        for index in range(count) if clusters is None else clusters:
-            if not 0 <= index < count:
-                raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
+        places = np.linspace(0, count - 1, min(some or count, count))
+        for index in sorted({round(place) for place in places}):
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
             self.report.clusters += 1
@@ -164,8 +166,10 @@ class Machine(Grid):
                     if self.strict:
                         break
             warps = [w for w in warps if not w.done]
-            if executed > self.limit:
-                raise Endless(self._standing(warps, f"{executed} instructions and no end"))
+            if executed > min(LIMIT, self.limit - self.report.instructions):
+                raise Endless(
+                    self._standing(warps, f"{executed} instructions: the run does not end")
+                )
             if polled >= TURN and self.landings:
                 polled = 0
                 self._land()
@@ -188,7 +192,7 @@ class Machine(Grid):
             warps.sort(key=lambda w: (self.priority[w.cta.rank, w.index // 4], w.index))
 
     def _turn(self, w: Warp) -> int:
-        budget = self.rng.randint(1, 300) if self.rng else TURN
+        budget = self.rng.randint(1, 300) if self.rng else min(TURN, self.limit + 1)
         try:
             count = w.run(budget)
             if w.done:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ptxflow.compiler.emulator import functions
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
@@ -141,8 +142,9 @@ class Module:
     code: list[Instruction] = field(default_factory=list)
 
 
+@lru_cache(maxsize=8)
 def parse(text: str, entry: str = "") -> Module:
-    """The kernel of that name in a PTX text, by default the only one.
+    """The kernel of that name in a PTX text, by default the only one; not to be changed.
 
     Raises PtxSyntaxError with the line.
     """

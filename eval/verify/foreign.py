@@ -117,10 +117,11 @@ class ForeignMachine(Machine):
         self, program: Program, given: LaunchFile, words: Mapping[str, Array], seed: int, limit: int
     ):
         self.given = given
-        super().__init__(program, given.launch, words, {}, seed, None, NO_ARGUMENTS, given.block)
-        self.whole = limit
+        launch, block = given.launch, given.block
+        super().__init__(program, launch, words, {}, seed, None, NO_ARGUMENTS, limit, block)
         for buffer in given.buffers:
-            self.memory.named[buffer.name].shadow.blank = buffer.blank
+            if buffer.blank:
+                self.memory.named[buffer.name].shadow.begin_blank()
         if given.dependent:
             self.races.depend([self.memory.named[name].shadow for name in given.dependent])
 
@@ -165,10 +166,6 @@ class ForeignMachine(Machine):
             case bytes() as octets:
                 self.constants[at] = (len(octets), int.from_bytes(octets, "little"))
                 return len(octets)
-
-    def _run_cluster(self, index: int) -> None:
-        self.limit = self.whole - self.report.instructions
-        super()._run_cluster(index)
 
     def _turn(self, w: Warp) -> int:
         try:

@@ -20,22 +20,8 @@ from numpy.typing import NDArray
 from ptxflow.compiler.atoms.table import Atom, all_atoms, atom
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ir import (
-    LANE,
-    PREDICATES,
-    VALUES,
-    KernelInfo,
-    Op,
-    UOp,
-    Use,
-    alu,
-    body_of,
-    const,
-    edit,
-    kernels_of,
-    special,
-    walk,
-)
+from ptxflow.compiler.ir.nodes import LANE, PREDICATES, VALUES, Op, UOp, Use, alu, const, special
+from ptxflow.compiler.ir.statements import KernelInfo, body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
 

@@ -14,23 +14,9 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
 from ptxflow.compiler.atoms.indexing import UNUSED_BITS
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    alu,
-    const,
-    loop,
-    param,
-    part,
-    slot,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import part, slot, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
@@ -263,7 +249,7 @@ class Select(Row):
         inside = (number < self.listed) & (order < self.topk)
         index = self.row * param("width") + position // self.page
         body: list[Body] = [
-            at.ld_shared_vector(entry, slot(self.list), number * ENTRY_BYTES),
+            at.ld_shared_lanes(entry, slot(self.list), number * ENTRY_BYTES),
             at.mov(rank, 0),
             self.compare(i, entry, rank),
             at.copy(ranked, rank),

@@ -39,23 +39,21 @@ COSTS = {
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
     c = costs_of("dsa_sparse", COSTS, device)
-    zero, parts = 0 * f.warps, chunks(f, problem)
+    parts = chunks(f, problem)
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
     blocks = rows * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
     return Demand(
         blocks=rows * parts,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
-        tiles=zero + 1,
         steps=np.ceil(span(f, problem) / f.tile),
         stages=f.stages,
         mma_cycles=mma_cycles(f, problem, device, c),
         smem_bytes=shared_bytes(f, problem),
         l2_bytes=stage_bytes(f, problem),
         issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
-        epilogue_cycles=zero + c.leave,
-        overlap=zero,
+        epilogue_cycles=c.leave,
         dram_bytes=_dram(f, problem) * c.dram,
-        setup_cycles=zero + c.start,
+        setup_cycles=c.start,
         special=f.tile * columns(f, problem),
         following=sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
     )

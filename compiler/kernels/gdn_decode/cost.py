@@ -71,7 +71,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
     Half of the traffic are stores, which nobody waits for: a step waits for what it loads.
     """
-    c, zero = costs_of("gdn_decode", COSTS, device), 0 * f.warps
+    c = costs_of("gdn_decode", COSTS, device)
     total = tiles(f, problem)
     blocks = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
     count, steps = -(-total // blocks), passes(f, problem)
@@ -99,10 +99,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         smem_bytes=shared * np.where(f.row_threads == 4, c.conflict, 1.0),
         l2_bytes=bytes_,
         issue_cycles=round_ * wave,
-        epilogue_cycles=zero,
-        overlap=zero,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=zero,
         latency=c.latency * wave,
     )
 

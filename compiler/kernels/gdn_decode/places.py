@@ -8,21 +8,8 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    UOp,
-    const,
-    frag,
-    global_tensor,
-    mbar,
-    param,
-    rectangle,
-    slot,
-    smem,
-    special,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.decisions import (
     buffer_bytes,

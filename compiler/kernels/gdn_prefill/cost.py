@@ -57,7 +57,7 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's sequence, a step a chunk of it."""
-    c, zero = costs_of("gdn_prefill", COSTS, device), 0 * f.rows
+    c = costs_of("gdn_prefill", COSTS, device)
     size, sequences = problem["head_size"], problem["num_seqs"]
     count = sequences * problem["num_v_heads"] * (size // f.rows)
     steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
@@ -69,7 +69,6 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=count,
         resident=np.maximum(taken.occupancy, 1),
-        tiles=1 + zero,
         steps=steps + 1,
         stages=np.maximum(f.stages - 1, 1),
         mma_cycles=c.mma * products,
@@ -77,9 +76,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         + f.chunk * (2 * key_pitch(problem) + value_pitch(f)),
         l2_bytes=f.chunk * row_bytes,
         issue_cycles=np.maximum(_main(f, size, c), _helper(f, problem, c)),
-        epilogue_cycles=zero + state_bytes / 32,
-        overlap=zero,
-        dram_bytes=problem.bytes * c.dram + zero,
+        epilogue_cycles=state_bytes / 32,
+        dram_bytes=problem.bytes * c.dram,
         setup_cycles=c.start + state_bytes / 32,
     )
 

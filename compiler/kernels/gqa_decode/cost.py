@@ -73,7 +73,7 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's chunk, a step a tile of each of its warps."""
-    c, zero = costs_of("gqa_decode", COSTS, device), 0 * f.warps
+    c = costs_of("gqa_decode", COSTS, device)
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
     per_sequence = np.ceil(length / chunk(f))
@@ -90,7 +90,6 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=blocks,
         resident=resident,
-        tiles=1 + zero,
         steps=steps,
         stages=f.stages,
         mma_cycles=np.where(
@@ -100,9 +99,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         l2_bytes=2 * tokens * row_bytes,
         issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
         epilogue_cycles=c.leave + c.warp * f.warps,
-        overlap=zero,
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
-        setup_cycles=c.start + zero,
+        setup_cycles=c.start,
         special=tokens * units * COLUMNS,
         imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
         following=_second(f, problem, device, c, per_sequence),
@@ -129,7 +127,7 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
-    zero, size = 0 * f.warps, problem["head_dim"]
+    size = problem["head_dim"]
     per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
@@ -141,16 +139,12 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     return Demand(
         blocks=blocks,
         resident=resident,
-        tiles=1 + zero,
         steps=steps,
-        stages=1 + zero,
         mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
-        smem_bytes=zero,
         l2_bytes=read,
-        issue_cycles=c.sum_step + zero,
+        issue_cycles=c.sum_step,
         epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)
         + np.where(f.sum_split == 1, c.meet, 0),
-        overlap=zero,
         dram_bytes=blocks * read * steps,
         setup_cycles=c.sum_start * np.where(f.dependent == 1, c.early, 1.0),
         latency=np.where(several, 1.0, 0.1),

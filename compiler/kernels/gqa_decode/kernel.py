@@ -13,19 +13,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    const,
-    loop,
-    part,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.ring import Ring

@@ -6,19 +6,9 @@ Pages of a tile are asked for a turn before its rows are. Warps share nothing.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    param,
-    slot,
-    smem,
-    value_of,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param
+from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.storage import anywhere, slot, smem, value_of
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import pitch, stage_bytes
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT

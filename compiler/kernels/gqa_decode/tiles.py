@@ -14,23 +14,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    elect,
-    loop,
-    param,
-    slot,
-    smem,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
+from ptxflow.compiler.ir.statements import Body, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, slot, smem, value_of
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.span import CACHES, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (

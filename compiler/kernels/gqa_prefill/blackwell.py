@@ -14,26 +14,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    part,
-    role,
-    slot,
-    smem,
-    tmem,
-    value,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import mbar, part, slot, smem, tmem
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     LAZY,

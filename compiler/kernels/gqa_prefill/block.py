@@ -8,19 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    Body,
-    KernelInfo,
-    UOp,
-    elect,
-    loop,
-    mbar,
-    param,
-    slot,
-    smem,
-    value,
-    var,
-)
+from ptxflow.compiler.ir.nodes import UOp, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
+from ptxflow.compiler.ir.storage import mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE, Keys

@@ -100,7 +100,6 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=blocks,
         resident=resources(f, problem, device).occupancy,
-        tiles=1 + 0 * blocks,
         steps=mean,
         stages=f.stages,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
@@ -108,11 +107,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         l2_bytes=2 * tile_bytes,
         issue_cycles=exposed * softmax + c.step + copied,
         epilogue_cycles=c.store * rows,
-        overlap=0 * blocks,
-        dram_bytes=problem.bytes + 0 * blocks,
-        setup_cycles=c.setup + 0 * blocks,
+        dram_bytes=problem.bytes,
+        setup_cycles=c.setup,
         special=scores,
-        latency=c.latency + 0 * blocks,
+        latency=c.latency,
         imbalance=busiest(f, problem, device, c) / even * np.where(late, c.tiles, 1.0),
     )
 

@@ -10,22 +10,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    param,
-    part,
-    role,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
+from ptxflow.compiler.ir.statements import Role, elect, loop, role
+from ptxflow.compiler.ir.storage import mbar, part, slot
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     MMA_K,

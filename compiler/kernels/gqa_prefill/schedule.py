@@ -13,21 +13,9 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    Body,
-    Op,
-    UOp,
-    Value,
-    const,
-    global_tensor,
-    loop,
-    param,
-    value,
-    value_of,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Op, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.storage import global_tensor, value_of
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT

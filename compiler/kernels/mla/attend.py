@@ -7,26 +7,9 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Op,
-    Role,
-    UOp,
-    Value,
-    anywhere,
-    const,
-    loop,
-    param,
-    role,
-    slot,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, loop, role, when
+from ptxflow.compiler.ir.storage import anywhere, slot, value_of
 from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT

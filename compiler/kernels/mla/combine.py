@@ -12,19 +12,8 @@ from typing import Protocol
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    Value,
-    const,
-    loop,
-    param,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, WARP, UOp, Value, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR

@@ -10,20 +10,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    loop,
-    param,
-    part,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import part, slot, smem
 from ptxflow.compiler.kernels.mla.decisions import (
     DIMS,
     MMA_COLUMNS,

@@ -7,17 +7,8 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    UOp,
-    Value,
-    global_tensor,
-    part,
-    rectangle,
-    special,
-    value,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, special, value
+from ptxflow.compiler.ir.storage import global_tensor, part, rectangle
 from ptxflow.compiler.kernels.mla.decisions import (
     MMA_COLUMNS,
     MMA_DIMS,

@@ -8,20 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    anywhere,
-    global_tensor,
-    loop,
-    part,
-    rectangle,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish

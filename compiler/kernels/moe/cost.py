@@ -108,21 +108,13 @@ def _small(
     blocks: Any, cycles: Any, moved: Any, setup: float, following: Demand | None = None
 ) -> Demand:
     """A kernel of one step that threads do."""
-    none = 0.0 * blocks
     return Demand(
         blocks=blocks,
-        resident=8 + none,
-        tiles=1 + none,
-        steps=1 + none,
-        stages=1 + none,
-        mma_cycles=none,
-        smem_bytes=none,
+        resident=8,
         l2_bytes=moved / np.maximum(blocks, 1),
-        issue_cycles=cycles + none,
-        epilogue_cycles=none,
-        overlap=none,
-        dram_bytes=moved + none,
-        setup_cycles=setup + none,
+        issue_cycles=cycles,
+        dram_bytes=moved,
+        setup_cycles=setup,
         following=following,
     )
 
@@ -154,16 +146,15 @@ def _product(
     left = real * tile_w * (0.5 if up else np.where(f.partials == FLOAT32, 4, 2))
     return Demand(
         blocks=blocks,
-        resident=1 + 0 * blocks,
+        resident=1,
         tiles=np.ceil(tiles / np.maximum(blocks, 1)),
-        steps=k // BLOCK + 0 * blocks,
-        stages=stages + 0 * blocks,
-        mma_cycles=flops / (2 * device.mma_flops_per_cycle) + 0 * blocks,
+        steps=k // BLOCK,
+        stages=stages,
+        mma_cycles=flops / (2 * device.mma_flops_per_cycle),
         smem_bytes=_smem_traffic(f, tile_w, device),
         l2_bytes=(real + tile_w) * BLOCK,
         issue_cycles=issue + gathered,
         epilogue_cycles=400 + left / c.store,
-        overlap=0 * blocks,
         dram_bytes=_dram(f, problem, device, c, up, tiles_t),
         setup_cycles=c.setup + late,
         latency=c.latency + (c.behind * (f.lag == 1) if up else 0.0),

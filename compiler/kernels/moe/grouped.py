@@ -16,28 +16,20 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
+from ptxflow.compiler.ir.nodes import (
     CTAID,
     LANE,
     WARP,
-    Body,
-    KernelInfo,
     UOp,
     Value,
-    anywhere,
     const,
-    elect,
-    global_tensor,
-    loop,
     param,
-    rectangle,
-    slot,
-    smem,
     special,
     value,
     var,
-    when,
 )
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape

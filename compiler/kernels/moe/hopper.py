@@ -10,20 +10,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    loop,
-    part,
-    role,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, Role, loop, role
+from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped

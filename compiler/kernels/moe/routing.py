@@ -12,24 +12,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, LANE_EXPERTS, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    anywhere,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import EXPERTS
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
@@ -194,9 +179,10 @@ class Permute(Shape):
             [at.mov(size, 0) for size in sizes],
             loop(batch, self._batches, step, start=WARP, step=self.warps),
             [
-                at.st_shared_vector(
+                at.st_shared_lanes(
                     slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD),
                     LANE << 2,
+                    1,
                     size,
                 )
                 for w, size in enumerate(sizes)

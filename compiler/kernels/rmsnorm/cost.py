@@ -103,13 +103,9 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         steps=steps,
         stages=1 + f.load_ahead,
         mma_cycles=(each * threads(f) / c.issue + arrival + c.launch / tiles) / steps,
-        smem_bytes=0 * f.rows,
         l2_bytes=bytes_ / steps,
         issue_cycles=round_ * wave / steps,
-        epilogue_cycles=0 * f.rows,
-        overlap=0 * f.rows,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=0 * f.rows,
         latency=c.latency * _hints(f, c) * wave,
     )
 

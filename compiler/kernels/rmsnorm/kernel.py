@@ -15,28 +15,21 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import cache_hint, float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
+from ptxflow.compiler.ir.nodes import (
     CTA_RANK,
     CTAID,
     LANE,
     WARP,
-    Body,
-    KernelInfo,
     UOp,
     Value,
     const,
-    frag,
-    kernel,
-    loop,
     param,
-    part,
-    slot,
-    smem,
     special,
     value,
     var,
-    when,
 )
+from ptxflow.compiler.ir.statements import Body, KernelInfo, kernel, loop, when
+from ptxflow.compiler.ir.storage import frag, part, slot, smem
 from ptxflow.compiler.kernels.rmsnorm.decisions import (
     ALL,
     EARLY,

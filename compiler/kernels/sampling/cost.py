@@ -52,17 +52,12 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=problem["batch_size"] * f.ctas + 0 * f.threads,
         resident=np.maximum(resources(f, problem, device).occupancy, 1),
-        tiles=1 + 0 * f.threads,
         steps=steps,
-        stages=1 + 0 * f.threads,
         mma_cycles=_work(f, problem, c, share) / steps,
-        smem_bytes=0 * f.threads,
         l2_bytes=ELEMENT * problem["vocab_size"] / f.ctas / chunks,
         issue_cycles=share / f.threads * 4 / steps,
         epilogue_cycles=_alone(f, problem, c),
-        overlap=0 * f.threads,
-        dram_bytes=problem.bytes + 0 * f.threads,
-        setup_cycles=0 * f.threads,
+        dram_bytes=problem.bytes,
     )
 
 

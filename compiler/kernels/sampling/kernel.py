@@ -19,27 +19,9 @@ from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    alu,
-    const,
-    frag,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling.decisions import (
     ALIGN,
     LINE,
@@ -201,8 +183,8 @@ class Kernel:
         place, lane = slot(self.tile, 0, start, size), LANE * (self.width * ELEMENT)
         held = part(self._elements(), j * self.width, self.width)
         if store:
-            return at.st_shared_vector(place, lane, held)
-        return at.ld_shared_vector(held, place, lane)
+            return at.st_shared_lanes(place, lane, 1, held)
+        return at.ld_shared_lanes(held, place, lane)
 
     def sweep(self, visit: Visit) -> Body:
         """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
@@ -240,7 +222,7 @@ class Kernel:
 
         if len(self.filters) == 2:
             self.active = self.value("active")
-            start = at.is_active(self.active, self.value("top_k"), size=self.vocab)
+            start = at.is_active(self.active, self.value("top_k"), most=self.vocab - 1)
         random = at.philox(self.value("uniform", 2), *map(param, RANDOM), self.row)
         return [
             start,
@@ -444,7 +426,7 @@ class Kernel:
 
     def _leader(self) -> Body:
         """The row's first CTA does the rest."""
-        flag = at.ld_shared_vector(self.value("overflow"), self.overflow, 0)
+        flag = at.ld_shared_lanes(self.value("overflow"), self.overflow, 0)
         return self._alone([flag, self._threshold(), self._draw()])
 
     def _draw(self) -> Body:
