@@ -232,7 +232,7 @@ def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Ve
         raise BadInput(f"the launch does not fit: {error}") from None
     fault = ""
     try:
-        machine.run(None)
+        machine.run()
     except Endless as error:
         done = machine.report.clusters
         where = str(error).split("\n")[1].strip()
