@@ -4,8 +4,9 @@ it found: races, faults, deadlocks, wrong values, each with the lines of the tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ MOST_TEXT = 64 << 20  # bytes
 LIMIT = 5_000_000  # instructions of warps, of one schedule
 MOST_LOCAL = 512 << 10  # bytes of a thread
 _ENTRY = re.compile(r"^[^/\n]*\.entry\s+([\w$%]+)", re.M)
+T = TypeVar("T")
 _LINE = re.compile(r"\bline (\d+)")
 
 
@@ -110,6 +112,11 @@ class Verdict:
         return sum(f.rule.level == "error" for f in self.findings)
 
 
+def unforeseen(error: Exception) -> str:
+    """What the emulator trips over, which it should refuse by itself."""
+    return f"not modelled ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
 class ForeignMachine(Machine):
     """A machine whose parameters come from a launch file, with a limit for the whole grid."""
 
@@ -174,8 +181,18 @@ class ForeignMachine(Machine):
             raise
         except Exception as error:
             ins = self.module.code[w.at]
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise Fault(f"line {ins.line}: `{shorten(ins.text)}`: not modelled ({what})") from None
+            where = f"line {ins.line}: `{shorten(ins.text)}`"
+            raise Fault(f"{where}: {unforeseen(error)}") from None
+
+
+def understood(build: Callable[[], T]) -> T:
+    """What is built of a text; BadInput where it is not understood."""
+    try:
+        return build()
+    except PtxSyntaxError as error:
+        raise BadInput(str(error)) from None
+    except Exception as error:
+        raise BadInput(f"the text is {unforeseen(error)}") from None
 
 
 def read_kernel(text: str, entry: str = "") -> Module:
@@ -185,10 +202,7 @@ def read_kernel(text: str, entry: str = "") -> Module:
         raise BadInput(f"the text has the entries {', '.join(names)}: name one (field entry)")
     if entry and entry not in names:
         raise BadInput(f"the text has no entry {entry}; there are {', '.join(names) or 'none'}")
-    try:
-        module = parse(text, entry)
-    except PtxSyntaxError as error:
-        raise BadInput(str(error)) from None
+    module = understood(lambda: parse(text, entry))
     number = re.match(r"sm_(\d+)", module.target)
     if not number or not (int(number[1]) <= 90 or int(number[1]) in (100, 103)):
         raise BadInput(f".target {module.target}: sm_90a, sm_100a and older ones are modelled")
@@ -202,10 +216,7 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
     """
     module = read_kernel(text, given.launch.entry)
     object.__setattr__(given.launch, "entry", module.entry)
-    try:
-        program = Program(module)
-    except PtxSyntaxError as error:
-        raise BadInput(str(error)) from None
+    program = understood(lambda: Program(module))
     if program.local_bytes > MOST_LOCAL:
         raise BadInput(f"{program.local_bytes} bytes of .local exceed {MOST_LOCAL} a thread")
     verdict = Verdict(schedules)
@@ -242,10 +253,11 @@ def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Ve
             "another), or a long run: --limit, or a smaller grid"
         )
     except Fault as error:
-        if "not modelled" in str(error):
-            verdict.stopped = f"schedule {seed}: {error}"
-        else:
-            fault = str(error)
+        fault = str(error)
+    except Exception as error:
+        fault = unforeseen(error)
+    if "not modelled" in fault:
+        verdict.stopped, fault = f"schedule {seed}: {fault}", ""
     found = [*machine.report.hazards, *([fault] if fault else [])]
     if not fault and not verdict.stopped:
         found += [m for b in given.buffers if (m := _difference(b, words[b.name]))]
