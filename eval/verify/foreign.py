@@ -284,7 +284,8 @@ def _findings(seen: Mapping[str, Iterable[int]]) -> list[Finding]:
     """One for each rule and line, in the order of the text; its message is the first."""
     out: dict[tuple[str, int], Finding] = {}
     for message, seeds in seen.items():
-        rule = next(r for r in RULES if re.search(r.pattern, message))
+        said = re.sub("`[^`]*`", "", message)
+        rule = next(r for r in RULES if re.search(r.pattern, said))
         lines = [int(n) for n in _LINE.findall(message)]
         key = rule.id, lines[0] if lines else 0
         message = message.removeprefix(f"line {key[1]}: ")
