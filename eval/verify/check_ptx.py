@@ -100,9 +100,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
             "properties": {"schedules": f.schedules},
         }
 
-    rules = [
-        {"id": r.id, "shortDescription": {"text": r.means}, "help": {"text": r.fix}} for r in RULES
-    ]
+    rules = [{"id": r.id, "help": {"text": r.fix}} for r in RULES]
     notes = [{"level": "error", "message": {"text": verdict.stopped}}] if verdict.stopped else []
     run = {
         "tool": {
