@@ -41,7 +41,7 @@ from ptxflow.eval.bench.inputs import make_indices, make_inputs
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.trace_set import Trace, read_traces, stored, write_traces
 from ptxflow.eval.bench.work import attended
-from ptxflow.eval.sample.peer_solutions import peers
+from ptxflow.eval.sample.peer_solutions import EAGER, peers
 from ptxflow.eval.sample.solution import AUTHOR, solution
 
 SEED = 1
@@ -231,7 +231,8 @@ def table(rows: Sequence[Row]) -> str:
         times = [f"{us:.1f}" if us else "-" for us in (r.own, best[1])]
         lines.append((r.definition, r.sizes, *times, best[0], f"{ratio:.2f}" if ratio else "-"))
         if ratio:
-            ratios[load(r.definition).op_type].append(ratio)
+            eager = f", {EAGER}" if best[0] == EAGER else ""
+            ratios[load(r.definition).op_type + eager].append(ratio)
             slower += [f"{r.definition} {r.sizes}: {ratio:.2f} of {best[0]}"] if ratio < 1 else []
     failed = [f"{r.definition} {r.sizes}: {name} {status}" for r in rows
               for name, status in r.status.items() if status != "PASSED"]  # fmt: skip
