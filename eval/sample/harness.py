@@ -76,16 +76,15 @@ def spread(
     rows = [row for row in workloads(definition.name) if usable(definition, row, ranges)]
     if not rows:
         raise BadInput(f"{definition.name}: its library serves none of its workloads")
-    sizes = [math.log(math.prod(v for n, v in r.axes.items() if n not in IDLE)) for r in rows]
-    chosen: dict[str, Workload] = {}
-    for target in np.linspace(min(sizes), max(sizes), count):
-        away = [
-            abs(size - target) + (not row.public) for size, row in zip(sizes, rows, strict=True)
-        ]
-        near = rows[int(np.argmin([math.inf if r.uuid in chosen else a
-                                   for r, a in zip(rows, away, strict=True)]))]  # fmt: skip
-        chosen[near.uuid] = near
-    return list(chosen.values())
+    work = {
+        row.uuid: math.log(math.prod(v for n, v in row.axes.items() if n not in IDLE))
+        for row in rows
+    }
+    chosen: list[Workload] = []
+    for target in np.linspace(min(work.values()), max(work.values()), min(count, len(rows))):
+        away = [abs(work[row.uuid] - target) + (not row.public) for row in rows]
+        chosen.append(rows.pop(int(np.argmin(away))))
+    return chosen
 
 
 def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
