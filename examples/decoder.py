@@ -215,8 +215,7 @@ def compare(args: argparse.Namespace, batch: int) -> bool:
     top_p = torch.full((batch,), TOP_P, device="cuda")
     expected = Torch(model, torch.float32).step(hidden)[0]
     makers = {c.name: c for c in (Ptxflow, FlashInfer, Torch) if args.only in (None, c.name)}
-    calls: dict[str, Callable[[], Tensor]] = {}
-    errors: dict[str, float] = {}
+    calls, errors = dict[str, Callable[[], Tensor]](), dict[str, float]()
     for name, maker in makers.items():
         try:
             ops = maker(model, args.libraries) if maker is Ptxflow else maker(model)
@@ -224,8 +223,8 @@ def compare(args: argparse.Namespace, batch: int) -> bool:
         except (ImportError, RuntimeError, ValueError) as error:  # the others are told without it
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        call()
         calls[name] = call
+        call()
         errors[name] = float((logits - expected).norm() / expected.norm())
     print(f"\nbatch {batch}, {args.layers} layers and head, context {CONTEXT}")
     print(table(timed(calls), errors, batch))
