@@ -223,21 +223,19 @@ class _Diagram:
         """Every choice of the next decision after every state, those refused left out."""
         nodes, size = len(front.choice), self.sizes[depth]
         parent = np.repeat(np.arange(nodes), size)
-        choice = np.tile(np.arange(size, dtype=np.int32), nodes)
+        after = _Front({}, parent, np.tile(np.arange(size, dtype=np.int32), nodes))
         reading = [a for a in automata if depth in a.reads]
-        stay = {k: c for k, c in front.columns.items() if k not in reading}
-        after = _Front({k: c[parent] for k, c in stay.items()}, parent, choice)
-        if any(depth in self.reads(rule) for rule in waiting):
-            after.columns[depth] = choice
-        legal = np.ones(len(choice), bool)
         for automaton in reading:
             begun = front.columns.get(automaton, np.zeros(nodes, np.int32))
             step = automaton.steps[automaton.reads.index(depth)]
-            after.columns[automaton] = step[begun[parent], choice]
-            legal &= after.columns[automaton] >= 0
+            after.columns[automaton] = step[begun[after.parent], after.choice]
+            after.keep(np.flatnonzero(after.columns[automaton] >= 0))
             if depth == automaton.reads[-1]:
                 del after.columns[automaton]
-        after.keep(np.flatnonzero(legal))
+        stay = {key: column for key, column in front.columns.items() if key not in reading}
+        after.columns |= {key: column[after.parent] for key, column in stay.items()}
+        if any(depth in self.reads(rule) for rule in waiting):
+            after.columns[depth] = after.choice
         return after
 
     def begin(self, front: _Front, depth: int, waiting: list[Rule]) -> list[_Automaton]:

@@ -190,9 +190,7 @@ class SpaceSet:
     def __init__(self, spaces: Sequence[Space]) -> None:
         if not spaces:
             raise ValueError("a SpaceSet needs at least one space")
-        digests = {s.digest for s in spaces}
-        if len(digests) > 1:
-            raise ValueError(f"spaces of different decision spaces cannot be mixed: {digests}")
+        require_same_decisions(spaces)
         object.__setattr__(self, "spaces", tuple(spaces))
 
     def __len__(self) -> int:
@@ -244,6 +242,13 @@ class SpaceSet:
         """Legal next choices [n, sizes[depth]] after prefix codes [n] in spaces [n]."""
         nodes = self.nodes(spaces, prefixes, depth)
         return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
+
+
+def require_same_decisions(spaces: Sequence[StrategySpace]) -> None:
+    """ValueError where the spaces are not all of one decision space."""
+    digests = {s.digest for s in spaces}
+    if len(digests) > 1:
+        raise ValueError(f"spaces of different decision spaces cannot be mixed: {digests}")
 
 
 class EmptySpace(BadInput):
