@@ -22,6 +22,7 @@ from ptxflow.compiler.family import Choice, Family, Problem, Rule
 from ptxflow.env.space import Codes, EmptySpace, StrategySpace, bound_at, verdict
 
 Ints = NDArray[np.int32]
+LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used
 TABLE = 1 << 20  # entries of a rule's table at most
 JOINED = 1 << 12  # entries up to which the tables of rules are joined, whatever each reads
 STATES = 1 << 22  # at one depth at most: some hundreds of megabytes

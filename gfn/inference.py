@@ -23,6 +23,7 @@ from ptxflow.gfn.walks import Diagrams, Forest, family_shape
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
 # where it errs, and the best of 8 on workloads that were not trained was best near 2
 SHARPNESS = 2.0
+POOL = 512  # draws that stand for a space that is not listed: 0.3 s
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,30 @@ def sample_by_steps(
         Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng
     )
     return drawn.choices.numpy() @ space.strides[1:], drawn.log_probs.numpy()
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Draws of a policy from a space that is not listed, as a space of their own.
+
+    space      the draws
+    log_probs  [n] of the policy, in the order of `space.codes`
+    drawn      [n] places in `space.codes`, in the order in which they were drawn
+    """
+
+    space: Space
+    log_probs: NDArray[np.float64]
+    drawn: NDArray[np.int64]
+
+
+def draw_pool(
+    policy: Policy, space: RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+) -> Pool:
+    """min(k, len(space)) draws, as `sample_by_steps`: the first j of them are j draws, too."""
+    codes, logs = sample_by_steps(policy, space, k, seed, sharpness)
+    order = np.argsort(codes)
+    part = Space(space.family, space.problem, space.device, codes[order])
+    return Pool(part, logs[order], np.argsort(order))
 
 
 def draw_distinct(
