@@ -257,7 +257,8 @@ def sample_kernels(
         print(remark, file=sys.stderr)
     return compile_and_rank(
         definition, axes, part, chosen, gpu, valid=len(space), seed=args.seed,
-        checkpoint=checkpoint.name, jobs=args.jobs, emulate=not args.no_emulate, stop_at=args.stop_at,
+        checkpoint=checkpoint.name, jobs=args.jobs, emulate=not args.no_emulate,
+        stop_at=args.stop_at,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ Ints = NDArray[np.int32]
 LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used
 TABLE = 1 << 20  # entries of a rule's table at most
 JOINED = 1 << 12  # entries up to which the tables of rules are joined, whatever each reads
-STATES = 1 << 22  # at one depth at most: some hundreds of megabytes
+EDGES = 1 << 24  # choices after states, at one depth at most: some gigabytes
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,17 @@ class _Diagram:
         front, children = _Front({}, root, root.astype(np.int32)), list[Ints]()
         for depth, size in enumerate(self.sizes):
             nodes = len(front.choice)
+            if nodes * size > EDGES:
+                raise ValueError(
+                    f"{self.who}: {nodes} kinds of prefixes wait for {self.names[depth]!r}, of "
+                    f"{EDGES // size} at most: rules that read fewer decisions, or next to each "
+                    "other, leave fewer"
+                )
             front = self.taken(front, depth, automata, waiting)
             automata += self.begin(front, depth, waiting)
             first, back = _classes(list(front.columns.values()), len(front.choice))
             if not len(first):
                 return []
-            if len(first) > STATES:
-                raise ValueError(
-                    f"{self.who}: {len(first)} kinds of prefixes end with {self.names[depth]!r}, "
-                    f"of {STATES} at most: rules that read fewer decisions, or next to each other, "
-                    "leave fewer"
-                )
             children.append(np.full((nodes, size), -1, np.int32))
             children[-1][front.parent, front.choice] = back
             front.keep(first)

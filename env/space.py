@@ -201,11 +201,6 @@ class SpaceSet:
         """Number of choices of each decision."""
         return self.spaces[0].sizes
 
-    @property
-    def digest(self) -> str:
-        """Of the one decision space that all have."""
-        return self.spaces[0].digest
-
     @cached_property
     def leaf_offsets(self) -> NDArray[np.int64]:
         """[W + 1] the leaf ids of space w are leaf_offsets[w] to leaf_offsets[w + 1]."""
@@ -224,24 +219,6 @@ class SpaceSet:
             self.sizes,
             np.repeat(np.arange(len(self.spaces), dtype=np.int32), np.diff(self.leaf_offsets)),
         )
-
-    def nodes(
-        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
-    ) -> NDArray[np.int64]:
-        """Node ids at `depth` of prefix codes [n] in spaces [n]; -1 where no completion exists."""
-        level = self.levels[depth]
-        span = int(strides_of(self.sizes)[0] // strides_of(self.sizes)[depth])
-        keys = level.tree.astype(np.int64) * span + level.prefix
-        wanted = np.asarray(spaces, np.int64) * span + prefixes
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, at, -1)
-
-    def mask(
-        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
-    ) -> NDArray[np.bool_]:
-        """Legal next choices [n, sizes[depth]] after prefix codes [n] in spaces [n]."""
-        nodes = self.nodes(spaces, prefixes, depth)
-        return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
 
 
 def require_same_decisions(spaces: Sequence[StrategySpace]) -> None:

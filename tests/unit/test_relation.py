@@ -200,11 +200,11 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
 
 
 def test_the_diagram_is_the_least_one_however_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = gemm_problem(17, 4096, 4096)
-    spaces = []
-    for table in (1 << 18, relation.TABLE):
+    problem, spaces = gemm_problem(17, 4096, 4096), []
+    family = finer({"tile_m": (64, 128, 256), "tile_n": tuple(range(8, 264, 24))})
+    for table in (1 << 8, relation.TABLE):
         monkeypatch.setattr(relation, "TABLE", table)
-        spaces.append(relate(finer(), problem, B200))
+        spaces.append(relate(family, problem, B200))
     for a, b in zip(*(s.layers for s in spaces), strict=True):
         assert (a.child == b.child).all() and (a.counts == b.counts).all()
         assert len({row.tobytes() for row in a.child}) == len(a.child) and a.counts.any(1).all()
@@ -255,6 +255,6 @@ def test_what_is_refused_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> N
         relate(make_family(TOY, (hidden,)), problem, B200)
     with pytest.raises(ValueError, match=r"strategies, of 2\^62 at most"):
         relate(chain(), problem, B200)
-    monkeypatch.setattr(relation, "STATES", 1000)
-    with pytest.raises(ValueError, match=r"kinds of prefixes end with 'tile_k'"):
+    monkeypatch.setattr(relation, "EDGES", 10_000)
+    with pytest.raises(ValueError, match=r"kinds of prefixes wait for 'split_k', of 833 at most"):
         relate(finer(), problem, B200)
