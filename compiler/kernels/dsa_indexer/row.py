@@ -38,6 +38,7 @@ class Row:
         self.list = self._lines("entries", self.places * ENTRY)
         self.chosen = self._lines("chosen", self.topk * 4)
         self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
+        self.listed = value_of(self.r("listed", 1))
 
     @staticmethod
     def _lines(name: str, size: int) -> UOp:
@@ -48,7 +49,3 @@ class Row:
     def storage(self) -> tuple[UOp, ...]:
         chosen = () if self.sorted else (self.chosen,)
         return (self.bins, self.list, *chosen, self.state, self.count)
-
-    @property
-    def listed(self) -> UOp:
-        return value_of(self.r("listed", 1))

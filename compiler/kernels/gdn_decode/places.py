@@ -52,6 +52,10 @@ class Places:
         self.values: dict[str, UOp] = {}  # by what they are: see _value
         self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
         self.full = mbar("full", self.stages * self.warps, 1)
+        self._passes = const(self.passes, "passes" if self.passes > 1 else "")
+        self._vector_bytes = self.width * STATE_BYTES
+        self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
+        self._dtype = PTX_TYPE[self.problem.dtype]
 
     def _value(self, name: str, index: int, count: int, width: int) -> UOp:
         """The registers of one of `count` values of that name.
@@ -85,10 +89,6 @@ class Places:
         ctas = special("ctas")
         tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
         return (tiles + ctas - 1 - CTAID) // ctas * self._passes
-
-    @property
-    def _passes(self) -> UOp:
-        return const(self.passes, "passes" if self.passes > 1 else "")
 
     # -- places --------------------------------------------------------------------------------
 
@@ -127,16 +127,3 @@ class Places:
         column = r * self.size + j * self.lanes * self.width
         place = self._place(name, use, column, self.lanes * self.width)
         return index, place, {"element": self._vector_bytes, "offset": column * STATE_BYTES}
-
-    @property
-    def _vector_bytes(self) -> int:
-        return self.width * STATE_BYTES
-
-    @property
-    def _given(self) -> UOp:
-        """Whether there is a state; else it counts as zeros."""
-        return param(PRESENT).ne(0)
-
-    @property
-    def _dtype(self) -> str:
-        return PTX_TYPE[self.problem.dtype]

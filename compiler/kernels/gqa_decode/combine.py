@@ -31,18 +31,9 @@ class Combine(Shape):
         self.split = bool(s.sum_split)
         self.sequences = Sequences(self.page_size, self.chunk, "c_")
         self.handed = smem("handed", 2 * self.warps * WARP_BYTES, align=128)
-
-    @property
-    def blocks_per_cta(self) -> int:
-        return 1 if self.split else self.warps
-
-    @property
-    def blocks_per_sequence(self) -> int:
-        return self.key_heads * self.columns * self.blocks
-
-    @property
-    def smem_bytes(self) -> int:
-        return int(self.handed.arg.size) if self.split else 0
+        self.blocks_per_cta = 1 if self.split else self.warps
+        self.blocks_per_sequence = self.key_heads * self.columns * self.blocks
+        self.smem_bytes = int(self.handed.arg.size) if self.split else 0
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:

@@ -59,6 +59,9 @@ class Combine(Shape):
         self.sequences, self.registers, self.tables = self.parts()
         self.entry = f"{problem.family}_combine"
         self.r = Registers("c_")
+        # for the first kernel: all wait, as what is launched next must find all that was written,
+        # of sequences in one chunk too
+        self.wait: UOp | None = at.grid_wait() if self.s.dependent else None
 
     def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
@@ -93,12 +96,6 @@ class Combine(Shape):
             dependent=bool(self.s.dependent),
         )
         return finish(info, work)
-
-    @property
-    def wait(self) -> UOp | None:
-        """For the first kernel: all wait, as what is launched next must find all that was written,
-        of sequences in one chunk too."""
-        return at.grid_wait() if self.s.dependent else None
 
     def work(self, sequence: UOp, block: UOp) -> list[Body]:
         """A block of the query of a sequence in chunks."""

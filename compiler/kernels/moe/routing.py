@@ -100,16 +100,14 @@ class Permute(Shape):
         self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
+        self.smem_bytes = int(self.counts.arg.size)
+        self._batches = (param("seq_len") + (LANES - 1)) // LANES  # sets of 32 tokens
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
         routed = ROUTED if self.joined else (("choices", "ptr"),)
         written = ("places", "tokens", "work", "tiles")
         return (*routed, *((name, "ptr") for name in written), ("seq_len", "u32"))
-
-    @property
-    def smem_bytes(self) -> int:
-        return int(self.counts.arg.size)
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -134,11 +132,6 @@ class Permute(Shape):
             token, param("seq_len"), route_token(self, token), start=WARP, step=self.warps
         )
         return [tokens, at.cta_sync()]
-
-    @property
-    def _batches(self) -> UOp:
-        """Sets of 32 tokens."""
-        return (param("seq_len") + (LANES - 1)) // LANES
 
     def _load(self, batch: UOp) -> tuple[list[UOp], UOp, UOp]:
         """Statements that load the choices of a lane's token, which they are, and whether there is
