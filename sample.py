@@ -29,6 +29,7 @@ exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -111,9 +112,24 @@ def how_it_is_ranked(parser: Parser) -> None:
     add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
     add(
         "--measure",
-        choices=("auto", "yes", "no"),
+        choices=("auto", "yes", "no", "recorded"),
         default="auto",
-        help="rank by measurement: where this GPU is present (auto, the default), always, never",
+        help="rank by measurement: where this GPU is present (auto, the default), always, never; "
+        "of a library `recorded` takes what DIR.records.jsonl has, measured elsewhere perhaps",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="measure a library's kernels for so long at most, sizes all over the range first; the "
+        "same command goes on (default: no limit)",
+    )
+    add(
+        "--looks",
+        type=Path,
+        metavar="FILE",
+        help="keep the candidates of a library's sizes in this file, or take them from it: chosen "
+        "on one machine, measured on another",
     )
     add(
         "--stop-at",
@@ -152,6 +168,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--members is of --library, from 1 to 64")
     if args.library and (args.out or args.stop_at is not None):
         parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
+    if not args.library and (args.looks or args.time_limit or args.measure == "recorded"):
+        parser.error("--looks, --time-limit and --measure recorded are of a --library")
+    if args.time_limit is not None and not args.time_limit > 0:
+        parser.error(f"--time-limit must be positive, not {args.time_limit}")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     return args
@@ -202,7 +222,8 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
     asked = Asked(
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
-        gpu=gpu.name if gpu else None, **sharpness,
+        gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
+        seconds=args.time_limit or math.inf, looks=args.looks, **sharpness,
     )  # fmt: skip
     make_library(asked)
     return 0
@@ -271,7 +292,7 @@ def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
     from ptxflow.compiler.device import DEVICES
 
-    if measure == "no":
+    if measure in ("no", "recorded"):
         return None
     try:
         if measure == "yes":

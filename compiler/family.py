@@ -269,8 +269,8 @@ class Trial:
 class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
-    `blocks` (CTAs along x) replaces the grid's; of `some` of the first launch's clusters alone,
-    spread over the grid, what they write is compared. `absent`: optional inputs are not given.
+    `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
+    over the grid, what they write is compared. `absent`: optional inputs are not given.
     """
 
     axes: Mapping[str, int]

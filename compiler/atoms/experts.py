@@ -76,11 +76,14 @@ def _keys_text(use: UOp, text: dict[str, str]) -> str:
         ]
     lines += ["add.rn.f32 %_top, %_top, %_next;", "mov.b32 %_rank, 0;", "shr.u32 %_g, %lane, 2;"]
     for group in range(GROUPS):
-        lines += [
-            f"shfl.sync.idx.b32 %_o, %_top, {4 * group}, 31, {ALL_LANES};",
+        tie = (
             f"setp.lt.u32 %_p, {group}, %_g;",
             "setp.eq.and.f32 %_p, %_o, %_top, %_p;",
             "@%_p add.u32 %_rank, %_rank, 1;",
+        )
+        lines += [
+            f"shfl.sync.idx.b32 %_o, %_top, {4 * group}, 31, {ALL_LANES};",
+            *(tie if group < GROUPS - 1 else ()),
             "setp.gt.f32 %_p, %_o, %_top;",
             "@%_p add.u32 %_rank, %_rank, 1;",
         ]
@@ -299,13 +302,17 @@ def _columns_text(use: UOp, text: dict[str, str]) -> str:
         f"mov.b32 {text['before']}, 0;",
         f"mad.lo.u32 %_at, %lane, 4, {text['counts_reg']};",
     ]
-    for i in range(use.arg.attr("warps")):
+    warps = use.arg.attr("warps")
+    for i in range(warps):
         lines += [
             f"ld.shared.b32 %_x, [%_at+{i * use.arg.attr('pitch')}];",
             f"add.u32 {text['total']}, {text['total']}, %_x;",
-            f"setp.gt.u32 %_p, {text['warp']}, {i};",
-            f"@%_p add.u32 {text['before']}, {text['before']}, %_x;",
         ]
+        if i < warps - 1:  # no warp is behind the last
+            lines += [
+                f"setp.gt.u32 %_p, {text['warp']}, {i};",
+                f"@%_p add.u32 {text['before']}, {text['before']}, %_x;",
+            ]
     return scoped("b32 at x, pred p", lines)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -123,12 +123,12 @@ class Machine(Grid):
 
     # -- one cluster --------------------------------------------------------------------------
 
-    def run(self, clusters: Iterable[int] | None) -> Report:
-        """Run the clusters given (all of the grid by default), one after another."""
+    def run(self, some: int = 0) -> Report:
+        """Run all clusters of the grid, one after another, or `some`: the first, the last, and
+        others between."""
         count = math.prod(self.clusters)
-        for index in range(count) if clusters is None else clusters:
-            if not 0 <= index < count:
-                raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
+        places = np.linspace(0, count - 1, min(some or count, count))
+        for index in sorted({round(place) for place in places}):
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
             self.report.clusters += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ptxflow.compiler.emulator import functions
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
@@ -134,8 +135,9 @@ class Module:
     code: list[Instruction] = field(default_factory=list)
 
 
+@lru_cache(maxsize=8)
 def parse(text: str, entry: str = "") -> Module:
-    """The kernel of that name in a PTX text, by default the only one.
+    """The kernel of that name in a PTX text, by default the only one; not to be changed.
 
     Raises PtxSyntaxError with the line.
     """
@@ -193,6 +195,7 @@ class _Parser:
         self.calls: list[str] = []  # the functions whose bodies are being put in
         self.returns: list[int] = []  # instructions that leave the innermost of them
         self.labelled = ""
+        self.line, self.counted = 1, 0  # the line of the character that was last asked for
         self.real = "<f"  # the type of decimal fractions, by the instruction
 
     def module(self) -> Module:
@@ -220,7 +223,9 @@ class _Parser:
         return self.at < len(self.text)
 
     def _line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        self.line += self.text.count("\n", self.counted, self.at)
+        self.counted = self.at
+        return self.line
 
     def _fail(self, what: str, line: int = 0) -> PtxSyntaxError:
         return PtxSyntaxError(f"line {line or self._line()}: {what}")

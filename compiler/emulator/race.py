@@ -18,6 +18,7 @@ from ptxflow.compiler.emulator.parse import Instruction
 
 GRANULE = 16
 FULL = 0xFFFF
+PENDING = 200_000  # reads of a memory that nobody wrote, which are remembered as they were
 READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
 COPY = "cp.async"
 #: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
@@ -33,7 +34,7 @@ _VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
 _PAST = {"r": "was read", "w": "was written", "a": "was updated"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Access:
     """One statement's access. `row`: the proxy it goes through; `mode`: r, w, a (atomic), m (use
     of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
@@ -51,13 +52,15 @@ class Access:
 class Shadow:
     """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
 
-    `touched`: granules that were read, and those that were written.
+    `touched`: granules that were read, and those that were written. Reads conflict with nothing
+    until somebody writes: those before the first write are `pending`, and None after it.
     """
 
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
         self.touched = np.zeros((2, len(self.ids)), np.bool_)
+        self.pending: list[tuple[Array, Array | None, Access, Actor]] | None = []
 
 
 Entry = tuple[Access, int]
@@ -132,25 +135,32 @@ class Races:
         if not len(granules):
             return
         shadow.touched[int(access.mode != "r"), granules] = True
-        ids = shadow.ids[granules]
-        if masks is None:
-            first = int(ids[0])
-            if (ids == first).all():
-                place = int(granules[0])
-                new = self._step(shadow, first, FULL, access, clocks, place, lanes)
-                shadow.ids[granules] = new
+        if (pending := shadow.pending) is not None:
+            if access.mode == "r" and len(pending) < PENDING:
+                pending.append((granules, masks, access, clocks))
                 return
-            kinds, first_at, inverse = np.unique(ids, return_index=True, return_inverse=True)
-            keys = [(int(k), FULL) for k in kinds]
-        else:
-            both = ids.astype(np.int64) << 16 | masks
-            kinds, first_at, inverse = np.unique(both, return_index=True, return_inverse=True)
-            keys = [(int(k) >> 16, int(k) & FULL) for k in kinds]
-        new_ids = [
-            self._step(shadow, history, mask, access, clocks, int(granules[i]), lanes)
-            for (history, mask), i in zip(keys, first_at, strict=True)
-        ]
-        shadow.ids[granules] = np.array(new_ids, np.int32)[inverse]
+            shadow.pending = None
+            for read in pending:
+                self._remember(shadow, *read, None)
+        self._remember(shadow, granules, masks, access, clocks, lanes)
+
+    def _remember(
+        self,
+        shadow: Shadow,
+        granules: Array,
+        masks: Array | None,
+        access: Access,
+        clocks: Actor,
+        lanes: Lanes | None,
+    ) -> None:
+        ids = shadow.ids[granules].astype(np.int64)
+        kinds = (ids << 16 | (FULL if masks is None else masks)).tolist()
+        new = dict[int, int]()
+        for i, kind in enumerate(kinds):
+            if kind not in new:
+                history, mask, place = kind >> 16, kind & FULL, int(granules[i])
+                new[kind] = self._step(shadow, history, mask, access, clocks, place, lanes)
+        shadow.ids[granules] = [new[kind] for kind in kinds]
 
     def _step(
         self,
@@ -163,9 +173,10 @@ class Races:
         lanes: Lanes | None,
     ) -> int:
         """Check against one history; the number of the history that follows."""
+        mode = access.mode
         for entry, touched in self.histories[history]:
             common = touched & mask
-            if common and conflict(entry.mode, access.mode):
+            if common and conflict(entry.mode, mode):
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
@@ -242,16 +253,18 @@ def conflict(old: str, new: str) -> bool:
 
 def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry, ...]:
     """The accesses that later ones must come after: a write supersedes what it covers."""
-    kept = []
-    for old, touched in history:
-        same = (old.agent, old.mode, old.lane) == (access.agent, access.mode, access.lane)
+    kept, agent, mode, lane = [], access.agent, access.mode, access.lane
+    for entry in history:
+        old, touched = entry
         if old is access:
             mask |= touched
             continue
-        if access.mode == "w" or same:
+        same = old.agent == agent and old.mode == mode and old.lane == lane
+        if touched & mask and (mode == "w" or same):
             touched &= ~mask
+            entry = old, touched
         if touched:
-            kept.append((old, touched))
+            kept.append(entry)
     return (*kept[-READERS:], (access, mask))
 
 

@@ -115,8 +115,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Many sequences of a few tokens, whose look-up takes several steps; few queries beside many
-    keys, and as many; a ring beyond its 32nd turn."""
+    """Few queries beside many keys; tiles of queries without a key; many sequences, few of which
+    have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn."""
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple(
@@ -129,15 +129,15 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         if "batch_size" in dict(p.axes):
             axes["batch_size"] = count
         if k.page:
-            pages = max(count, -(-tokens // k.page) + 2)
+            pages = -(-tokens // k.page) + 2
             return Size({**axes, "num_kv_indices": pages, "num_pages": pages + 3}, None, some)
         return Size({**axes, "total_kv": tokens}, None, some)
 
     whole = 2 * k.tokens + 5
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
-        size(35, 40, 70),
-        size(1, 5, (3 * s.stages + 2) * tile + 1),
+        size(3, 3 * k.tokens + 6, 5),
+        size(35, 12, 8),
         size(1, 2, 34 * s.stages * tile, 1),
     )
     return Trials(shapes, sizes)

@@ -217,15 +217,16 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: a sequence of several chunks or parts, many short ones, whose look-up
-    takes several steps, uneven ones, and a ring beyond its 32nd turn."""
+    """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
+    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
+    see one token of the last tile or none, which ends the last part."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
     own = dict(p.axes)
 
     def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
-        pages = max(count, -(-tokens // page))
+        pages = -(-tokens // page)
         changed = {
             "batch_size": count,
             "total_q": queries,
@@ -237,11 +238,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
+    tiles = -(-min(34 * k.stages, 8192 // k.tile) // k.cut) * k.cut
     sizes = (
-        size(1, k.queries + 1, cut if k.chunk else turn * min(k.cut, 2)),
-        size(34, 36, 36 * page, 2),
+        *([size(1, 1, cut)] if k.chunk else []),
         size(3, 2 * k.queries + 3, cut),
-        size(1, 1, min(34 * k.stages * k.tile, 8192), 2),
+        size(34, 12, 10 * page, 2),
+        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, 2),
     )
     return Trials(({n: own[n] for n in constants},), sizes)
 
