@@ -10,18 +10,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
 from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
+from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
-from ptxflow.compiler.kernels.gdn_decode.decisions import (
-    buffer_bytes,
-    bulk,
-    elements,
-    loops,
-    passes,
-    smem_bytes,
-    step_rows,
-    tiles_per_row,
-    warp_rows,
-)
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 
@@ -41,14 +31,20 @@ class Places:
         self.flight, self.stages = int(s.rows_in_flight), int(s.stages)
         self.groups = WARP_SIZE // self.lanes  # of lanes, in a warp
         self.warps = int(s.warps)
-        self.warp_rows, self.step = int(warp_rows(f)), int(step_rows(f))
-        self.elements = int(elements(f, problem))
+        self.warp_rows, self.step = int(decisions.warp_rows(f)), int(decisions.step_rows(f))
+        self.elements = int(decisions.elements(f, problem))
         self.vectors = self.elements // self.width
-        self.loops, self.bulk = bool(loops(f)), bool(bulk(f))
-        self.passes, self.tiles_per_row = int(passes(f, problem)), int(tiles_per_row(f, problem))
+        self.loops, self.bulk = bool(decisions.loops(f)), bool(decisions.bulk(f))
+        self.passes, self.tiles_per_row = (
+            int(decisions.passes(f, problem)),
+            int(decisions.tiles_per_row(f, problem)),
+        )
         self.once = not self.loops and self.passes == 1
         self.refills = self.loops or self.passes > self.stages
-        self.bytes, self.smem_bytes = int(buffer_bytes(f, problem)), int(smem_bytes(f, problem))
+        self.bytes, self.smem_bytes = (
+            int(decisions.buffer_bytes(f, problem)),
+            int(decisions.smem_bytes(f, problem)),
+        )
         self.values: dict[str, UOp] = {}  # by what they are: see _value
         self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
         self.full = mbar("full", self.stages * self.warps, 1)

@@ -86,15 +86,9 @@ class Combine(Shape):
     def build(self) -> UOp:
         """The lowered kernel."""
         work = self.work(self.place, self.unit % self.blocks)
-        info = KernelInfo(
-            name=self.entry,
-            arch=self.device.arch,
-            warps=SUM_WARPS,
-            cluster=1,
-            params=self.params,
-            storage=(*self.registers, *self.r.storage),
-            dependent=bool(self.s.dependent),
-        )
+        storage, arch = (*self.registers, *self.r.storage), self.device.arch
+        late = bool(self.s.dependent)
+        info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
         return finish(info, work)
 
     def work(self, sequence: UOp, block: UOp) -> list[Body]:

@@ -114,15 +114,9 @@ class Permute(Shape):
         body: list[Body] = [self._route() if self.joined else self.wait()]
         body += [*self._count(), at.cta_sync(), *self._begin()]
         body += [self._list_tiles(), self._list_rows()]
-        info = KernelInfo(
-            name=PERMUTE,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(self.counts, *self.r.storage),
-            dependent=self.dependent and not self.joined,
-        )
+        arch, storage = self.device.arch, (self.counts, *self.r.storage)
+        late = self.dependent and not self.joined
+        info = KernelInfo(PERMUTE, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _route(self) -> list[Body]:
