@@ -26,7 +26,7 @@ from tests.unit.test_space import GEMM, TOY, make_family, toy_rules
 
 def check(space: Space, related: RelationSpace, rng: np.random.Generator) -> None:
     """All strategies in order, all counts after all prefixes, and three conditional spaces."""
-    every = related.places(np.arange(len(related)))
+    every = related.at(np.arange(len(related)))
     assert len(related) == len(space) and (every @ related.strides[1:] == space.codes).all()
     for depth, level in enumerate(space.levels[:-1]):
         prefixes = space.indices(level.prefix * space.strides[depth])[:, :depth]
@@ -36,7 +36,7 @@ def check(space: Space, related: RelationSpace, rng: np.random.Generator) -> Non
     for _ in range(3):
         fixed, left = some_choices(space, rng)
         held = related.given(fixed)
-        every = held.places(np.arange(len(held)))
+        every = held.at(np.arange(len(held)))
         assert (every @ held.strides[1:] == space.codes[left]).all()
 
 
@@ -186,7 +186,7 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
     space, listed = relate(finer(), problem, device), 0
     assert len(space) > 10**11
     for _ in range(4):
-        rows, held = space.places(rng.integers(len(space), size=3)), {}
+        rows, held = space.at(rng.integers(len(space), size=3)), {}
         order, most = rng.permutation(len(space.sizes)), 10**4
         for at in order:
             choices = space.decisions[at].choices
@@ -195,7 +195,7 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
             most //= len(taken)
         box = enumerate_space(finer(held), problem, device)
         inside = space.given(held)
-        found = inside.fields(inside.places(np.arange(len(inside))) @ inside.strides[1:])
+        found = inside.fields(inside.at(np.arange(len(inside))) @ inside.strides[1:])
         for d in box.decisions:
             assert (getattr(box.fields(), d.name) == getattr(found, d.name)).all()
         listed += len(box)
