@@ -107,9 +107,12 @@ def untrained(policy: Policy) -> Policy:
 
 
 def sample_distinct(
-    policy: Policy, space: Space, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
 ) -> NDArray[np.int64]:
-    """Codes of min(k, len(space)) distinct strategies of a list; see `draw_distinct`."""
+    """Codes of min(k, len(space)) distinct strategies; see `draw_distinct`, and `sample_by_steps`
+    for a space that is not listed."""
+    if isinstance(space, RelationSpace):
+        return sample_by_steps(policy, space, k, seed, sharpness)[0]
     drawn = draw_distinct(log_probs(policy, space), k, seed, sharpness)
     codes: NDArray[np.int64] = space.codes[drawn]
     return codes
