@@ -14,8 +14,6 @@ samplers draw is counted at once, where it asks the device for each token.
 
 from __future__ import annotations
 
-import argparse
-import functools
 import importlib
 import json
 import math
@@ -245,10 +243,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-@functools.cache
-def parser() -> argparse.ArgumentParser:
-    made = Parser(prog="ptxflow harness", description=__doc__)
-    add = made.add_argument
+@reports("harness", LibraryError)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 where all of ours passed; 1 otherwise."""
+    parser = Parser(prog="ptxflow harness", description=__doc__)
+    add = parser.add_argument
     add("set", type=Path, metavar="DIR", help="the set of FlashInfer Trace")
     add("--libraries", type=Path, metavar="DIR", help="folders of sample.py, one a definition")
     add("--definitions", nargs="+", default=[], metavar="NAME", help="default: all that have one")
@@ -256,18 +255,12 @@ def parser() -> argparse.ArgumentParser:
     add("--trials", type=positive_int, default=3, help="inputs of each workload (default: 3)")
     add("--timeout", type=positive_int, default=120, help="seconds of one (default: 120)")
     add("--report", action="store_true", help="print what traces say, and run nothing")
-    return made
-
-
-@reports("harness", LibraryError)
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 where all of ours passed; 1 otherwise."""
-    args = parser().parse_args(argv)
+    args = parser.parse_args(argv)
     root: Path = args.set
     asked = args.definitions or names()
     if not args.report:
         if args.libraries is None:
-            parser().error("--libraries are needed, or --report")
+            parser.error("--libraries are needed, or --report")
         made = [n for n in asked if (args.libraries / n / MANIFEST).exists()]
         if not made:
             raise BadInput(f"{args.libraries}: no folder of a definition with a library")
