@@ -43,10 +43,12 @@ from ptxflow.eval.sample.peer_solutions import EAGER, peers
 from ptxflow.eval.sample.solution import AUTHOR, solution
 
 SEED = 1
-LEAST_P, MOST_P, MOST_K = 0.05, 0.8, 100  # 500,000 draws say nothing of a whole vocabulary
+MADE = ("generated", "recorded")  # what a row says of such inputs
+QUERIES = {"q_nope", "q_pe"}  # but for these, whose scale alone is chosen
+#: half a million draws say nothing of a whole vocabulary
+LIMITS = {"top_k": (1, 100), "top_p": (0.05, 0.8)}
 #: by op type, what of the harness's configuration is not its default
 TOLERANCES = {"moe": {"atol": 0.1, "rtol": 0.2, "required_matched_ratio": 0.85}}
-RANDOM = ("gemm", "rmsnorm")  # op types all of whose inputs may be
 IDLE = ("num_pages", "len_indptr", "len_cu_seqlens")  # axes that are no work
 MOST_DRAWN = 8  # rows of a sampler: the harness draws half a million times of each
 BENCH = "flashinfer_bench.bench"
@@ -85,20 +87,21 @@ def spread(
     return chosen
 
 
-def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
-    """The inputs that must be valid; the harness draws the others."""
-    if definition.op_type in RANDOM:
-        return {}
-    made = make_indices(definition, axes, SEED)
+def needed(row: Workload) -> set[str]:
+    """The inputs of a row that must be valid; the harness draws the others."""
+    return {n for n, spec in row.inputs.items() if spec["type"] in MADE} - QUERIES
+
+
+def given(definition: Definition, row: Workload) -> dict[str, torch.Tensor]:
+    """Those inputs by name, of one seed."""
+    names = needed(row)
+    made = make_indices(definition, row.axes, SEED) if names else {}
+    if not names <= made.keys():
+        made = make_inputs(definition, row.axes, SEED)
+    made = {n: made[n].clamp(*LIMITS[n]) if n in LIMITS else made[n] for n in names}
     if "sparse_indices" in made:  # a token without a key has an infinite lse
         lists = made["sparse_indices"]
         lists[:, 0] = torch.where((lists < 0).all(-1), 0, lists[:, 0])
-    if not made:
-        made = make_inputs(definition, axes, SEED)
-    if definition.op_type == "sampling":
-        made = {n: t for n, t in made.items() if n != "probs"}
-        limits = {"top_k": (1, MOST_K), "top_p": (LEAST_P, MOST_P)}
-        made = {n: t.clamp(*limits[n]) for n, t in made.items()}
     return made
 
 
@@ -118,7 +121,7 @@ def prepare(root: Path, library: Path, count: int) -> None:
         where = root / "solutions" / made["author"] / place / f"{made['name']}.json"
         write_whole(where, json.dumps(made) + "\n")
     write_whole(root / "definitions" / place.with_suffix(".json"), json.dumps(definition.to_json()))
-    found = [stored(definition, row, root, given(definition, row.axes)) for row in chosen]
+    found = [stored(definition, row, root, given(definition, row)) for row in chosen]
     write_traces(rows, [Trace(row) for row in found])
 
 
