@@ -165,8 +165,12 @@ def run(root: Path, definitions: Sequence[str], trials: int, seconds: int) -> No
         raise BadInput("the set is made, and the harness runs on a GPU only: there is none")
     runner._persistent_worker_main = worker  # of new processes, which import it by its name
     held = data.TraceSet.from_path(str(root))
-    for op in dict.fromkeys(load(name).op_type for name in definitions):
-        own = [name for name in definitions if load(name).op_type == op]
+    held.definitions = {name: held.definitions[name] for name in definitions}  # in this order
+    groups = defaultdict[str, list[str]](list)
+    for name in definitions:
+        op = load(name).op_type
+        groups[op if op in TOLERANCES else ""].append(name)
+    for op, own in groups.items():
         config = bench.BenchmarkConfig(
             definitions=own, num_trials=trials, profile_baseline=False, timeout_seconds=seconds,
             **TOLERANCES.get(op, {}),
