@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -44,6 +44,10 @@ class Problem:
     def __getitem__(self, axis: str) -> int:
         """The value of an axis. Raises KeyError for an unknown one."""
         return dict(self.axes)[axis]
+
+    def at(self, **axes: int) -> Problem:
+        """The same with other values of some axes; work is not counted anew."""
+        return replace(self, axes=tuple((dict(self.axes) | axes).items()))
 
     def constant(self, name: str) -> float:
         """A constant of the mathematics. Raises KeyError for an unknown one."""

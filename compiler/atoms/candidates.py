@@ -20,7 +20,7 @@ from ptxflow.compiler.atoms.reductions import (
     skip_unless_any,
     weigh,
 )
-from ptxflow.compiler.atoms.table import READ_ONLY, Rule, accesses, instruction
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
@@ -191,18 +191,6 @@ def _candidate_temps(use: UOp) -> str:
         f"b32 run segment end last at n d w first x<{use.arg.attr('vector') * AHEAD}>, "
         "b64 address, pred p q no"
     )
-
-
-_SOURCES: tuple[tuple[str, str], ...] = (
-    ("list", "smem"),
-    ("tallies", "smem"),
-    ("overflow", "frag"),
-    ("base", "value"),
-    ("index", "value"),
-    ("warp", "value"),
-    ("tile", "global"),
-)
-_FROM_SOURCES = (*accesses(r="list tallies overflow"), *accesses(READ_ONLY, r="tile"))
 
 
 def _refine_text(use: UOp, text: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import ASYNC, Rule, accesses, instruction
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 
@@ -112,8 +112,6 @@ _TMA_RULES = (
     Rule("a box has 1..256 rows", lambda u: 1 <= u.arg.attr("box")[1] <= 256),
     Rule("a shared-memory box is a multiple of 128 bytes", lambda u: u.src[0].arg % 128 == 0),
 )
-_TMA_LOAD = (("dst", "smem"), ("map", "map"), ("c0", "value"), ("c1", "value"), ("bar", "mbar"))
-_LOADED = accesses(ASYNC, "mbar", w="dst")
 _ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
 
 instruction(

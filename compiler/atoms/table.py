@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ParamSpec
+from typing import Any
 
 from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
 
@@ -50,18 +50,6 @@ class Access:
     mode: str  # r, w, rw, a (an atomic update: in any order with others, but with nothing else)
     proxy: str
     done: str = "now"
-
-
-def accesses(proxy: str = GENERIC, done: str = "now", **modes: str) -> tuple[Access, ...]:
-    """Accesses through one proxy, in this order: `accesses(r="a b", w="dst")`."""
-    pairs = [(name, mode) for mode, names in modes.items() for name in names.split()]
-    return tuple(Access(name, mode, proxy, done) for name, mode in pairs)
-
-
-def signature(text: str) -> tuple[tuple[str, str], ...]:
-    """The operands of a row with their kinds: `signature("dst src: frag, index: value")`."""
-    entries = [entry.split(": ") for entry in text.split(", ")]
-    return tuple((name, kind) for names, kind in entries for name in names.split())
 
 
 @dataclass(frozen=True)
@@ -222,16 +210,3 @@ def _extents(names: Sequence[str], extents: Sequence[str]) -> Rule:
 
     said = ", ".join(f"{n} of {e}" for n, e in zip(names, extents, strict=True) if e)
     return Rule(f"extents are {said}", holds)
-
-
-P = ParamSpec("P")
-
-
-def _added(make: Callable[P, Atom]) -> Callable[P, Callable[..., UOp]]:
-    def define(*args: P.args, **fields: P.kwargs) -> Callable[..., UOp]:
-        return add(make(*args, **fields))
-
-    return define
-
-
-define = _added(Atom)  # a row by its fields

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from string import Formatter
 from typing import Any
 
-from ptxflow.compiler.atoms.table import Rule, accesses, instruction
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 Text = Callable[[UOp, dict[str, str]], str]  # what writes a use of a row
@@ -210,8 +210,6 @@ instruction(
 
 
 ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
-OF_TWO = accesses(r="a b", w="dst")
-OF_ONE = accesses(r="src", w="dst")
 
 
 instruction(

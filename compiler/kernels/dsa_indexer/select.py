@@ -47,15 +47,8 @@ class Select(Row):
         return finish(self._info((*self.storage, *self.r.storage)), *body, meet=False)
 
     def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=self.ctas,
-            params=PARAMS,
-            storage=storage,
-            dependent=bool(self.s.dependent),
-        )
+        late, arch = bool(self.s.dependent), self.device.arch
+        return KernelInfo(ENTRY, arch, self.warps, self.ctas, PARAMS, storage, dependent=late)
 
     @property
     def smem_bytes(self) -> int:
@@ -63,16 +56,13 @@ class Select(Row):
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        return launch_of(
-            ENTRY,
+        grid, given, late = (
             f"batch_size * {self.ctas}",
-            self.warps,
-            PARAMS,
             {"width": "max_num_pages"},
-            self.smem_bytes,
-            self.ctas,
-            bool(self.s.dependent),
+            self.s.dependent,
         )
+        size = self.smem_bytes
+        return launch_of(ENTRY, grid, self.warps, PARAMS, given, size, self.ctas, bool(late))
 
     @property
     def length(self) -> UOp:

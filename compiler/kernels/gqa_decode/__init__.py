@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
@@ -112,16 +110,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     pages = max(4, -(-tokens // k.page_size))
-    axes = {
-        **dict(p.axes),
-        "batch_size": 3,
-        "num_kv_heads": k.heads,
-        "num_qo_heads": k.heads * k.group,
-        "len_indptr": 4,
-        "num_kv_indices": pages,
-        "num_pages": pages + 2,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
+    sizes = {"len_indptr": 4, "num_kv_indices": pages, "num_pages": pages + 2}
+    return Trial(p.at(batch_size=3, **heads, **sizes))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:

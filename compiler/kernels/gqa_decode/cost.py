@@ -14,15 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gqa_decode.decisions import (
-    DECISIONS,
-    MMA_DIMS,
-    MMA_TOKENS,
-    chunk,
-    columns_of_warp,
-    resources,
-    rings,
-)
+from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     APART,
@@ -67,7 +59,7 @@ class Costs:
 
 TILES = (64, 128)  # of a warpgroup
 CHUNKS = tuple(1 << n for n in range(4, 15))
-HEADS = choices(DECISIONS, "heads")
+HEADS = choices(decisions.DECISIONS, "heads")
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -76,12 +68,12 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     c = costs_of("gqa_decode", COSTS, device)
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
-    per_sequence = np.ceil(length / chunk(f))
-    side = columns_of_warp(f, problem)
+    per_sequence = np.ceil(length / decisions.chunk(f))
+    side = decisions.columns_of_warp(f, problem)
     blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
-    tokens, units = rings(f) * f.tile, f.heads * side  # of a step
-    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / tokens)
-    resident = resources(f, problem, device).occupancy
+    tokens, units = decisions.rings(f) * f.tile, f.heads * side  # of a step
+    steps = np.ceil(np.minimum(length / per_sequence, decisions.chunk(f)) / tokens)
+    resident = decisions.resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
@@ -109,9 +101,11 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
 def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
     """Cycles of a step in which warps multiply, weigh and copy, four quarters of an SM together."""
-    units = f.heads * columns_of_warp(f, problem)
-    mmas = 2 * units * (problem["head_dim"] // MMA_DIMS) * (f.tile // MMA_TOKENS)
-    scores = units * 4 * (f.tile // MMA_TOKENS)
+    units = f.heads * decisions.columns_of_warp(f, problem)
+    mmas = (
+        2 * units * (problem["head_dim"] // decisions.MMA_DIMS) * (f.tile // decisions.MMA_TOKENS)
+    )
+    scores = units * 4 * (f.tile // decisions.MMA_TOKENS)
     quarters = np.minimum(f.warps * resident, 4) / resident
     return (mmas * c.mma + scores * c.score) * f.warps / quarters + 2 * f.warps * f.tile * c.row
 
@@ -128,7 +122,7 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
     size = problem["head_dim"]
-    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)

@@ -38,6 +38,8 @@ class Chunks(Span):
         self.warps: int = s.warps
         self.softmax = [ColumnSoftmax(self.r, 2, f"u{i}_") for i in range(len(self.units))]
         self.ring = Ring(self, self.sequences, self.head)
+        # whether a stage of the ring takes more than one tile
+        self._goes_on = self.tiles > self.stages
 
     def build(self) -> UOp:
         start = self.start
@@ -65,11 +67,6 @@ class Chunks(Span):
             loop(t, tiles, self._step(t, tiles, first + t * stride), rolled=True),
             self._leave(),
         ]
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether a stage of the ring takes more than one tile."""
-        return self.tiles > self.stages
 
     def _step(self, t: UOp, tiles: UOp, first: UOp) -> list[Body]:
         """A tile; then the one that takes its place in the ring is asked for."""

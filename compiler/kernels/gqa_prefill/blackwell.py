@@ -59,6 +59,8 @@ class Kernel(Block):
         self.summed = mbar("summed", tiles, 1)  # its probs are read, its values in the outputs
         self.held = self.keep.float32(self.tile_kv)
         self.packed = self.keep.uint32(width=self.tile_kv // 2)
+        # the lanes of tensor memory that a warp reaches, in bits 16 and up
+        self.quarter = (WARP & 3) << 21
 
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
@@ -224,11 +226,6 @@ class Kernel(Block):
     def mine(self) -> UOp:
         """The warpgroup's tile of rows."""
         return WARP >> 2
-
-    @property
-    def quarter(self) -> UOp:
-        """The lanes of tensor memory that a warp reaches, in bits 16 and up."""
-        return (WARP & 3) << 21
 
     @property
     def row(self) -> UOp:

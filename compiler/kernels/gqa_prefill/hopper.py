@@ -39,6 +39,7 @@ class Kernel(Block, Output):
         self.scores = self.keep.float32(self.tile_kv // 2, "scores", "f32")
         self.packed = self.keep.uint32(name="packed", width=self.tile_kv // 4)
         self.output = self.keep.float32(self.dim // 2, "acc", dtype="f32")
+        self.warp_row = WARP * 16  # the first of the warp's 16 rows in the tile
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -133,11 +134,6 @@ class Kernel(Block, Output):
             own = fma(softmax.row_sum, factor, own)
         softmax.add(own, first=True)
         return probs, factor
-
-    @property
-    def warp_row(self) -> UOp:
-        """The first of the warp's 16 rows in the tile."""
-        return WARP * 16
 
     def release(self, name: str, step: Value) -> UOp:
         return self.rings[name][0].release(step)

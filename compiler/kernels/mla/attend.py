@@ -98,15 +98,9 @@ class Attend(Multiplier):
             when(span.present, self.multiply(span), self._leave(span)),
         )
         body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
-        info = KernelInfo(
-            name=self.problem.family,
-            arch=self.device.arch,
-            warps=self.warps + self.helpers,
-            cluster=1,
-            params=self.params,
-            storage=(*self.storage, *self.work.storage, *self.asking.storage),
-        )
-        return finish(info, *body)
+        storage = (*self.storage, *self.work.storage, *self.asking.storage)
+        name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
+        return finish(KernelInfo(name, arch, warps, 1, self.params, storage), *body)
 
     # -- gathering -----------------------------------------------------------------------------
 

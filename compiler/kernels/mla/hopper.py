@@ -65,10 +65,8 @@ class Hopper(Parts):
             *self.work.storage,
             *self.r.storage,
         )
-        info = KernelInfo(
-            self.problem.family, self.device.arch, WARPS + COPIERS, 1, self.params, storage
-        )
-        return finish(info, *roles)
+        name, arch = self.problem.family, self.device.arch
+        return finish(KernelInfo(name, arch, WARPS + COPIERS, 1, self.params, storage), *roles)
 
     def _any(self, span: Span) -> UOp:
         """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,

@@ -39,15 +39,8 @@ class Combine(Shape):
         column = (turn * self.warps + WARP) * wide
         body: list[Body] = [self.wait(), *self._choices()]
         body.append(loop(turn, steps, self._columns(column), rolled=True))
-        info = KernelInfo(
-            ENTRY,
-            self.device.arch,
-            self.warps,
-            1,
-            self.params,
-            self.r.storage,
-            dependent=self.dependent,
-        )
+        arch, late, storage = self.device.arch, self.dependent, self.r.storage
+        info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _choices(self) -> list[Body]:

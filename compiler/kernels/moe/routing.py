@@ -100,6 +100,8 @@ class Permute(Shape):
         self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
+        self.smem_bytes = int(self.counts.arg.size)
+        self._batches = (param("seq_len") + (LANES - 1)) // LANES  # sets of 32 tokens
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -107,24 +109,14 @@ class Permute(Shape):
         written = ("places", "tokens", "work", "tiles")
         return (*routed, *((name, "ptr") for name in written), ("seq_len", "u32"))
 
-    @property
-    def smem_bytes(self) -> int:
-        return int(self.counts.arg.size)
-
     def build(self) -> UOp:
         """The lowered kernel."""
         body: list[Body] = [self._route() if self.joined else self.wait()]
         body += [*self._count(), at.cta_sync(), *self._begin()]
         body += [self._list_tiles(), self._list_rows()]
-        info = KernelInfo(
-            name=PERMUTE,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(self.counts, *self.r.storage),
-            dependent=self.dependent and not self.joined,
-        )
+        arch, storage = self.device.arch, (self.counts, *self.r.storage)
+        late = self.dependent and not self.joined
+        info = KernelInfo(PERMUTE, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _route(self) -> list[Body]:
@@ -134,11 +126,6 @@ class Permute(Shape):
             token, param("seq_len"), route_token(self, token), start=WARP, step=self.warps
         )
         return [tokens, at.cta_sync()]
-
-    @property
-    def _batches(self) -> UOp:
-        """Sets of 32 tokens."""
-        return (param("seq_len") + (LANES - 1)) // LANES
 
     def _load(self, batch: UOp) -> tuple[list[UOp], UOp, UOp]:
         """Statements that load the choices of a lane's token, which they are, and whether there is

@@ -92,6 +92,7 @@ class Kernel:
         self.share = self.row_threads * self.width  # elements of a row in a vector of each thread
         self.step = self.ctas * self.share  # and that of the CTAs that share it
         self._declare()
+        self._dtype = PTX_TYPE[self.problem.dtype]
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
@@ -284,10 +285,6 @@ class Kernel:
         return load_global(target, "weight", first, inside, place, ELEMENT, offset=offset, **attrs)
 
     # -- arithmetic ----------------------------------------------------------------------------
-
-    @property
-    def _dtype(self) -> str:
-        return PTX_TYPE[self.problem.dtype]
 
     def _unpack(self, target: UOp, source: UOp) -> UOp:
         return at.unpack(target, source, dtype=self._dtype)

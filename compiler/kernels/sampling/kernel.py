@@ -75,6 +75,13 @@ class Kernel:
         self.equal = self._zeroed("equal", self.segments * SHARE)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=ALIGN)
         self.sweeps = 0
+        self.filters: list[str] = [
+            name for name in ("top_k", "top_p") if self.problem.constant(name)
+        ]
+        # what is said of a visit where elements are fetched anew for the next
+        self._once: dict[str, str] = {} if self.kept else {"last": "src"}
+        # whether a warp is the row's first
+        self._leads = WARP.eq(0) & CTA_RANK.eq(0) if self.ctas > 1 else WARP.eq(0)
 
     def _smem(self, name: str, size: int) -> UOp:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
@@ -95,10 +102,6 @@ class Kernel:
         return slot(self.values.setdefault(name, frag(name, width, "b32")))
 
     # -- the whole -----------------------------------------------------------------------------
-
-    @property
-    def filters(self) -> list[str]:
-        return [name for name in ("top_k", "top_p") if self.problem.constant(name)]
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -202,11 +205,6 @@ class Kernel:
             fetch += [self._stash(j, c, store=True) for j in each]
         return loop(c, const(self.chunks, "chunks"), fetch, visit(elements, c), rolled=True)
 
-    @property
-    def _once(self) -> dict[str, str]:
-        """What is said of a visit where elements are fetched anew for the next."""
-        return {} if self.kept else {"last": "src"}
-
     def _first_pass(self) -> Body:
         """Bins of the first digit: of p alone weights, where k filters counts."""
         self.first = {"bits": self.bits, "copies": int(self.s.copies)}
@@ -232,11 +230,6 @@ class Kernel:
             when(self._leads, random),
             self._meet(),
         ]
-
-    @property
-    def _leads(self) -> UOp:
-        """Whether a warp is the row's first."""
-        return WARP.eq(0) & CTA_RANK.eq(0) if self.ctas > 1 else WARP.eq(0)
 
     def _second_pass(self) -> Body:
         run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
