@@ -36,17 +36,17 @@ Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many clusters of each launch (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
-        some = f", {self.some} clusters" if self.some else ""
+        some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
         return f"{axes} (schedule {self.seed}{some})"
 
 
@@ -84,8 +84,8 @@ def attempt(
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
     written = {name: changed(tensors[name], case.tensors[name]) for name in case.expected}
-    partly = dict(wanted or {}) if given.some else None
-    error = differences(case, tensors, partly)
+    partly = dict(wanted or {}) if any(given.some) else None
+    error = differences(case, tensors, partly, any(given.some[: len(launch.steps) - 1]))
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
 
 
@@ -95,15 +95,19 @@ def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(tensor.view(bits) != before.view(bits))
 
 
-def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
+def differences(
+    case: Case, tensors: Tensors, partly: Masks | None = None, started: bool = False
+) -> str:
     """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
-    elements, and of those that a number was written to."""
+    elements, and of those that were written; `started`: from what some clusters of an earlier
+    launch left, so that those that are no number may need the others."""
     for name, (low, high) in case.expected.items():
         found = plain(tensors[name])
         wrong = ~((found >= low) & (found <= high))
         if partly is not None:
-            numbers = changed(tensors[name], case.tensors[name]) & ~np.isnan(found)
-            wrong &= numbers | partly.get(name, False)
+            written = changed(tensors[name], case.tensors[name])
+            written &= ~(started & np.isnan(found))
+            wrong &= written | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""

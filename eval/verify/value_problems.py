@@ -160,7 +160,7 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
     """The kernel on a problem: on all clusters, or on as many as end soon."""
     for some in CLUSTERS:
-        sized = replace(given, some=some)
+        sized = replace(given, some=(some,))
         outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
         if not (outcome.fault and NO_END in outcome.error):
             break
