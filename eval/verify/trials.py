@@ -62,7 +62,7 @@ def _case(problem: Problem, absent: bool) -> Case:
 @dataclass
 class Outcome:
     """What became of an attempt: one line where values are wrong or the run ended at a fault.
-    `written`: the elements of outputs that are not as they were."""
+    `written`: the elements of outputs that are not as they were, and right."""
 
     report: Report = field(default_factory=Report)
     error: str = ""
@@ -87,10 +87,18 @@ def attempt(
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    written = {name: changed(tensors[name], case.tensors[name]) for name in case.expected}
     partly = dict(wanted or {}) if clusters else None
     error = differences(case, tensors, partly)
+    written = {
+        name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
+        for name, bounds in case.expected.items()
+    }
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
+
+
+def right(found: NDArray[Any], bounds: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:
+    """The elements between the least and the greatest right values."""
+    return np.asarray((found >= bounds[0]) & (found <= bounds[1]))
 
 
 def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
@@ -109,9 +117,9 @@ def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]
 def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
     """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
     elements, and of those that a number was written to."""
-    for name, (low, high) in case.expected.items():
+    for name, bounds in case.expected.items():
         found = plain(tensors[name])
-        wrong = ~((found >= low) & (found <= high))
+        wrong = ~right(found, bounds)
         if partly is not None:
             numbers = changed(tensors[name], case.tensors[name]) & ~np.isnan(found)
             wrong &= numbers | partly.get(name, False)

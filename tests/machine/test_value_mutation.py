@@ -32,6 +32,7 @@ from ptxflow.compiler.ir import (
     rectangle,
     slot,
     var,
+    when,
 )
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
@@ -126,6 +127,17 @@ def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
     assert "2 to 3 in mul in stop" in changes and "rem to div in stop" not in changes
     assert not any(change.startswith(("8 to", "32 to 64", "warp to 0")) for change in changes)
     assert "32 to 16 in div in stop" in changes
+
+
+def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> None:
+    """Warps 2 and 3 of four; the statement behind the branch is all threads'."""
+    info = replace(toy().arg, warps=4)
+    row = slot(toy().arg.storage[0])
+    here, all_warps = (at.mov(row, WARP // n) for n in (2, 4))
+    tree = kernel(info, when((WARP >= 2) & (CTAID < 3), [here]), all_warps)
+    found = {c.change: c.path for c in candidates(tree)}
+    assert "2 to 3 in div in value" not in found  # 1 either way for warp 3, and 0 for 2
+    print(found)
 
 
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
