@@ -9,16 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler.ir import (
-    LANE,
-    PREDICATES,
-    WARP,
-    KernelInfo,
-    Op,
-    UOp,
-    body_of,
-    special,
-)
+from ptxflow.compiler.ir.nodes import LANE, PREDICATES, WARP, Op, UOp, special
+from ptxflow.compiler.ir.statements import KernelInfo, body_of
 
 Values = NDArray[np.uint64] | None
 Mask = NDArray[np.bool_]  # of threads

@@ -2,13 +2,11 @@
 
 The text that ships does not depend on variable axes, so that problems of its own constant axes run
 that very text; where constants are smaller, a text that differs from it in numbers alone counts.
-Where only some clusters of a first launch run, later launches execute with what these left: what
-they write of it is checked, and the rest is not.
+Where only some clusters run, what they write is checked as far as all that it needs was computed.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +25,18 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Size, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
+INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
-
-SECONDS = 20.0  # of the processor, after which no further problem is begun
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many of the first launch's clusters (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
@@ -78,16 +75,15 @@ def attempt(
     axes = dict(given.problem.axes)
     case = _case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
-    clusters = _some(launch, axes, given) if given.some else None
     try:
         report = emulate(
-            ptx, launch, tensors, axes, seed=given.seed, clusters=clusters, grid=given.blocks,
+            ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
             arguments=case.arguments, limit=limit,
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    partly = dict(wanted or {}) if clusters else None
+    partly = dict(wanted or {}) if given.some else None
     error = differences(case, tensors, partly)
     written = {
         name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
@@ -105,13 +101,6 @@ def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
     """The elements whose bits differ."""
     bits = np.dtype(f"u{tensor.itemsize}")
     return np.asarray(tensor.view(bits) != before.view(bits))
-
-
-def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]:
-    """Clusters spread over the grid: the first and the last, and some between."""
-    count = math.prod(evaluate(side, axes) for side in launch.grid) // math.prod(launch.cluster)
-    places = np.linspace(0, count - 1, min(given.some, count))
-    return sorted({round(p) for p in places})
 
 
 def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
@@ -143,6 +132,7 @@ class Covering:
     chosen: dict[Attempt, float] = field(default_factory=dict)
     last: Attempt | None = None
     tried: int = 0
+    instructions: int = 0  # that warps executed
     error: str = ""
     fault: bool = False
     hazards: dict[str, int] = field(default_factory=dict)
@@ -162,6 +152,7 @@ class Covering:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried, self.last = self.tried + 1, given
+        self.instructions += outcome.report.instructions
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
             if entry in self.entries:
@@ -180,10 +171,10 @@ def cover(
     strategy: Strategy,
     device: Device,
     seeds: Sequence[int] = (0,),
-    seconds: float = SECONDS,
+    instructions: int = INSTRUCTIONS,
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
-    covered, or the time is over; stops at the first wrong value or fault."""
+    covered, or so many instructions were executed; stops at the first wrong value or fault."""
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
@@ -194,7 +185,7 @@ def cover(
         *_attempts(out.shape, offered.sizes),
     ]:
         if out.tried >= len(seeds):
-            late = time.process_time() - began > seconds and out.tried > len(seeds)
+            late = out.instructions > instructions and out.tried > len(seeds)
             if late or (out.entries and not out.gaps):
                 break
         kernel = _built(given.problem, strategy, device)

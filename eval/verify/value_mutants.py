@@ -18,18 +18,8 @@ import numpy as np
 from ptxflow.compiler.atoms.table import Atom, all_atoms, atom
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ir import (
-    VALUES,
-    Op,
-    UOp,
-    Use,
-    alu,
-    body_of,
-    const,
-    edit,
-    kernels_of,
-    walk,
-)
+from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
+from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.threads import Mask, Threads

@@ -17,23 +17,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    KernelInfo,
-    UOp,
-    const,
-    frag,
-    global_tensor,
-    kernel,
-    loop,
-    param,
-    rectangle,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
 from ptxflow.eval.verify.emulation import emulate_kernel
@@ -130,14 +116,17 @@ def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
 
 
 def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> None:
-    """Warps 2 and 3 of four; the statement behind the branch is all threads'."""
+    """Half a warp's number is 0 in warps 0 and 1, whatever it is multiplied with."""
     info = replace(toy().arg, warps=4)
     row = slot(toy().arg.storage[0])
-    here, all_warps = (at.mov(row, WARP // n) for n in (2, 4))
-    tree = kernel(info, when((WARP >= 2) & (CTAID < 3), [here]), all_warps)
-    found = {c.change: c.path for c in candidates(tree)}
-    assert "2 to 3 in div in value" not in found  # 1 either way for warp 3, and 0 for 2
-    print(found)
+    product = WARP // 2 * CTAID
+    for condition, count in ((WARP >= 2, 1), ((WARP < 2) & (CTAID < 3), 0)):
+        tree = kernel(info, when(condition, [at.mov(row, product)]))
+        found = [c for c in candidates(tree) if c.change == "warp to 0 in div in value"]
+        assert len(found) == 2 * count  # here, and everywhere
+    elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
+    found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
+    assert [c.path for c in found] == [None, (1,)]
 
 
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:

@@ -8,17 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    LANE,
-    UOp,
-    Value,
-    frag,
-    loop,
-    slot,
-    value,
-    value_of,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, Value, value, var
+from ptxflow.compiler.ir.statements import loop
+from ptxflow.compiler.ir.storage import frag, slot, value_of
 from ptxflow.compiler.launch import Expr, InputParam, Param
 from ptxflow.compiler.tile.tensors import load_global
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
@@ -65,15 +63,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     two chunks and a part, whose last tile is as full as that of the problem."""
     k = AttendToLists(p, s, device)
     longest = 2 * k.chunk if k.split else 2 * k.stages * k.tile
-    axes = dict(p.axes) | {
-        "num_tokens": 3 if longest < 384 else 2,
-        "topk": longest + (p["topk"] % k.tile or k.tile),
-        "page_size": 1 if p["page_size"] == 1 else 16,
-        "head_dim_ckv": 16 * max(k.warps, 4),
-        "head_dim_kpe": 64,
-        "num_pages": 40,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    page, topk = 1 if p["page_size"] == 1 else 16, longest + (p["topk"] % k.tile or k.tile)
+    heads = {"head_dim_ckv": 16 * max(k.warps, 4), "head_dim_kpe": 64}
+    tokens = 3 if longest < 384 else 2
+    return Trial(p.at(num_tokens=tokens, topk=topk, page_size=page, num_pages=40, **heads))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
@@ -47,16 +45,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences: some tokens, none, and a token past the ring's turn. Short chunks have two
     value heads: the emulator takes seconds for a chunk."""
     k = Kernel(p, s, device)
-    axes = {
-        **dict(p.axes),
-        "num_seqs": 3,
-        "len_cu_seqlens": 4,
-        "total_seq_len": k.stages * k.chunk + 4,
-        "num_q_heads": 1,
-        "num_k_heads": 1,
-        "num_v_heads": 2 if k.chunk == UNIT else 1,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    heads = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2 if k.chunk == UNIT else 1}
+    tokens = k.stages * k.chunk + 4
+    return Trial(p.at(num_seqs=3, len_cu_seqlens=4, total_seq_len=tokens, **heads))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:

@@ -56,15 +56,11 @@ class Rows:
 
     def __init__(self, g: Grouped, acc: UOp):
         self.g, self.acc = g, acc
+        self.first = WARP * 16  # of the warp's rows in the tile
 
     @property
     def storage(self) -> tuple[UOp, ...]:
         return ()
-
-    @property
-    def first(self) -> UOp:
-        """Of the warp's rows in the tile."""
-        return WARP * 16
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()

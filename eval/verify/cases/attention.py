@@ -92,18 +92,21 @@ def choose(
 
 
 def _uneven(count: int, total: int, rng: np.random.Generator) -> Ints:
-    """Pages of each sequence: of three or more the second has none."""
+    """Pages of each sequence: of three or more the second has none; the last of many has one."""
     weight = rng.uniform(0.2, 1.8, count)
     if count > 2:
         weight[1] = 0
+    if count > total:
+        weight[-1] = weight.max()
     weight[np.argsort(weight)[: max(0, count - total)]] = 0
     pages = (weight > 0).astype(np.int64)
     return pages + rng.multinomial(total - pages.sum(), weight / weight.sum())
 
 
 def _fill(pages: Ints, page: int, asked: int | None, rng: np.random.Generator) -> Ints:
-    """Tokens in the pages: last pages are full in part, unless there are too many queries."""
-    last = rng.integers(1, max(2, page), len(pages))
+    """Tokens in the pages: last pages are full in part, unless there are too many queries; that of
+    a sequence alone has one token."""
+    last = rng.integers(1, max(2, page), len(pages)) if len(pages) > 1 else np.ones(1, np.int64)
     keys = np.where(pages > 0, page * (pages - 1) + last, 0)
     for b in range(len(keys)):
         lacking = max(0, (asked or 0) - int(keys.sum()))
@@ -125,12 +128,13 @@ def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
 
 
 def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """Queries of each sequence: at most its keys, but some where there are none, and one more than
-    there are keys in the shortest."""
+    """Queries of each sequence: at most its keys, but some where there are none (a share, if keys
+    are few), and one more than there are keys in the shortest."""
     tokens = int(keys.sum())
+    idle = max(2, total // len(keys)) if total > tokens // 2 else 2
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
     rows[-1] += total - rows.sum()
-    wanted = np.where(keys == 0, 2, rows)
+    wanted = np.where(keys == 0, idle, rows)
     if len(keys) > 1:
         live = np.flatnonzero(keys)
         shortest = live[np.argmin(keys[live])]
