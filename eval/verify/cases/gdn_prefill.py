@@ -1,11 +1,11 @@
 """Packed prefill of the gated delta rule on unit keys, many alike, in float64.
 
 Gates are from shut to open. Sequences are uneven: the first is short, the last has what is left,
-others are empty. Bounds follow first-order errors of a chunked form: operands of products are rounded to 16 bits, ROUNDING of what
-they are, so that an update is off by as much of the value and of what the state holds for its key,
-and the state and outputs by what updates are off by, decayed, and ROUNDING of their own. Weights of
-values that decays made tiny are off by LEAST instead. Roundings are independent: they add up in
-quadrature, and DEVIATIONS of that are allowed.
+others are empty. Bounds follow first-order errors of a chunked form: operands of products are
+rounded to 16 bits, ROUNDING of what they are, so that an update is off by as much of the value and
+of what the state holds for its key, and the state and outputs by what updates are off by, decayed,
+and ROUNDING of their own. Weights of values that decays made tiny are off by LEAST instead.
+Roundings are independent: they add up in quadrature, and DEVIATIONS of that are allowed.
 """
 
 from __future__ import annotations
