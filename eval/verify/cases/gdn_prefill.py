@@ -10,6 +10,7 @@ Roundings are independent: they add up in quadrature, and DEVIATIONS of that are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -54,7 +55,7 @@ def case(
         "q": stored(_unit(rng.normal(size=(total, queries, size))), problem.dtype),
         "k": stored(_keys(total, queries, size, rng), problem.dtype),
         "v": stored(rng.normal(size=(total, heads, size)), problem.dtype),
-        "A_log": rng.uniform(*np.log(RATES), heads).astype(np.float32),
+        "A_log": rng.uniform(math.log(RATES[0]), math.log(RATES[1]), heads).astype(np.float32),
         "a": stored(a, problem.dtype),
         "dt_bias": rng.normal(-1.0, 0.5, heads).astype(np.float32),
         "b": stored(b, problem.dtype),
