@@ -59,7 +59,7 @@ def _case(problem: Problem, absent: bool) -> Case:
 @dataclass
 class Outcome:
     """What became of an attempt: one line where values are wrong or the run ended at a fault.
-    `written`: the elements of outputs that are not as they were."""
+    `written`: the elements of outputs that are not as they were, and right."""
 
     report: Report = field(default_factory=Report)
     error: str = ""
@@ -83,10 +83,18 @@ def attempt(
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    written = {name: changed(tensors[name], case.tensors[name]) for name in case.expected}
     partly = dict(wanted or {}) if any(given.some) else None
     error = differences(case, tensors, partly, any(given.some[: len(launch.steps) - 1]))
+    written = {
+        name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
+        for name, bounds in case.expected.items()
+    }
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
+
+
+def right(found: NDArray[Any], bounds: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:
+    """The elements between the least and the greatest right values."""
+    return np.asarray((found >= bounds[0]) & (found <= bounds[1]))
 
 
 def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
@@ -101,9 +109,9 @@ def differences(
     """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
     elements, and of those that were written; `started`: from what some clusters of an earlier
     launch left, so that those that are no number may need the others."""
-    for name, (low, high) in case.expected.items():
+    for name, bounds in case.expected.items():
         found = plain(tensors[name])
-        wrong = ~((found >= low) & (found <= high))
+        wrong = ~right(found, bounds)
         if partly is not None:
             written = changed(tensors[name], case.tensors[name])
             written &= ~(started & np.isnan(found))

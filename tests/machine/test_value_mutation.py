@@ -18,7 +18,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
@@ -113,6 +113,20 @@ def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
     assert "2 to 3 in mul in stop" in changes and "rem to div in stop" not in changes
     assert not any(change.startswith(("8 to", "32 to 64", "warp to 0")) for change in changes)
     assert "32 to 16 in div in stop" in changes
+
+
+def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> None:
+    """Half a warp's number is 0 in warps 0 and 1, whatever it is multiplied with."""
+    info = replace(toy().arg, warps=4)
+    row = slot(toy().arg.storage[0])
+    product = WARP // 2 * CTAID
+    for condition, count in ((WARP >= 2, 1), ((WARP < 2) & (CTAID < 3), 0)):
+        tree = kernel(info, when(condition, [at.mov(row, product)]))
+        found = [c for c in candidates(tree) if c.change == "warp to 0 in div in value"]
+        assert len(found) == 2 * count  # here, and everywhere
+    elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
+    found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
+    assert [c.path for c in found] == [None, (1,)]
 
 
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
