@@ -205,9 +205,7 @@ class WeightLanes:
         each = g.own // g.tile_t
         return [
             g.weight_scale(
-                f"weight_scale{w * each + b}_",
-                tile * g.tile_w + self.block(w, b) * TMEM_ROWS,
-                k,
+                f"weight_scale{w * each + b}_", tile * g.tile_w + self.block(w, b) * TMEM_ROWS, k
             )
             for w in range(g.waves)
             for b in range(each)
