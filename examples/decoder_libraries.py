@@ -15,7 +15,7 @@ from pathlib import Path
 
 from decoder import CONTEXT, PAGE, Shape
 
-import sample
+from ptxflow import sample
 from ptxflow.env.tasks.definition import load
 
 MOST = 64  # sequences of a batch

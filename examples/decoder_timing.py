@@ -50,6 +50,18 @@ def timed(calls: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
     return {name: statistics.median(times[FIRST:]) for name, times in found.items()}
 
 
+def table(times: dict[str, float], errors: dict[str, float], batch: int) -> str:
+    """A line each: milliseconds, tokens/s, relative error, speed beside the best of the others."""
+    lines = []
+    for name, ms in times.items():
+        other = min((t for n, t in times.items() if n != name), default=ms)
+        speed = (
+            f"{ms:8.3f} ms {1e3 * batch / ms:10.0f} tokens/s {other / ms:7.3f} of the best other"
+        )
+        lines.append(f"{name:20} {speed}  error {errors[name]:.2e}")
+    return "\n".join(lines)
+
+
 def kernels(call: Callable[[], Tensor], most: int = 12) -> str:
     """A table of the device's time a call, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "check, without a GPU": {
         "verify": ("eval.verify.strategies", "strategies by validator, ptxas, SASS and emulator"),
+        "check-ptx": ("eval.verify.check_ptx", "any PTX kernel: races, barriers, fences, bounds"),
         "survey": ("eval.verify.survey", "compile many uniform strategies and count what holds"),
         "mutation": ("eval.verify.mutation", "how many mutants of kernels the validator kills"),
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),

@@ -77,6 +77,7 @@ def emulate(
     some: int = 0,
     grid: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
+    limit: int = 0,
 ) -> Report:
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
@@ -84,7 +85,8 @@ def emulate(
     an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
     can, others mix. `some` runs so many clusters of each launch only, spread over its grid; `grid`
     (CTAs along x) replaces the (first) launch's, for persistent kernels. `arguments` are what
-    parameters take besides tensors. A workspace begins as NaN.
+    parameters take besides tensors. A launch of more than `limit` instructions (0: 50 million a
+    cluster) does not end. A workspace begins as NaN.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
@@ -95,7 +97,7 @@ def emulate(
     touched: dict[str, Array] = {}
     for i, step in enumerate(launch.steps):
         program = Program(parse(ptx, step.entry))
-        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments)
+        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
         try:
             whole.add(machine.run(some))
         finally:

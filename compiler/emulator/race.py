@@ -21,6 +21,7 @@ FULL = 0xFFFF
 PENDING = 200_000  # reads of a memory that nobody wrote, which are remembered as they were
 READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
 COPY = "cp.async"
+BEFORE = "the grid before"
 #: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
 COMPLETIONS = {
     "TMA load": "a wait for the phase of the mbarrier that it signals",
@@ -29,15 +30,17 @@ COMPLETIONS = {
     "bulk write": "its issuer's cp.async.bulk.wait_group (without .read), handed on",
     "wgmma": "wgmma.wait_group by that warpgroup, handed on",
     "tcgen05": "a tcgen05.commit and a wait for its mbarrier",
+    BEFORE: "griddepcontrol.wait, handed on",
 }
-_VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
-_PAST = {"r": "was read", "w": "was written", "a": "was updated"}
+_VERB = {"r": "reads", "w": "writes", "s": "writes", "a": "updates", "m": "uses"}
+_PAST = {"r": "was read", "w": "was written", "s": "was written", "a": "was updated"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
-    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, a (atomic), m (use
-    of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
+    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, s (writes what is
+    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged
+    in `segment`."""
 
     agent: int
     clock: int
@@ -53,7 +56,8 @@ class Shadow:
     """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
 
     `touched`: granules that were read, and those that were written. Reads conflict with nothing
-    until somebody writes: those before the first write are `pending`, and None after it.
+    until somebody writes: those before the first write are `pending`, and None after it. `blank`:
+    nothing was written before the kernel began, and reads of that are told.
     """
 
     def __init__(self, name: str, size: int, row: int):
@@ -61,6 +65,11 @@ class Shadow:
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
         self.touched = np.zeros((2, len(self.ids)), np.bool_)
         self.pending: list[tuple[Array, Array | None, Access, Actor]] | None = []
+        self.blank = False
+
+    def begin_blank(self) -> None:
+        """What nobody wrote is not to be read."""
+        self.blank, self.pending = True, None
 
 
 Entry = tuple[Access, int]
@@ -81,6 +90,16 @@ class Races:
         self.steps: dict[tuple[int, int, Access], int] = {}
         self.accesses: dict[tuple[int, ...], Access] = {}
         self.found: dict[tuple[int, str], str] = {}
+        self.before = -1  # the agent that is the grid before, where it may still run
+
+    def depend(self, shadows: Sequence[Shadow]) -> None:
+        """The grid before accesses these memories until a warp has waited for it."""
+        self.before = self.agent(BEFORE)
+        first = (Access(self.before, 1, "w", GENERIC, -1, (0, 0)), FULL)
+        number = self.numbers[(first,)] = len(self.histories)
+        self.histories.append((first,))
+        for shadow in shadows:
+            shadow.ids[:], shadow.pending = number, None
 
     def agent(self, kind: str) -> int:
         self.kinds.append(kind)
@@ -179,9 +198,13 @@ class Races:
             if common and conflict(entry.mode, mode):
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
+                    if access.mode == "s" and entry.mode in "ws":
+                        lacks = f"{lacks} (the same value is written)"
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
                     where = f"byte 0x{byte:X} of {shadow.name}"
                     self._report(where, entry, access, lacks)
+        if shadow.blank:
+            self._written(shadow, history, mask, access, granule)
         key = (history, mask, access)
         new = self.steps.get(key)
         if new is None:
@@ -192,6 +215,21 @@ class Races:
                 self.histories.append(entries)
             self.steps[key] = new
         return new
+
+    def _written(
+        self, shadow: Shadow, history: int, mask: int, access: Access, granule: int
+    ) -> None:
+        """Whether what is read was written; as long as no access of the granule is forgotten."""
+        entries = self.histories[history]
+        stores = access.mode in "ws" or self.code[access.at].opcode.startswith("st")
+        if stores or len(entries) > READERS:
+            return
+        for entry, touched in entries:
+            if entry.mode != "r":
+                mask &= ~touched
+        if mask:
+            byte = granule * GRANULE + (mask & -mask).bit_length() - 1
+            self._tell(access, "no write", f"reads byte 0x{byte:X} of {shadow.name}, never written")
 
     def _lacks(
         self,
@@ -236,15 +274,17 @@ class Races:
         self._report(where, created, use, "missing: a barrier after its init")
 
     def _report(self, where: str, old: Access, new: Access, lacks: str) -> None:
-        key = (new.at, lacks)
-        if key not in self.found:
-            first, second = self.code[old.at], self.code[new.at]
-            self.found[key] = (
-                f"line {second.line}: race: `{shorten(second.text)}` of {who(new)} "
-                f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by "
-                f"line {first.line}: `{shorten(first.text)}` of {who(old)}; {lacks}"
-            )
-        self.note(self.found[key])
+        first = self.code[old.at]
+        by = f"line {first.line}: `{shorten(first.text)}` of {who(old)}"
+        by = BEFORE if old.at < 0 else by
+        what = f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by {by}; {lacks}"
+        self._tell(new, lacks, what, "race: ")
+
+    def _tell(self, new: Access, lacks: str, what: str, kind: str = "") -> None:
+        """Note what an access does, the first time for what it lacks."""
+        ins, key = self.code[new.at], (new.at, lacks)
+        text = f"line {ins.line}: {kind}`{shorten(ins.text)}` of {who(new)} {what}"
+        self.note(self.found.setdefault(key, text))
 
 
 def conflict(old: str, new: str) -> bool:
@@ -260,7 +300,7 @@ def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry,
             mask |= touched
             continue
         same = old.agent == agent and old.mode == mode and old.lane == lane
-        if touched & mask and (mode == "w" or same):
+        if touched & mask and (mode in "ws" or same):
             touched &= ~mask
             entry = old, touched
         if touched:

@@ -41,7 +41,7 @@ from ptxflow.eval.bench.inputs import make_indices, make_inputs
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.trace_set import Trace, read_traces, stored, write_traces
 from ptxflow.eval.bench.work import attended
-from ptxflow.eval.sample.peer_solutions import peers
+from ptxflow.eval.sample.peer_solutions import EAGER, peers
 from ptxflow.eval.sample.solution import AUTHOR, solution
 
 SEED = 1
@@ -50,7 +50,7 @@ LEAST_P, MOST_P, MOST_K = 0.05, 0.8, 100  # 500,000 draws say nothing of a whole
 TOLERANCES = {"moe": {"atol": 0.1, "rtol": 0.2, "required_matched_ratio": 0.85}}
 RANDOM = ("gemm", "rmsnorm")  # op types all of whose inputs may be
 IDLE = ("num_pages", "len_indptr", "len_cu_seqlens")  # axes that are no work
-MOST_DRAWN = 16  # rows of a sampler: the harness draws half a million times of each
+MOST_DRAWN = 8  # rows of a sampler: the harness draws half a million times of each
 BENCH = "flashinfer_bench.bench"
 
 
@@ -76,16 +76,15 @@ def spread(
     rows = [row for row in workloads(definition.name) if usable(definition, row, ranges)]
     if not rows:
         raise BadInput(f"{definition.name}: its library serves none of its workloads")
-    sizes = [math.log(math.prod(v for n, v in r.axes.items() if n not in IDLE)) for r in rows]
-    chosen: dict[str, Workload] = {}
-    for target in np.linspace(min(sizes), max(sizes), count):
-        away = [
-            abs(size - target) + (not row.public) for size, row in zip(sizes, rows, strict=True)
-        ]
-        near = rows[int(np.argmin([math.inf if r.uuid in chosen else a
-                                   for r, a in zip(rows, away, strict=True)]))]  # fmt: skip
-        chosen[near.uuid] = near
-    return list(chosen.values())
+    work = {
+        row.uuid: math.log(math.prod(v for n, v in row.axes.items() if n not in IDLE))
+        for row in rows
+    }
+    chosen: list[Workload] = []
+    for target in np.linspace(min(work.values()), max(work.values()), min(count, len(rows))):
+        away = [abs(work[row.uuid] - target) + (not row.public) for row in rows]
+        chosen.append(rows.pop(int(np.argmin(away))))
+    return chosen
 
 
 def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
@@ -231,7 +230,8 @@ def table(rows: Sequence[Row]) -> str:
         times = [f"{us:.1f}" if us else "-" for us in (r.own, best[1])]
         lines.append((r.definition, r.sizes, *times, best[0], f"{ratio:.2f}" if ratio else "-"))
         if ratio:
-            ratios[load(r.definition).op_type].append(ratio)
+            eager = f", {EAGER}" if best[0] == EAGER else ""
+            ratios[load(r.definition).op_type + eager].append(ratio)
             slower += [f"{r.definition} {r.sizes}: {ratio:.2f} of {best[0]}"] if ratio < 1 else []
     failed = [f"{r.definition} {r.sizes}: {name} {status}" for r in rows
               for name, status in r.status.items() if status != "PASSED"]  # fmt: skip

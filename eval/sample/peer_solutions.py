@@ -1,17 +1,21 @@
 """torch's and FlashInfer's operators as FlashInfer-Bench Solutions, to be timed beside ours.
 
 FlashInfer's `plan` is not charged: a Solution here plans once for the shapes that it is called
-with, and its lengths must stay. Where an operator has no tuned library there is none.
+with, and its lengths must stay. Where no library has an operator there is EAGER, operations of
+torch one after the other, unless they go token by token.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from ptxflow.env.tasks.definition import Definition
+from ptxflow.eval.bench.baselines import sparse
 
 HEAD = "import torch\n"
+EAGER = "torch_eager"
 _WRAPPED = """
 planned = {{}}
 
@@ -71,7 +75,8 @@ WRAPPERS = {
 
 def peers(definition: Definition, eps: float | None = None) -> list[dict[str, Any]]:
     """The Solutions of libraries for a definition, as JSON data; `eps` is a norm's."""
-    made, inputs = {}, ", ".join(definition.inputs)
+    made: dict[str, str] = {}
+    inputs = ", ".join(definition.inputs)
     match definition.op_type:
         case "gemm":
             made["torch_mm"] = "\n\ndef run(A, B, C):\n    torch.mm(A, B.T, out=C)\n"
@@ -85,6 +90,16 @@ def peers(definition: Definition, eps: float | None = None) -> list[dict[str, An
                 f"from flashinfer import sampling\n\n\ndef run({inputs}, samples):\n"
                 f"    samples.copy_({call})\n"
             )
+        case "dsa_paged" if "sparse_indices" in definition.inputs:
+            parts = inspect.getsource(sparse.product), inspect.getsource(sparse.attention)
+            formula = "\n\n".join(parts)
+            made[EAGER] = (
+                f"import math\nfrom torch import Tensor\n\n\n{formula}\n\ndef run({inputs}):\n"
+                "    caches = ckv_cache.flatten(0, 1), kpe_cache.flatten(0, 1)\n"
+                "    return attention(q_nope, q_pe, *caches, sparse_indices, sm_scale)\n"
+            )
+        case "moe" | "gdn" if "cu_seqlens" not in definition.inputs:
+            made[EAGER] = definition.source
         case _:
             made |= _wrapped(definition)
     return [_solution(definition, name, HEAD + text) for name, text in made.items()]

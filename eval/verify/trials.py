@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
@@ -28,6 +30,7 @@ from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
 INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
+Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Attempt:
         return f"{axes} (schedule {self.seed}{some})"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _case(problem: Problem, absent: bool) -> Case:
     """Inputs and right outputs; to be copied, not written."""
     return case_of(problem, given=False) if absent else case_of(problem)
@@ -55,38 +58,52 @@ def _case(problem: Problem, absent: bool) -> Case:
 
 @dataclass
 class Outcome:
-    """What became of an attempt: one line where values are wrong or the run ended at a fault."""
+    """What became of an attempt: one line where values are wrong or the run ended at a fault.
+    `written`: the elements of outputs that are not as they were."""
 
     report: Report = field(default_factory=Report)
     error: str = ""
     fault: bool = False
+    written: Masks = field(default_factory=dict)
 
 
-def attempt(ptx: str, launch: Launch, given: Attempt) -> Outcome:
-    """Run a text on a problem; of some clusters what they wrote must be right."""
+def attempt(
+    ptx: str, launch: Launch, given: Attempt, wanted: Masks | None = None, limit: int = 0
+) -> Outcome:
+    """Run a text on a problem; of some clusters what they wrote must be right, and all of `wanted`
+    be written. A launch of more than `limit` instructions does not end."""
     axes = dict(given.problem.axes)
     case = _case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
     try:
         report = emulate(
             ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
-            arguments=case.arguments,
+            arguments=case.arguments, limit=limit,
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    error = differences(case, tensors, bool(given.some))
-    return Outcome(report, f"{error} (schedule {given.seed})" if error else "")
+    written = {name: changed(tensors[name], case.tensors[name]) for name in case.expected}
+    partly = dict(wanted or {}) if given.some else None
+    error = differences(case, tensors, partly)
+    return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
 
 
-def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
-    """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of elements
-    that were written."""
+def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
+    """The elements whose bits differ."""
+    bits = np.dtype(f"u{tensor.itemsize}")
+    return np.asarray(tensor.view(bits) != before.view(bits))
+
+
+def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
+    """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
+    elements, and of those that a number was written to."""
     for name, (low, high) in case.expected.items():
         found = plain(tensors[name])
         wrong = ~((found >= low) & (found <= high))
-        if partly:
-            wrong &= (tensors[name] != case.tensors[name]) & ~np.isnan(found)
+        if partly is not None:
+            numbers = changed(tensors[name], case.tensors[name]) & ~np.isnan(found)
+            wrong &= numbers | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""

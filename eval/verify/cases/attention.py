@@ -128,8 +128,8 @@ def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
 
 
 def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """Queries of each sequence: at most its keys, but some where there are none (a share, if keys are
-    few), and one more than there are keys in the shortest."""
+    """Queries of each sequence: at most its keys, but some where there are none (a share, if keys
+    are few), and one more than there are keys in the shortest."""
     tokens = int(keys.sum())
     idle = max(2, total // len(keys)) if total > tokens // 2 else 2
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
