@@ -90,21 +90,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, tuple(sizes))
 
 
-GDN_DECODE = Family(
-    name="gdn_decode",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
+GDN_DECODE = Family.of(
+    "gdn_decode",
+    ("gdn",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     revise=revise,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
     accepts=lambda inputs: "cu_seqlens" not in inputs,
 )
