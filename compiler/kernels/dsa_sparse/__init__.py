@@ -27,7 +27,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """The first CTA of a list and its last, of as many tiles as they have, or, where these are
     more, past the ring's second turn; and the second kernel."""
     k = AttendToLists(p, s, device)
-    lists, most = Lists.of(k), (2 * k.stages + 1) * k.tile
+    lists, most = Lists(k), (2 * k.stages + 1) * k.tile
     numbers = sorted({0, lists.cut - 1})
     out = [_part(k, lists, n, min(lists.topk, n * lists.span + most)) for n in numbers]
     if not k.split:
@@ -52,7 +52,7 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = AttendToLists(p, s, device)
-    first = first_launch(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
+    first = first_launch(k.build(), shared(f"num_tokens * {Lists(k).cut}", k), "num_tokens")
     if not k.split:
         return first
     return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")
