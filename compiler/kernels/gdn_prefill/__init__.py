@@ -71,20 +71,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, sizes)
 
 
-GDN_PREFILL = Family(
-    name="gdn_prefill",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GDN_PREFILL = Family.of(
+    "gdn_prefill",
+    ("gdn",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )
