@@ -29,9 +29,9 @@ from ptxflow.compiler.ir import (
     when,
 )
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.kernels.gemm.epilogue import Store, region, span
+from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
-from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
@@ -41,12 +41,14 @@ MMA_K = 16
 
 def build(problem: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel of a strategy."""
-    return _Kernel(Tiling(problem, s, device)).build()
+    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
-class _Kernel:
-    def __init__(self, t: Tiling):
-        self.t, self.s = t, t.s
+class Kernel:
+    """A kernel, and what its epilogue does to accumulators."""
+
+    def __init__(self, t: Tiling, fused: Plain):
+        self.t, self.s, self.fused = t, t.s, fused
         s = t.s
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
@@ -67,17 +69,19 @@ class _Kernel:
         bars = [self.ring.full, self.ring.empty, self.done.full]
         if s.persistent:
             bars.append(self.done.empty)
+        tiles = t.each_tile("e", self.epilogue)
+        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
+        after = self.reduction.after(self.reduce)
+        held = (self.acc, self.out, self.tmem, *self.reduction.storage, *self.fused.storage)
         info = KernelInfo(
-            name=ENTRY,
+            name=t.entry,
             arch=t.device.arch,
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,
             params=t.params,
-            storage=t.storage(*bars, self.acc, self.out, self.tmem, *self.reduction.storage),
+            storage=t.storage(*bars, *held),
             cta_group=s.cta_group,
         )
-        tiles = t.each_tile("e", self.epilogue)
-        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
         regs = int(consumer_regs(s.fields()))
@@ -86,7 +90,7 @@ class _Kernel:
             return finish(
                 info,
                 role(Role("epilogue", 0, self.warps), alone, epilogue),
-                *self.reduction.after(self.reduce),
+                *after,
                 **ends,
             )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
@@ -96,7 +100,7 @@ class _Kernel:
             info,
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
-            *self.reduction.after(self.reduce),
+            *after,
             **ends,
         )
 
@@ -193,7 +197,7 @@ class _Kernel:
         def fill(column: int, place: UOp) -> Body:
             wide = self.t.c.swizzle // ELEMENT
             body: list[Body] = [
-                self._stage(buffer, block0, i, column0, column + c, place)
+                self._stage(buffer, m0, n0, block0, i, column0, column + c, place)
                 for i in range(blocks)
                 for c in range(0, wide, self.columns)
             ]
@@ -241,10 +245,20 @@ class _Kernel:
         return [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
 
     def _stage(
-        self, buffer: UOp, block0: UOp, block: int, column0: UOp, column: int, place: UOp
+        self,
+        buffer: UOp,
+        m0: UOp,
+        n0: UOp,
+        block0: UOp,
+        block: int,
+        column0: UOp,
+        column: int,
+        place: UOp,
     ) -> list[UOp]:
         """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
         out = self._read(buffer, block0 + block, column0 + column)
+        first_row = m0 + (block0 + block) * self.rows + (WARP & 3) * self._warp_rows
+        out += self._fuse(slot(self.acc), first_row, n0 + column0 + column)
         out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
         row = (WARP & 3) * self._warp_rows + block * self.rows
         target = self.store.place(place, self._warp_rows, row, column)
@@ -267,9 +281,14 @@ class _Kernel:
         if self.t.split:
             return [*out, *self.reduction.publish(self.acc, index * held, held)]
         row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        out += self._fuse(slot(self.acc), row, n0 + column)
         for first in range(0, held, 8):
             out += self._eight(row, n0 + column, first, slot(self.acc, 0, first, 8))
         return out
+
+    def _fuse(self, values: UOp, m: UOp, n: UOp) -> list[UOp]:
+        """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
+        return self.fused.row(values, m + self._lane_row, n + self._lane_column())
 
     def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
@@ -305,4 +324,4 @@ class _Kernel:
         block = block0 + chunk // per_block
         column = n0 + column0 + chunk % per_block * self.columns + inside * (2 * QUAD)
         row = m0 + block * 128 + (WARP & 3) * self._warp_rows
-        return self._eight(row, column, 0, values)
+        return [*self._fuse(values, row, column), *self._eight(row, column, 0, values)]

@@ -16,6 +16,25 @@ CHUNK = 16  # bytes: the unit that the swizzle permutes
 WARPGROUP = 128  # threads
 
 
+class Plain:
+    """What becomes of accumulators before they are rounded: nothing.
+
+    An epilogue that does something changes them in place. `fragment` has those of wgmma: four of a
+    lane for each 8 columns of the N side, the first two in its row LANE / 4 of 16 of the M side,
+    (m, n) being the first element of the warp's 16 rows. `row` has neighbours along the N side of
+    one row of the M side, from (m, n) of the lane on.
+    """
+
+    inputs: tuple[str, ...] = ()
+    storage: tuple[UOp, ...] = ()
+
+    def fragment(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+        return []
+
+    def row(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+        return []
+
+
 @dataclass(frozen=True)
 class Store:
     """Writes C from the epilogue's warpgroups, the first of the block.

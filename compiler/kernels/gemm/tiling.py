@@ -46,7 +46,6 @@ from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
 
-ENTRY = "gemm"
 C = global_tensor("C")
 
 
@@ -61,6 +60,11 @@ class Tiling:
     problem: Problem
     s: Strategy
     device: Device
+    inputs: tuple[str, ...] = ()  # tensors that the epilogue reads, beside A and B
+
+    @property
+    def entry(self) -> str:
+        return self.problem.family
 
     # -- the cluster and the grid --------------------------------------------------------------
 
@@ -331,9 +335,10 @@ class Tiling:
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
         output = ("C_map", "map") if self.staged else ("C", "ptr")
-        return (("A_map", "map"), ("B_map", "map"), output, ("M", "u32"))
+        inputs = ((name, "ptr") for name in self.inputs)
+        return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
 
-    def launch(self, entry: str, smem_bytes: int, warps: int) -> Launch:
+    def launch(self, smem_bytes: int, warps: int) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
         n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
@@ -352,4 +357,4 @@ class Tiling:
         if self.staged:
             given["C_map"] = over("C", "M", n, self.c.box, self.c.swizzle)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(entry, grid, warps, self.params, given, smem_bytes, size)
+        return launch_of(self.entry, grid, warps, self.params, given, smem_bytes, size)
