@@ -35,7 +35,15 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
     product,
 )
-from ptxflow.env.tasks.definition import Axis, Definition, DefinitionError, Tensor, load, names
+from ptxflow.env.tasks.definition import (
+    Axis,
+    Definition,
+    DefinitionError,
+    Tensor,
+    load,
+    names,
+    own_names,
+)
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
@@ -62,7 +70,7 @@ FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
 def definitions() -> dict[str, list[Definition]]:
     """By family, in alphabetical order, the definitions that it builds."""
     found: dict[str, list[Definition]] = {}
-    for definition in map(load, names()):
+    for definition in map(load, (*names(), *own_names())):
         if family := registered(definition):
             found.setdefault(family.name, []).append(definition)
     return dict(sorted(found.items()))
