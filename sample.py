@@ -218,17 +218,23 @@ def sample_kernels(
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense."""
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import choose
-    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
+    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
+    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs, with_family
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
-    policy = load_policy(checkpoint)
+    policy, source = load_policy(checkpoint), args.source
+    about, family = policy.about, space.family.name
+    if not policy.knows(family):
+        print(reward_alone(checkpoint, family, source), file=sys.stderr)
+        policy, source = with_family(policy, space), REWARD
+        settings = about.get("settings", {})  # what was trained is beside the point
+        about = {"settings": {n: v for n, v in settings.items() if n in ("device", "reward")}}
     scores = log_probs(policy, space)
     draws = draw_distinct(scores, args.k, args.seed, sharpness)
-    chosen = choose(policy.about, definition, space, scores, draws, args.k, args.source)
+    chosen = choose(about, definition, space, scores, draws, args.k, source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(

@@ -37,6 +37,10 @@ class Policy:
         name: str | None = self.about.get("settings", {}).get("device")
         return name
 
+    def knows(self, family: str) -> bool:
+        """Whether it has a policy of the family."""
+        return any(f.name == family for f in self.network.config.families)
+
     def trained_elsewhere(self, device: str) -> str:
         """A line where it was trained for another device than this one; else nothing."""
         if self.device in (None, device):

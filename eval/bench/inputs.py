@@ -127,6 +127,12 @@ def _gemm(d: Draw) -> Inputs:
     return {"A": d.normal("A"), "B": d.normal("B")}
 
 
+def _gemm_epilogue(d: Draw) -> Inputs:
+    """Weights that keep sums normal, so that gates are neither open nor shut."""
+    made = {name: d.normal(name) for name in d.definition.inputs}
+    return made | {"B": d.normal("B", 1 / math.sqrt(d.axes["K"]))}
+
+
 def _rmsnorm(d: Draw) -> Inputs:
     made = {name: d.normal(name) for name in d.definition.inputs if name != "weight"}
     return made | {"weight": d.normal("weight", 0.2, 1.0)}
@@ -324,6 +330,7 @@ def _sampling(d: Draw) -> Inputs:
 
 GENERATORS: dict[str, Callable[[Draw], Inputs]] = {
     "gemm": _gemm,
+    "gemm_epilogue": _gemm_epilogue,
     "rmsnorm": _rmsnorm,
     "gqa_paged": _gqa_paged,
     "gqa_ragged": _gqa_ragged,

@@ -70,6 +70,16 @@ def _gemm(definition: Definition, output: str) -> Tolerance:
     )
 
 
+def _gemm_epilogue(definition: Definition, output: str) -> Tolerance:
+    rtol, atol, *_ = _gemm(definition, output)
+    return Tolerance(
+        rtol,
+        6 * atol / math.sqrt(definition.const_axes["K"]),
+        "a matrix product's, of sums that are standard normal; a gate multiplies their error by up "
+        "to 6; a missing product is about 1/sqrt(K), a K step 4/sqrt(K) to 8/sqrt(K)",
+    )
+
+
 def _attention(definition: Definition, output: str) -> Tolerance:
     if output == "lse":
         return Tolerance(
@@ -127,6 +137,7 @@ def _gdn(definition: Definition, output: str) -> Tolerance:
 
 _RULES: dict[str, Tolerance | Callable[[Definition, str], Tolerance]] = {
     "gemm": _gemm,
+    "gemm_epilogue": _gemm_epilogue,
     "rmsnorm": Tolerance(
         ULP["bfloat16"],
         2.0**-20,

@@ -12,6 +12,7 @@ from tests.families import (
     gdn_decode,
     gdn_prefill,
     gemm,
+    gemm_epilogue,
     gqa_decode,
     gqa_prefill,
     mla,
@@ -23,6 +24,7 @@ from tests.families.row import Row
 
 ROWS: tuple[Row, ...] = (
     gemm.ROW,
+    gemm_epilogue.ROW,
     gqa_decode.ROW,
     gqa_prefill.ROW,
     mla.DECODE_ROW,

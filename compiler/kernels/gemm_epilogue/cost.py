@@ -1,4 +1,4 @@
-"""What a GEMM with an epilogue asks of the machine: a GEMM's demand, and what the epilogue reads."""
+"""What a GEMM with an epilogue asks of the machine: a GEMM's, and what the epilogue reads."""
 
 from __future__ import annotations
 

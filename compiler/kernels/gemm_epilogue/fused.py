@@ -1,7 +1,9 @@
 """What the epilogue does to accumulators in registers, in place, before they are rounded.
 
-All loads of a group of accumulators are issued before the first of them is used. Elements outside
-of C are not read, or read from its last row and column, and nobody stores what becomes of them.
+All loads of a group of accumulators are issued before the first of them is used. They are no
+ld.global.nc and stand behind a bar.warp.sync: else ptxas begins those of all groups at once, and
+spills. Elements outside of C are not read, or read from its last row and column, and nobody stores
+what becomes of them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Fused(Plain):
                 row, column = (at_n, at_m) if swapped else (at_m, at_n)
                 word = part(words, 2 * g + half, 1)
                 where = self._where(name, row + (LANE >> 2), column + ((LANE & 3) << 1))
-                begun.append(load_global(word, name, *where, element=ELEMENT))
+                begun.append(load_global(word, name, *where, element=ELEMENT, handed=True))
                 if swapped:
                     moved.append(at.movmatrix(word, word))
                 moved.append(at.unpack(part(wide, 4 * g + 2 * half, 2), word, dtype=self.t.dtype))
@@ -64,7 +66,11 @@ class Fused(Plain):
             words = self._take(f"{name}_words", values.arg // 2, "b32")
             begun = [
                 load_global(
-                    part(words, i, 4), name, *self._where(name, m, value(n) + 2 * i), element=ELEMENT
+                    part(words, i, 4),
+                    name,
+                    *self._where(name, value(m), value(n) + 2 * i),
+                    element=ELEMENT,
+                    handed=True,
                 )
                 for i in range(0, words.arg, 4)
             ]
@@ -107,7 +113,7 @@ class Fused(Plain):
 
     def _apply(self, values: UOp, loads: Loads) -> list[UOp]:
         read = {name: self._take(name, values.arg) for name in self.inputs}
-        out = [statement for name, wide in read.items() for statement in loads(name, wide)]
+        out = [at.warp_sync(), *(x for name, wide in read.items() for x in loads(name, wide))]
         if "bias" in read:
             out.append(at.add_f32(values, read["bias"]))
         if "up" in read:

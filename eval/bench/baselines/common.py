@@ -43,7 +43,7 @@ def called(formula: Formula, arguments: Arguments) -> Maker:
     return make
 
 
-def compiled(formula: Formula, arguments: Arguments) -> Maker:
+def compiled(formula: Formula, arguments: Arguments, mode: str | None = None) -> Maker:
     """A formula through torch.compile, for these shapes alone."""
 
     def make(given: Given) -> Baseline:
@@ -54,7 +54,8 @@ def compiled(formula: Formula, arguments: Arguments) -> Maker:
 
         _dynamo.reset()  # else the ninth workload is no longer compiled
         _inductor.config.compile_threads = 1  # no pool of processes
-        return _of(torch.compile(formula, dynamic=False, fullgraph=True), arguments, given)
+        made = torch.compile(formula, dynamic=False, fullgraph=True, mode=mode)
+        return _of(made, arguments, given)
 
     return make
 
@@ -69,6 +70,21 @@ def torch_mm(given: Given) -> Baseline:
     a, b = given.tensors["A"], given.tensors["B"].T
     out = torch.empty_like(given.tensors["C"])
     return computing(lambda: torch.mm(a, b, out=out))
+
+
+def gemm_epilogue(
+    a: Tensor, b: Tensor, bias: Tensor | None, up: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """A linear layer and what follows, as models write it: rounded after each operation."""
+    x = torch.nn.functional.linear(a, b, bias)
+    if up is not None:
+        x = torch.nn.functional.silu(x) * up
+    return x if residual is None else x + residual
+
+
+def gemm_epilogue_arguments(given: Given) -> list[Any]:
+    """The inputs of `gemm_epilogue`."""
+    return [given.tensors.get(name) for name in ("A", "B", "bias", "up", "residual")]
 
 
 def torch_rms_norm(given: Given) -> Baseline:
