@@ -58,6 +58,8 @@ ROUNDS = 2  # in which every axis is drawn
 FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
     "len_indptr": ("batch_size", lambda n: n + 1),
     "len_cu_seqlens": ("num_seqs", lambda n: n + 1),
+    "num_n_blocks": ("N", lambda n: -(-n // 128)),
+    "num_k_blocks": ("K", lambda k: k // 128),
     "num_k_heads": ("num_q_heads", lambda n: n),
     "head_dim_with_scale": ("index_head_dim", lambda n: n + 4),
     "gemm1_out_size": ("intermediate_size", lambda n: 2 * n),

@@ -64,15 +64,31 @@ class Kernel:
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
 
+    @property
+    def reuses(self) -> bool:
+        """Whether accumulators are handed back to the MMA."""
+        return bool(self.s.persistent)
+
+    @property
+    def operand(self) -> str:
+        """The type of A and B."""
+        return self.t.dtype
+
     def build(self) -> UOp:
         s, t = self.s, self.t
         bars = [self.ring.full, self.ring.empty, self.done.full]
-        if s.persistent:
+        if self.reuses:
             bars.append(self.done.empty)
         tiles = t.each_tile("e", self.epilogue)
         epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
         after = self.reduction.after(self.reduce)
-        held = (self.acc, self.out, self.tmem, *self.reduction.storage, *self.fused.storage)
+        held = (
+            self.acc,
+            self.out,
+            self.tmem,
+            *self.reduction.storage,
+            *self.fused.registers.storage,
+        )
         info = KernelInfo(
             name=t.entry,
             arch=t.device.arch,
@@ -175,18 +191,22 @@ class Kernel:
                 b = k_major(t.b, t.b_smem, stage, step)
                 d, go_on = slot(self.tmem, buffer, i * s.tile_n, s.tile_n), k.ne(0)
                 m = self.rows * s.cta_group
-                out.append(tcgen05(d, a, b, 1 if step else go_on, m, t.dtype, s.cta_group))
+                out.append(tcgen05(d, a, b, 1 if step else go_on, m, self.operand, s.cta_group))
         return out
 
     # -- storing -------------------------------------------------------------------------------
+
+    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> tuple[list[Body], list[UOp]]:
+        """What makes a tile's sums readable, and what follows their last read."""
+        free = [at.tcgen05_fence_before(), *self._release(self.done.stage(sequence))]
+        return [self.done.wait_full(sequence), at.tcgen05_fence_after()], free
 
     def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
-        free = [at.tcgen05_fence_before(), *self._release(buffer)]
-        out: list[Body] = [self.done.wait_full(sequence), at.tcgen05_fence_after()]
+        out, free = self.sums(m0, n0, sequence)
         if not self.t.staged:
             for i in range(blocks):
                 for c in range(0, columns, self.columns):
@@ -208,7 +228,7 @@ class Kernel:
         return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
 
     def _release(self, buffer: UOp) -> list[UOp]:
-        if not self.s.persistent:
+        if not self.reuses:
             return []
         bar = slot(self.done.empty, buffer)
         return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
@@ -235,8 +255,8 @@ class Kernel:
         """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
         return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
 
-    def _read(self, buffer: UOp, block: UOp, column: UOp) -> list[UOp]:
-        """A chunk of columns from TMEM to registers."""
+    def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
+        """A chunk of columns from TMEM to registers, the thread's number `index` of them."""
         source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         wide = {"shape": "32x32b"}
@@ -256,7 +276,8 @@ class Kernel:
         place: UOp,
     ) -> list[UOp]:
         """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
-        out = self._read(buffer, block0 + block, column0 + column)
+        index = (block * self._share()[1] + column) // self.columns
+        out = self._read(buffer, block0 + block, column0 + column, index)
         first_row = m0 + (block0 + block) * self.rows + (WARP & 3) * self._warp_rows
         out += self._fuse(slot(self.acc), first_row, n0 + column0 + column)
         out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
@@ -276,7 +297,7 @@ class Kernel:
         self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
     ) -> list[UOp]:
         """A chunk to C, or to the CTA that sums it; `index` counts a thread's chunks."""
-        out = self._read(buffer, block, column)
+        out = self._read(buffer, block, column, index)
         held = self.acc.arg.size
         if self.t.split:
             return [*out, *self.reduction.publish(self.acc, index * held, held)]

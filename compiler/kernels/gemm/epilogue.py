@@ -10,6 +10,7 @@ from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, 
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.tiling import C, Tiling
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.values import Registers
 
 STORE_BARRIER = 1  # named barrier of the first warpgroup that stages C; others follow
 CHUNK = 16  # bytes: the unit that the swizzle permutes
@@ -25,8 +26,8 @@ class Plain:
     one row of the M side, from (m, n) of the lane on.
     """
 
-    inputs: tuple[str, ...] = ()
-    storage: tuple[UOp, ...] = ()
+    def __init__(self) -> None:
+        self.registers = Registers("fused_")
 
     def fragment(self, values: UOp, m: Value, n: Value) -> list[UOp]:
         return []

@@ -84,7 +84,7 @@ class Kernel:
                 self.acc,
                 self.out,
                 *self.reduction.storage,
-                *self.fused.storage,
+                *self.fused.registers.storage,
             ),
         )
         return finish(info, *roles, *after, meet=False)

@@ -55,12 +55,16 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The geometry of one GEMM kernel: a strategy applied to a problem."""
+    """The geometry of one GEMM kernel: a strategy applied to a problem.
+
+    K counts 16 bits of A and B, `unit` elements of their tensor maps' type.
+    """
 
     problem: Problem
     s: Strategy
     device: Device
-    inputs: tuple[str, ...] = ()  # tensors that the epilogue reads, beside A and B
+    inputs: tuple[str, ...] = ()  # tensors that are read beside A and B
+    unit: int = 1
 
     @property
     def entry(self) -> str:
@@ -292,7 +296,8 @@ class Tiling:
     def box(self, operand: str) -> tuple[int, int]:
         """Columns and rows of the operand's TMA box."""
         tile = self.a if operand == self.left else self.b
-        return self.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
+        columns = self.swizzle * self.unit // ELEMENT
+        return columns, tile.rows // self.shared_rows(operand)
 
     def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """The TMA loads of one stage of both operands."""
@@ -312,16 +317,16 @@ class Tiling:
         extent = box[1] * tile.swizzle
         mine = CTA_RANK * box[1] if shares > 1 else const(0)
         out = []
-        for column in range(0, tile.cols, box[0]):
+        for column in range(0, tile.cols, box[0] // self.unit):
             offset = tile.k_block_offset(column) + mine * tile.swizzle
             operands = (
                 slot(storage, stage, offset, extent),
                 param(f"{name}_map"),
-                (self.k_first + k) * self.s.tile_k + column,
+                (self.k_first + k) * (self.s.tile_k * self.unit) + column * self.unit,
                 value(row) + mine,
                 bar,
             )
-            attrs = {"box": box, "element": ELEMENT}
+            attrs = {"box": box, "element": ELEMENT // self.unit}
             if shares > 1:
                 out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
             elif self.pair:
@@ -346,15 +351,19 @@ class Tiling:
         tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
         clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
 
-        def over(name: str, rows: Expr, wide: int, tall: tuple[int, int], swizzle: int) -> Param:
-            dims, pitch = (str(wide), rows), (str(wide * ELEMENT),)
-            return TensorMapParam(name, self.problem.dtype, dims, pitch, tall, swizzle)
+        def over(name: str, rows: Expr, wide: int, unit: int = 1) -> Param:
+            dims, pitch = (str(wide * unit), rows), (str(wide * ELEMENT),)
+            dtype = "uint8" if unit == 2 else self.problem.dtype
+            box, swizzle = (self.c.box, self.c.swizzle)
+            if name != "C":
+                box, swizzle = self.box(name), self.swizzle
+            return TensorMapParam(name, dtype, dims, pitch, box, swizzle)
 
         given: dict[str, Param | Expr] = {
-            "A_map": over("A", "M", k, self.box("A"), self.swizzle),
-            "B_map": over("B", str(n), k, self.box("B"), self.swizzle),
+            "A_map": over("A", "M", k, self.unit),
+            "B_map": over("B", str(n), k, self.unit),
         }
         if self.staged:
-            given["C_map"] = over("C", "M", n, self.c.box, self.c.swizzle)
+            given["C_map"] = over("C", "M", n)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
         return launch_of(self.entry, grid, warps, self.params, given, smem_bytes, size)

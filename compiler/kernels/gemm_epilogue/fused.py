@@ -17,7 +17,6 @@ from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Registers
 
 LOG2E = 1.4426950408889634
 Loads = Callable[[str, UOp], list[UOp]]  # of a tensor, to as many float32 as there are accumulators
@@ -27,12 +26,8 @@ class Fused(Plain):
     """Bias, SiLU gate and residual, as far as `t.inputs` names them."""
 
     def __init__(self, t: Tiling):
-        self.t, self.inputs = t, t.inputs
-        self.registers = Registers("fused_")
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:  # type: ignore[override]
-        return self.registers.storage
+        super().__init__()
+        self.t = t
 
     # -- where elements are --------------------------------------------------------------------
 
@@ -112,7 +107,7 @@ class Fused(Plain):
         return self.registers(f"{name}{count}_", count, dtype)
 
     def _apply(self, values: UOp, loads: Loads) -> list[UOp]:
-        read = {name: self._take(name, values.arg) for name in self.inputs}
+        read = {name: self._take(name, values.arg) for name in self.t.inputs}
         out = [at.warp_sync(), *(x for name, wide in read.items() for x in loads(name, wide))]
         if "bias" in read:
             out.append(at.add_f32(values, read["bias"]))
