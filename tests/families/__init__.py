@@ -13,6 +13,7 @@ from tests.families import (
     gdn_prefill,
     gemm,
     gemm_epilogue,
+    gemm_fp8,
     gqa_decode,
     gqa_prefill,
     mla,
@@ -25,6 +26,7 @@ from tests.families.row import Row
 ROWS: tuple[Row, ...] = (
     gemm.ROW,
     gemm_epilogue.ROW,
+    gemm_fp8.ROW,
     gqa_decode.ROW,
     gqa_prefill.ROW,
     mla.DECODE_ROW,

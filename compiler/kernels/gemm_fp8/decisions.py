@@ -22,7 +22,7 @@ FIXED: dict[str, int | str] = {
 }  # fmt: skip
 DECISIONS = tuple(d for d in gemm.DECISIONS if d.name not in FIXED)
 TMEM_BUFFERS = 2  # of the sums of a block of K
-CHUNK = 32  # columns of tensor memory that a thread promotes at a time
+TOKENS = 64, 32  # of swapped tiles, each with a factor of its own: wgmma, a thread by tcgen05
 
 
 def fixed(device: Device) -> dict[str, int | str]:
@@ -54,12 +54,17 @@ def factors(f: Fields, device: Device) -> Any:
     return tokens * (1 + np.where(f.swap == 1, rows, groups)) + groups
 
 
+def swapped_tokens(f: Fields, device: Device) -> Any:
+    """Tokens of a swapped tile, or those of a thread that reads them from tensor memory."""
+    return gemm.accumulators(whole(f, device), device) if device.has_tmem else f.tile_n
+
+
 def promoting(f: Fields, device: Device) -> Any:
     """Registers of a thread beside a GEMM's: sums of a block of K, or all of them, and factors."""
     held = gemm.accumulators(whole(f, device), device)
     if device.has_tmem:
-        return held + CHUNK + 8 + np.where(f.swap == 1, CHUNK, f.tile_n // 16)
-    return held + factors(f, device)
+        return held * np.where(f.swap == 1, 2, 1)
+    return held + factors(f, device) - 10
 
 
 def fits(f: Fields, device: Device) -> Any:
@@ -100,9 +105,9 @@ RULES = (
         lambda f, p, d: (not d.has_tmem) | (f.tile_m >= BLOCK),
     ),
     rule(
-        "swapped tiles promote up to 64 tokens, each by a factor of its own",
-        "swap tile_n",
-        lambda f, p, d: (f.swap == 0) | (f.tile_n <= 64),
+        "swapped tiles promote up to 64 tokens, a thread with tcgen05 up to 32",
+        "swap tile_m tile_n consumers",
+        lambda f, p, d: (f.swap == 0) | (swapped_tokens(f, d) <= TOKENS[d.has_tmem]),
     ),
     rule(
         "sums of a block of K and of all blocks exceed the registers of a thread",

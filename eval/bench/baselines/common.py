@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, Unsupported, computing
 from ptxflow.eval.bench.references import load_reference
 
 Formula = Callable[..., Any]
@@ -85,6 +85,16 @@ def gemm_epilogue(
 def gemm_epilogue_arguments(given: Given) -> list[Any]:
     """The inputs of `gemm_epilogue`."""
     return [given.tensors.get(name) for name in ("A", "B", "bias", "up", "residual")]
+
+
+def torch_scaled_mm(given: Given) -> Baseline:
+    """torch._scaled_mm with DeepSeek's scales (cuBLASLt, Hopper alone)."""
+    t = given.tensors
+    m = t["A"].shape[0]
+    if m % 4:
+        raise Unsupported(f"cuBLASLt takes rows in fours, not {m}")
+    scales = {"scale_a": t["A_scale"].T, "scale_b": t["B_scale"].T}
+    return computing(lambda: torch._scaled_mm(t["A"], t["B"].T, **scales, out_dtype=torch.bfloat16))
 
 
 def torch_rms_norm(given: Given) -> Baseline:

@@ -37,6 +37,7 @@ BASELINES: dict[str, dict[str, Maker]] = {
         COPY: common.copy,
         "torch.compile": common.compiled(common.gemm_epilogue, common.gemm_epilogue_arguments),
     },
+    "gemm_fp8": {COPY: common.copy, "torch._scaled_mm": common.torch_scaled_mm},
     "rmsnorm": {
         COPY: common.copy,
         "torch.rms_norm": common.torch_rms_norm,
