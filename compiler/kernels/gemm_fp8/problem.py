@@ -56,7 +56,7 @@ def blocks(n: int, k: int) -> dict[str, int]:
 
 def sized(p: Problem, axes: Mapping[str, int]) -> Problem:
     """The problem at other M, N or K, with the work that these are."""
-    new = dict(p.axes) | axes
+    new = dict(p.axes) | dict(axes)
     new |= blocks(new["N"], new["K"])
     m, n, k = (new[axis] for axis in "MNK")
     scales = new["num_k_blocks"] * (m + new["num_n_blocks"])

@@ -43,7 +43,7 @@ def called(formula: Formula, arguments: Arguments) -> Maker:
     return make
 
 
-def compiled(formula: Formula, arguments: Arguments, mode: str | None = None) -> Maker:
+def compiled(formula: Formula, arguments: Arguments) -> Maker:
     """A formula through torch.compile, for these shapes alone."""
 
     def make(given: Given) -> Baseline:
@@ -54,8 +54,7 @@ def compiled(formula: Formula, arguments: Arguments, mode: str | None = None) ->
 
         _dynamo.reset()  # else the ninth workload is no longer compiled
         _inductor.config.compile_threads = 1  # no pool of processes
-        made = torch.compile(formula, dynamic=False, fullgraph=True, mode=mode)
-        return _of(made, arguments, given)
+        return _of(torch.compile(formula, dynamic=False, fullgraph=True), arguments, given)
 
     return make
 
@@ -93,8 +92,10 @@ def torch_scaled_mm(given: Given) -> Baseline:
     m = t["A"].shape[0]
     if m % 4:
         raise Unsupported(f"cuBLASLt takes rows in fours, not {m}")
-    scales = {"scale_a": t["A_scale"].T, "scale_b": t["B_scale"].T}
-    return computing(lambda: torch._scaled_mm(t["A"], t["B"].T, **scales, out_dtype=torch.bfloat16))
+    b, scale_a, scale_b = t["B"].T, t["A_scale"].T, t["B_scale"].T
+    return computing(
+        lambda: torch._scaled_mm(t["A"], b, scale_a, scale_b, out_dtype=torch.bfloat16)
+    )
 
 
 def torch_rms_norm(given: Given) -> Baseline:
