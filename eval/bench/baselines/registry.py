@@ -33,7 +33,7 @@ KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 BASELINES: dict[str, dict[str, Maker]] = {
     "gemm": {"torch.mm": common.torch_mm, COPY: common.copy},
     "gemm_epilogue": {
-        "torch": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
+        "torch.linear": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
         COPY: common.copy,
         "torch.compile": common.compiled(common.gemm_epilogue, common.gemm_epilogue_arguments),
     },
