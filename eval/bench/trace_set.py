@@ -214,20 +214,18 @@ def _loaded(root: Path, path: str, key: str) -> torch.Tensor:
         raise TraceError(f"{place}: {error}") from None
 
 
-def stored(definition: Definition, workload: Workload, root: Path, given: Json) -> Workload:
-    """The workload with these inputs given, of the set at `root`: tensors in a file that is written
-    where it is missing, numbers in the row. Scalars keep the row's; other tensors are random."""
+def stored(
+    definition: Definition, workload: Workload, root: Path, given: Mapping[str, torch.Tensor]
+) -> Workload:
+    """The workload with these tensors given, in a file of the set at `root` that is written where
+    it is missing. Scalars are the row's; other tensors are random."""
     path = f"blob/workloads/{definition.op_type}/{definition.name}/{workload.uuid}.safetensors"
-    held = {name: v.contiguous() for name, v in given.items() if isinstance(v, torch.Tensor)}
+    held = {name: tensor.contiguous() for name, tensor in given.items()}
     specs: dict[str, Mapping[str, Any]] = {}
     for name, tensor in definition.inputs.items():
-        specs[name] = {"type": "random"}
+        specs[name] = {"type": "random"} if tensor.shape is not None else workload.inputs[name]
         if name in held:
             specs[name] = {"type": "safetensors", "path": path, "tensor_key": name}
-        elif tensor.shape is None:
-            own = workload.inputs[name]
-            specs[name] = own if own["type"] == "scalar" else {"type": "scalar",
-                                                               "value": given[name]}  # fmt: skip
     if held and not (root / path).exists():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         part = root / f"{path}.part"

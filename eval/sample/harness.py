@@ -14,8 +14,6 @@ samplers draw is counted at once, where it asks the device for each token.
 
 from __future__ import annotations
 
-import argparse
-import functools
 import importlib
 import json
 import math
@@ -45,10 +43,12 @@ from ptxflow.eval.sample.peer_solutions import EAGER, peers
 from ptxflow.eval.sample.solution import AUTHOR, solution
 
 SEED = 1
-LEAST_P, MOST_P, MOST_K = 0.05, 0.8, 100  # 500,000 draws say nothing of a whole vocabulary
+MADE = ("generated", "recorded")  # what a row says of such inputs
+QUERIES = {"q_nope", "q_pe"}  # but for these, whose scale alone is chosen
+#: half a million draws say nothing of a whole vocabulary
+LIMITS = {"top_k": (1, 100), "top_p": (0.05, 0.8)}
 #: by op type, what of the harness's configuration is not its default
 TOLERANCES = {"moe": {"atol": 0.1, "rtol": 0.2, "required_matched_ratio": 0.85}}
-RANDOM = ("gemm", "rmsnorm")  # op types all of whose inputs may be
 IDLE = ("num_pages", "len_indptr", "len_cu_seqlens")  # axes that are no work
 MOST_DRAWN = 8  # rows of a sampler: the harness draws half a million times of each
 BENCH = "flashinfer_bench.bench"
@@ -87,20 +87,21 @@ def spread(
     return chosen
 
 
-def given(definition: Definition, axes: Mapping[str, int]) -> dict[str, Any]:
-    """The inputs that must be valid; the harness draws the others."""
-    if definition.op_type in RANDOM:
-        return {}
-    made = make_indices(definition, axes, SEED)
+def needed(row: Workload) -> set[str]:
+    """The inputs of a row that must be valid; the harness draws the others."""
+    return {n for n, spec in row.inputs.items() if spec["type"] in MADE} - QUERIES
+
+
+def given(definition: Definition, row: Workload) -> dict[str, torch.Tensor]:
+    """Those inputs by name, of one seed."""
+    names = needed(row)
+    made = make_indices(definition, row.axes, SEED) if names else {}
+    if not names <= made.keys():
+        made = make_inputs(definition, row.axes, SEED)
+    made = {n: made[n].clamp(*LIMITS[n]) if n in LIMITS else made[n] for n in names}
     if "sparse_indices" in made:  # a token without a key has an infinite lse
         lists = made["sparse_indices"]
         lists[:, 0] = torch.where((lists < 0).all(-1), 0, lists[:, 0])
-    if not made:
-        made = make_inputs(definition, axes, SEED)
-    if definition.op_type == "sampling":
-        made = {n: t for n, t in made.items() if n != "probs"}
-        limits = {"top_k": (1, MOST_K), "top_p": (LEAST_P, MOST_P)}
-        made = {n: t.clamp(*limits[n]) for n, t in made.items()}
     return made
 
 
@@ -120,7 +121,7 @@ def prepare(root: Path, library: Path, count: int) -> None:
         where = root / "solutions" / made["author"] / place / f"{made['name']}.json"
         write_whole(where, json.dumps(made) + "\n")
     write_whole(root / "definitions" / place.with_suffix(".json"), json.dumps(definition.to_json()))
-    found = [stored(definition, row, root, given(definition, row.axes)) for row in chosen]
+    found = [stored(definition, row, root, given(definition, row)) for row in chosen]
     write_traces(rows, [Trace(row) for row in found])
 
 
@@ -164,8 +165,12 @@ def run(root: Path, definitions: Sequence[str], trials: int, seconds: int) -> No
         raise BadInput("the set is made, and the harness runs on a GPU only: there is none")
     runner._persistent_worker_main = worker  # of new processes, which import it by its name
     held = data.TraceSet.from_path(str(root))
-    for op in dict.fromkeys(load(name).op_type for name in definitions):
-        own = [name for name in definitions if load(name).op_type == op]
+    held.definitions = {name: held.definitions[name] for name in definitions}  # in this order
+    groups = defaultdict[str, list[str]](list)
+    for name in definitions:
+        op = load(name).op_type
+        groups[op if op in TOLERANCES else ""].append(name)
+    for op, own in groups.items():
         config = bench.BenchmarkConfig(
             definitions=own, num_trials=trials, profile_baseline=False, timeout_seconds=seconds,
             **TOLERANCES.get(op, {}),
@@ -245,10 +250,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-@functools.cache
-def parser() -> argparse.ArgumentParser:
-    made = Parser(prog="ptxflow harness", description=__doc__)
-    add = made.add_argument
+@reports("harness", LibraryError)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 where all of ours passed; 1 otherwise."""
+    parser = Parser(prog="ptxflow harness", description=__doc__)
+    add = parser.add_argument
     add("set", type=Path, metavar="DIR", help="the set of FlashInfer Trace")
     add("--libraries", type=Path, metavar="DIR", help="folders of sample.py, one a definition")
     add("--definitions", nargs="+", default=[], metavar="NAME", help="default: all that have one")
@@ -256,18 +262,12 @@ def parser() -> argparse.ArgumentParser:
     add("--trials", type=positive_int, default=3, help="inputs of each workload (default: 3)")
     add("--timeout", type=positive_int, default=120, help="seconds of one (default: 120)")
     add("--report", action="store_true", help="print what traces say, and run nothing")
-    return made
-
-
-@reports("harness", LibraryError)
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 where all of ours passed; 1 otherwise."""
-    args = parser().parse_args(argv)
+    args = parser.parse_args(argv)
     root: Path = args.set
     asked = args.definitions or names()
     if not args.report:
         if args.libraries is None:
-            parser().error("--libraries are needed, or --report")
+            parser.error("--libraries are needed, or --report")
         made = [n for n in asked if (args.libraries / n / MANIFEST).exists()]
         if not made:
             raise BadInput(f"{args.libraries}: no folder of a definition with a library")

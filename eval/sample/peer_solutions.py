@@ -20,55 +20,44 @@ _WRAPPED = """
 planned = {{}}
 
 
-def made({inputs}):
-    space = torch.empty(128 << 20, dtype=torch.uint8, device=kv_indptr.device)
-{plan}
-    return wrapper
-
-
 def run({inputs}, output, lse):
     key = {key}
     if key not in planned:
-        planned[key] = made({inputs})
+        space = torch.empty(128 << 20, dtype=torch.uint8, device=kv_indptr.device)
+        wrapper = planned[key] = {wrapper}(space, {option})
+        wrapper.plan({plan})
     planned[key].run({tensors}, out=output, lse=lse, return_lse=True)
 """
-_LAST = "(kv_indptr.diff() > 0).int()"  # tokens in the last page of one token
+_WAYS = {way: f"backend={way!r}" for way in ("fa2", "fa3")}
+_PAGES = {way: f"'NHD', {option}" for way, option in _WAYS.items()}
+_CORES = {"cuda": "'NHD', use_tensor_cores=False", "tensor_cores": "'NHD', use_tensor_cores=True"}
 _PAGED = "kv_indptr, kv_indices, {last}, q.shape[1], *k_cache.shape[2:], {page}"
 _TYPES = "q_data_type=q.dtype, kv_data_type=q.dtype, sm_scale=sm_scale"
-_CACHE = "q, (k_cache, v_cache)"
-#: by op type and kind: the module and wrapper, its options by Solution, what `plan` is given, what
-#: `run` is, and the tensors whose shapes say which plan it is
+_EACH = "torch.arange(len(kv_indptr), device=kv_indptr.device).int()"  # a query each
+_LATENT = (
+    "kv_indptr, kv_indices, {keys}, *q_nope.shape[1:], q_pe.shape[2], {page}, CAUSAL, sm_scale, "
+    "q_nope.dtype, q_nope.dtype"
+)
+_CACHE, _LATENTS = "q, (k_cache, v_cache)", "q_nope, q_pe, ckv_cache, kpe_cache"
+_MLA = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
+#: by op type and kind: the wrapper, its options by Solution, what `plan` and `run` are given
 WRAPPERS = {
     "gqa_paged decode": (
-        "flashinfer.BatchDecodeWithPagedKVCacheWrapper",
-        {"cuda": "'NHD', use_tensor_cores=False", "tensor_cores": "'NHD', use_tensor_cores=True"},
-        f"{_PAGED}, {_TYPES}", _CACHE, "kv_indptr kv_indices k_cache",
+        "flashinfer.BatchDecodeWithPagedKVCacheWrapper", _CORES, f"{_PAGED}, {_TYPES}", _CACHE,
     ),
     "gqa_paged prefill": (
-        "flashinfer.BatchPrefillWithPagedKVCacheWrapper",
-        {"fa2": "'NHD', backend='fa2'", "fa3": "'NHD', backend='fa3'"},
-        f"qo_indptr, {_PAGED}, causal=True, {_TYPES}", _CACHE, "q kv_indptr kv_indices k_cache",
+        "flashinfer.BatchPrefillWithPagedKVCacheWrapper", _PAGES,
+        f"qo_indptr, {_PAGED}, causal=True, {_TYPES}", _CACHE,
     ),
     "gqa_ragged prefill": (
-        "flashinfer.BatchPrefillWithRaggedKVCacheWrapper",
-        {"fa2": "'NHD', backend='fa2'", "fa3": "'NHD', backend='fa3'"},
-        f"qo_indptr, kv_indptr, q.shape[1], *k.shape[1:], causal=True, {_TYPES}",
-        "q, k, v", "q k kv_indptr",
+        "flashinfer.BatchPrefillWithRaggedKVCacheWrapper", _PAGES,
+        f"qo_indptr, kv_indptr, q.shape[1], *k.shape[1:], causal=True, {_TYPES}", "q, k, v",
     ),
     "mla_paged decode": (
-        "flashinfer.mla.BatchMLAPagedAttentionWrapper",
-        {"fa2": "backend='fa2'", "fa3": "backend='fa3'"},
-        "torch.arange(len(kv_indptr), device=kv_indptr.device).int(), kv_indptr, kv_indices, "
-        "{keys}, *q_nope.shape[1:], q_pe.shape[2], {page}, False, sm_scale, q_nope.dtype, "
-        "q_nope.dtype",
-        "q_nope, q_pe, ckv_cache, kpe_cache", "kv_indptr kv_indices ckv_cache",
+        _MLA, _WAYS, f"{_EACH}, {_LATENT.replace('CAUSAL', 'False')}", _LATENTS,
     ),
     "mla_paged prefill": (
-        "flashinfer.mla.BatchMLAPagedAttentionWrapper",
-        {"fa2": "backend='fa2'", "fa3": "backend='fa3'"},
-        "qo_indptr, kv_indptr, kv_indices, {keys}, *q_nope.shape[1:], q_pe.shape[2], {page}, True, "
-        "sm_scale, q_nope.dtype, q_nope.dtype",
-        "q_nope, q_pe, ckv_cache, kpe_cache", "q_nope kv_indptr kv_indices ckv_cache",
+        _MLA, _WAYS, f"qo_indptr, {_LATENT.replace('CAUSAL', 'True')}", _LATENTS,
     ),
 }  # fmt: skip
 
@@ -134,20 +123,19 @@ def _wrapped(definition: Definition) -> Mapping[str, str]:
     known = WRAPPERS.get(f"{definition.op_type} {kind}")
     if known is None:
         return {}
-    name, options, plan, tensors, shapes = known
+    wrapper, options, plan, tensors = known
     page = definition.const_axes.get("page_size", 1)
-    pages, last = "kv_indptr.diff()", _LAST
-    keys = f"({pages} * {page}).int()"
+    pages = "kv_indptr.diff()"
+    last, keys = f"({pages} > 0).int()", f"({pages} * {page}).int()"
     if "kv_last_page_len" in definition.inputs:
         last = "kv_last_page_len"
-        keys = f"(({pages} - 1).clamp(min=0) * {page} + kv_last_page_len).int()"
-    given = plan.format(last=last, page=page, keys=keys)
+        keys = f"(({pages} - 1).clamp(min=0) * {page} + {last}).int()"
+    shapes = [f"{name}.shape" for name, t in definition.inputs.items() if t.shape is not None]
     return {
-        f"flashinfer_{way}": f"import {name.rpartition('.')[0]}\n"
+        f"flashinfer_{way}": f"import {wrapper.rpartition('.')[0]}\n"
         + _WRAPPED.format(
-            inputs=", ".join(definition.inputs), tensors=tensors,
-            key=", ".join(f"{tensor}.shape" for tensor in shapes.split()) + ",",
-            plan=f"    wrapper = {name}(space, {option})\n    wrapper.plan({given})",
+            inputs=", ".join(definition.inputs), key=", ".join(shapes), wrapper=wrapper,
+            option=option, plan=plan.format(last=last, page=page, keys=keys), tensors=tensors,
         )
         for way, option in options.items()
     }  # fmt: skip
