@@ -109,34 +109,42 @@ def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Sha
 
 @operation(
     rf"(atom|red)((?:\.(?:{_MODIFIERS}))*)"
-    r"\.(add|min|max|and|or|xor|exch|inc|dec|cas)\.([usbf])(32|64)"
+    r"\.(add|min|max|and|or|xor|exch|inc|dec|cas)(?:\.v([24]))?\.([usbf])(32|64)"
 )
 def atomic(line: Line) -> Step:
-    """Lane by lane, in lane order; `atom` returns what was there before."""
+    """Lane by lane, in lane order; `atom` returns what was there before. Each element of a vector
+    is an access of its own (PTX ISA 9.7.13.6)."""
     returns, swaps = line.match[1] == "atom", line.match[3] == "cas"
     line.count(2 + returns + swaps)
-    order, width = Order.of(line, line.match[2]), int(line.match[5])
-    compute, dtype = _ATOMIC[line.match[3]], f"{_NUMPY[line.match[4]]}{width // 8}"
-    write = line.write(0, width) if returns else None
-    address, value = line.address(int(returns)), line.read(1 + returns, width)
+    order, width, parts = Order.of(line, line.match[2]), int(line.match[6]), line.match[4] or 1
+    compute, dtype = _ATOMIC[line.match[3]], f"{_NUMPY[line.match[5]]}{width // 8}"
+    if line.match[4] and (line.match[3], dtype, order.space) != ("add", "f4", "global"):
+        raise line.refuse("vectors are modelled of add.f32 in global memory")
+    slots = line.slots(0, width) if returns else ()
+    address, values = line.address(int(returns)), line.readers(1 + returns, width)
+    if len(values) != int(parts) or len(slots) not in (0, int(parts)):
+        raise line.refuse(f"takes {parts} values")
     other: Any = line.read(2 + returns, width) if swaps else (lambda w: 0)
 
     def run(w: Warp) -> None:
         lanes = lanes_in(w.mask)
         held = w.vector(address(w), 64).astype(np.int64)
-        given, third = (w.vector(v(w), width).view(dtype) for v in (value, other))
+        *given, third = (w.vector(v(w), width).view(dtype) for v in (*values, other))
         w.sure()
-        words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
-        typed, before = words.view(dtype), np.zeros(LANES, DTYPES[width])
-        for lane, place, at in zip(lanes.tolist(), index.tolist(), offsets.tolist(), strict=True):
-            before[lane] = words[place]
-            typed[place] = compute(typed[place], given[lane], third[lane])
-            order_access(w, (id(shadow), at), order, reads=True)
-        touch(w, shadow, offsets, width // 8, "a", lanes)
-        for at in offsets.tolist():
-            order_access(w, (id(shadow), at), order, reads=False)
-        if write:
-            write(w, before)
+        for i, mine in enumerate(given):
+            part = held[lanes] + i * width // 8
+            words, index, shadow, offsets = _place(w, part, width // 8, order.space)
+            typed, before = words.view(dtype), np.zeros(LANES, DTYPES[width])
+            places = zip(lanes.tolist(), index.tolist(), offsets.tolist(), strict=True)
+            for lane, place, at in places:
+                before[lane] = words[place]
+                typed[place] = compute(typed[place], mine[lane], third[lane])
+                order_access(w, (id(shadow), at), order, reads=True)
+            touch(w, shadow, offsets, width // 8, "a", lanes)
+            for at in offsets.tolist():
+                order_access(w, (id(shadow), at), order, reads=False)
+            if slots:
+                w.put(slots[i], before)
 
     return run
 
