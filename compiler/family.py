@@ -274,12 +274,13 @@ class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
     `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
-    over the grid, what they write is compared. `absent`: optional inputs are not given.
+    over the grid (of all where it says 0, or no more), what they write is compared. `absent`:
+    optional inputs are not given.
     """
 
     axes: Mapping[str, int]
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
 
@@ -331,6 +332,22 @@ class Family:
     #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
     #: where today's have nothing that would take as long
     revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
+
+    @staticmethod
+    def of(
+        name: str,
+        op_types: tuple[str, ...],
+        problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem],
+        space: tuple[tuple[Decision, ...], tuple[Rule, ...], Callable[..., Resources]],
+        model: tuple[Callable[..., Demand], Callable[..., dict[str, float]], dict[str, Any]],
+        kernels: tuple[Callable[..., Any], ...],
+        **others: Any,
+    ) -> Family:
+        """A family by its parts: decisions, rules and resources; demand, features and costs;
+        build, trips, launch, trial and trials; what else it has by name."""
+        named = "decisions rules resources demand features costs build trips launch trial trials"
+        parts: dict[str, Any] = dict(zip(named.split(), (*space, *model, *kernels), strict=True))
+        return Family(name=name, op_types=op_types, problem=problem, **parts, **others)
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentence of every rule that the strategy breaks; empty when it is legal.

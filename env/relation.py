@@ -23,9 +23,10 @@ from ptxflow.env.space import Codes, EmptySpace, StrategySpace, bound_at, verdic
 
 Ints = NDArray[np.int32]
 LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used
-TABLE = 1 << 20  # entries of a rule's table at most
+TABLE = 1 << 18  # entries of a rule's table at first, at most
+EACH = 32  # entries for each prefix at hand, of the rest of a table, at most
 JOINED = 1 << 12  # entries up to which the tables of rules are joined, whatever each reads
-EDGES = 1 << 24  # choices after states, at one depth at most: some gigabytes
+EDGES = 1 << 24  # choices after states, at one depth at most: a gigabyte
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class RelationSpace(StrategySpace):
         node = self.nodes(prefix)
         return np.where(node[:, None] < 0, 0, self.layers[prefix.shape[1]].counts[node])
 
-    def places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """[n, F] choice indices of the strategies at these places [n] in the order of codes."""
         left, node, rows = places.copy(), np.zeros(len(places), np.int64), []
         for layer in self.layers:
@@ -73,7 +74,7 @@ class RelationSpace(StrategySpace):
         return np.stack(rows, 1)
 
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
-        rows = self.places(rng.integers(len(self), size=n))
+        rows = self.at(rng.integers(len(self), size=n))
         codes: Codes = rows @ self.strides[1:]
         return codes
 
@@ -245,12 +246,12 @@ class _Diagram:
         begun = []
         for rule in [r for r in waiting if depth in self.reads(r)]:
             left = tuple(i for i in self.reads(rule) if i > depth)
-            entries = math.prod(self.sizes[i] for i in left)
-            if entries > TABLE:
+            entries, most = math.prod(self.sizes[i] for i in left), EACH * len(front.choice)
+            if left and entries > max(TABLE, most):
                 continue
             read = {i: front.columns[i] for i in self.reads(rule) if i <= depth}
             first, back = _classes(list(read.values()), len(front.choice))
-            if left and entries * len(first) > TABLE:
+            if left and entries * len(first) > max(TABLE, most):
                 continue
             table = self.table(rule, {i: c[first] for i, c in read.items()}, len(first))
             automaton, roots = _compiled(left, table)

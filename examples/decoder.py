@@ -4,9 +4,9 @@
     python examples/decoder.py               # on an H200: tokens/s, where the time goes, values
 
 A step is `--layers` layers and the head: RMSNorm, projections, the new key and value into a paged
-cache, attention over 4,096 tokens, MLP, logits, softmax. It is one CUDA graph, and top-p sampling
-is called behind it. Weights are random; the embeddings of tokens and positions are left out, in all
-three. torch.compile (max-autotune) reads a cache without pages. Values are compared with float32.
+cache, attention over 4,096 tokens, MLP, logits, softmax, top-p sampling: one CUDA graph, that draws
+anew at every replay. Weights are random; the embeddings of tokens and positions are left out, in
+all three. torch.compile (max-autotune) has no pages. Values are compared with float32.
 """
 
 from __future__ import annotations
@@ -175,10 +175,10 @@ class FlashInfer(Ptxflow):
         import flashinfer
 
         self.model, self.scale, self.lib = model, model.shape.dim**-0.5, flashinfer
+        self.dtype = torch.bfloat16
         room = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
-        make = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+        i, s, make = model.index, model.shape, flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self.plan = make(room, "NHD", use_tensor_cores=True)
-        i, s = model.index, model.shape
         self.plan.plan(i["indptr"], i["indices"], i["last_len"], s.heads, s.kv_heads, s.dim, PAGE,
                        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
                        sm_scale=self.scale)  # fmt: skip
@@ -201,7 +201,8 @@ class FlashInfer(Ptxflow):
         return self.plan.run(q, cache)
 
     def sample(self, probs: Tensor, top_p: Tensor) -> Tensor:
-        return self.lib.sampling.top_p_sampling_from_probs(probs, top_p)
+        seed, at = torch.empty(2, dtype=torch.int64, device=probs.device).random_().split(1)
+        return self.lib.sampling.top_p_sampling_from_probs(probs, top_p, seed=seed, offset=at)
 
     def step(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return super().step(hidden.clone())  # which the first addition changes

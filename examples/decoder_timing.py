@@ -18,7 +18,7 @@ def graphed(
     hidden: Tensor,
     top_p: Tensor,
 ) -> tuple[Callable[[], Tensor], Tensor]:
-    """A call that makes a step and samples, and the step's logits."""
+    """A call that makes a step and samples, in one graph, and the step's logits."""
     step = torch.compile(step, mode=mode, fullgraph=True) if mode else step
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -28,10 +28,11 @@ def graphed(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         logits, probs = step(hidden)
+        tokens = sample(probs, top_p)
 
     def call() -> Tensor:
         graph.replay()
-        return sample(probs, top_p)
+        return tokens
 
     return call, logits
 

@@ -203,9 +203,12 @@ instruction(
 def _philox_text(use: UOp, text: dict[str, str]) -> str:
     (m0, m1), (w0, w1) = _PHILOX
     names = ("offset_low", "offset_high", "row")
+    state = pieces(text["state"])
     lines = [f"mov.b32 %_c{i}, {text[name]};" for i, name in enumerate(names)]
     lines += ["mov.b32 %_c3, 0;"]
     lines += [f"mov.b32 %_k{i}, {text[name]};" for i, name in enumerate(("seed_low", "seed_high"))]
+    held = ("k0", "k1", "c0", "c1")
+    lines += [f"add.u32 %_{n}, %_{n}, {s};" for n, s in zip(held, state, strict=True)]
     for i in range(10):
         if i:
             lines += [f"add.u32 %_k0, %_k0, {w0};", f"add.u32 %_k1, %_k1, {w1};"]
@@ -226,8 +229,10 @@ def _philox_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "philox(dst: frag*1|2|3|4 w, seed_low seed_high offset_low offset_high row: value)",
+    "philox(dst: frag*1|2|3|4 w, state: frag*4 r, seed_low seed_high offset_low offset_high row: "
+    "value)",
     _philox_text,
     "9.7.1 mul.hi, mul.lo: Philox4x32-10 (Salmon et al., SC 2011) of the counter (offset, row, "
-    "0) under the seed: its first words, the lower first",
+    "0) under the seed: its first words, the lower first. To each word of seed and offset is added "
+    "that of the state, without carry",
 )

@@ -11,12 +11,7 @@ entries that are not below the bound.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import (
-    ALL_LANES,
-    everywhere,
-    pick_lane,
-    skip_unless_any,
-)
+from ptxflow.compiler.atoms.reductions import ALL_LANES, everywhere, pick_lane, skip_unless_any
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp

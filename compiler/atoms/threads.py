@@ -127,10 +127,7 @@ instruction(
     "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
     sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
     defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
-    rules=(
-        CACHED,
-        PREFETCHED,
-    ),
+    rules=(CACHED, PREFETCHED),
 )
 
 

@@ -134,8 +134,8 @@ class Machine(Grid):
         """Run all clusters of the grid, one after another, or `some`: the first, the last, and
         others between."""
         count = math.prod(self.clusters)
-        places = np.linspace(0, count - 1, min(some or count, count))
-        for index in sorted({round(place) for place in places}):
+        spread = {round(place) for place in np.linspace(0, count - 1, min(some, count))}
+        for index in sorted(spread) if some else range(count):
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
             self.report.clusters += 1

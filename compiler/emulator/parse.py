@@ -195,8 +195,7 @@ class _Parser:
         blank = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
         self.text = blank.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
         self.newlines = [m.start() for m in re.finditer("\n", self.text)]
-        self.at = 0
-        self.out = Module()
+        self.at, self.out = 0, Module()
         self.branches: list[tuple[int, _Scope, str]] = []
         self.tables: dict[tuple[int, str], list[tuple[_Scope, str]]] = {}  # of brx.idx
         self.functions = functions.functions(self.text)
@@ -297,8 +296,7 @@ class _Parser:
             found = re.compile("[{}]").search(self.text, self.at)
             if found is None:
                 raise self._fail("the body does not end")
-            depth += 1 if found[0] == "{" else -1
-            self.at = found.end()
+            depth, self.at = depth + (1 if found[0] == "{" else -1), found.end()
 
     def _parameter(self, declared: str) -> None:
         match = _PARAM.match(declared)

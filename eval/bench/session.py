@@ -261,6 +261,8 @@ class Session:
         torch.cuda.synchronize()
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
+        if not job["rounds"]:
+            return {"status": "ok", "detail": "", "check": verdict.to_json()}
         verdicts = {name: check(other.checked, bench) for name, other in others.items()}
         right = {name: others[name].timed for name, v in verdicts.items() if v.correct}
         stage("time")

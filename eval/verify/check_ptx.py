@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ptxflow import __version__
 from ptxflow.command import BadInput, Parser, reports
@@ -81,7 +82,12 @@ def as_sarif(verdict: Verdict, path: str) -> str:
 
     def place(line: int) -> dict[str, Any]:
         region = {"region": {"startLine": line}} if line else {}
-        return {"physicalLocation": {"artifactLocation": {"uri": Path(path).as_posix()}, **region}}
+        return {
+            "physicalLocation": {
+                "artifactLocation": {"uri": quote(Path(path).as_posix())},
+                **region,
+            }
+        }
 
     def result(f: Finding) -> dict[str, Any]:
         return {
@@ -94,9 +100,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
             "properties": {"schedules": f.schedules},
         }
 
-    rules = [
-        {"id": r.id, "shortDescription": {"text": r.means}, "help": {"text": r.fix}} for r in RULES
-    ]
+    rules = [{"id": r.id, "help": {"text": r.fix}} for r in RULES]
     notes = [{"level": "error", "message": {"text": verdict.stopped}}] if verdict.stopped else []
     run = {
         "tool": {

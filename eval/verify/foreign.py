@@ -4,8 +4,9 @@ it found: races, faults, deadlocks, wrong values, each with the lines of the tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,59 +27,49 @@ MOST_TEXT = 64 << 20  # bytes
 LIMIT = 5_000_000  # instructions of warps, of one schedule
 MOST_LOCAL = 512 << 10  # bytes of a thread
 _ENTRY = re.compile(r"^[^/\n]*\.entry\s+([\w$%]+)", re.M)
+T = TypeVar("T")
 _LINE = re.compile(r"\bline (\d+)")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding: what its messages match, what it means, what would fix it. A note is not
-    counted as a finding."""
+    """A kind of finding: what its messages match, what would fix it. A note does not count."""
 
     id: str
     pattern: str
-    means: str
     fix: str
     level: str = "error"
 
 
 RULES = (
-    Rule("value", "^output", "an output differs from what is expected", "the arithmetic, or the "
-         "launch: the memory model was kept"),
-    Rule("deadlock", "^deadlock", "no warp can go on and nothing is in flight", "the arrival, the "
-         "bytes or the warp that what is listed waits for"),
+    Rule("value", "^output", "the arithmetic, or the launch: the memory model was kept"),
+    Rule("deadlock", "^deadlock", "the arrival, bytes or warp that what is listed waits for"),
     Rule("uninitialized", r"never wrote|never written|nothing (has )?wr|initialised at",
-         "memory or a register is used that nothing has written", "write it first, or wait for "
-         "what writes it"),
-    Rule("dependent-launch", "griddepcontrol", "memory of the grid before is accessed while that "
-         "may still run", "griddepcontrol.wait before it"),
-    Rule("proxy-fence", r"fence\.proxy\.async", "generic and asynchronous accesses are not ordered",
+         "write it first, or wait for what writes it"),
+    Rule("dependent-launch", "griddepcontrol", "griddepcontrol.wait before it"),
+    Rule("proxy-fence", r"fence\.proxy\.async",
          "fence.proxy.async by who accessed through the generic proxy, before it hands on"),
-    Rule("same-value", "the same value is written", "threads that are not ordered write the same "
-         "value to one place", "one writer", "note"),
-    Rule("mbarrier-lifetime", r"after its init|no mbarrier\.inval|no inval|a second time$"
-         "|mbarrier$|^.{0,200}overwrites mbarrier", "an mbarrier is used, or its place, outside "
-         "its lifetime", "fence.mbarrier_init and a barrier after mbarrier.init; mbarrier.inval "
-         "before other use"),
-    Rule("tcgen05-fence", r"tcgen05\.fence", "tensor memory is accessed by threads that are not "
-         "ordered", "tcgen05.fence::before_thread_sync, the barrier, ::after_thread_sync"),
+    Rule("same-value", "the same value is written", "one writer", "note"),
+    Rule("mbarrier-lifetime", r"after its init|no mbarrier\.inval|no inval|a second time$|mbarrier$"
+         "|overwrites mbarrier", "fence.mbarrier_init and a barrier after mbarrier.init; "
+         "mbarrier.inval before other use"),
+    Rule("tcgen05-fence", r"tcgen05\.fence",
+         "tcgen05.fence::before_thread_sync, the barrier, ::after_thread_sync"),
     Rule("mbarrier-count", r"arrivals at|tx-count|mbarrier count|nobody has seen|parity \w+ is n",
-         "an mbarrier's arrivals, bytes or phases do not fit", "the count of mbarrier.init, the "
-         "bytes of expect_tx, the parity modulo 2"),
-    Rule("race", "race:|store to the same bytes|disagree", "two accesses conflict and nothing "
-         "orders them", "a barrier, or a release and an acquire of fitting scope"),
-    Rule("exit", r"work in flight|has exited|have exited|reaches in|were not dealloc",
-         "a thread ends while something still needs it", "wait before ret"),
+         "the count of mbarrier.init, the bytes of expect_tx, the parity modulo 2"),
+    Rule("race", "race:|store to the same bytes|disagree",
+         "a barrier, or a release and an acquire of fitting scope"),
+    Rule("exit", "work in flight|has exited|have exited|reaches in|were not dealloc",
+         "wait before ret"),
     Rule("in-flight", r"in flight|no wait|may still read|still (writ|work)|wgmma\.fence|, which wg"
-         "|overwrites what|to write", "asynchronous work is used before it is complete",
-         "the wait that belongs to it"),
-    Rule("out-of-bounds", r"outside|no tensor map|not in this CTA|not allocated|out of reach"
-         "|of rank|in another CTA|no allocation|no scalar parameter|coordinates", "an access "
-         "leaves its memory", "the address, the size, or the launch"),
-    Rule("misaligned", r"multiples? of", "an address or a size is not aligned", "the address"),
-    Rule("convergence", r"converged|member mask|differs between|not active|second time|threads"
-         "|arrive twice|without an arrive", "the threads that execute it, or meet at a barrier, "
-         "are not those it needs", "the branch around it, its mask or its count"),
-    Rule("execution", "", "the instruction cannot do what it is asked", "its operands"),
+         "|overwrites what|to write", "the wait that belongs to it"),
+    Rule("out-of-bounds", "outside|no tensor map|not in this CTA|not allocated|out of reach|of rank"
+         "|in another CTA|no allocation|no scalar parameter|coordinates",
+         "the address, the size, or the launch"),
+    Rule("misaligned", "multiples? of", "the address, or the size"),
+    Rule("convergence", "converged|member mask|differs between|not active|second time|threads"
+         "|arrive twice|without an arrive", "the branch around it, its mask or its count"),
+    Rule("execution", "", "its operands"),
 )  # fmt: skip
 
 
@@ -108,6 +99,11 @@ class Verdict:
     @property
     def errors(self) -> int:
         return sum(f.rule.level == "error" for f in self.findings)
+
+
+def unforeseen(error: Exception) -> str:
+    """What the emulator trips over, which it should refuse by itself."""
+    return f"not modelled ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
 
 
 class ForeignMachine(Machine):
@@ -174,8 +170,18 @@ class ForeignMachine(Machine):
             raise
         except Exception as error:
             ins = self.module.code[w.at]
-            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise Fault(f"line {ins.line}: `{shorten(ins.text)}`: not modelled ({what})") from None
+            where = f"line {ins.line}: `{shorten(ins.text)}`"
+            raise Fault(f"{where}: {unforeseen(error)}") from None
+
+
+def understood(build: Callable[[], T]) -> T:
+    """What is built of a text; BadInput where it is not understood."""
+    try:
+        return build()
+    except PtxSyntaxError as error:
+        raise BadInput(str(error)) from None
+    except Exception as error:
+        raise BadInput(f"the text is {unforeseen(error)}") from None
 
 
 def read_kernel(text: str, entry: str = "") -> Module:
@@ -185,10 +191,7 @@ def read_kernel(text: str, entry: str = "") -> Module:
         raise BadInput(f"the text has the entries {', '.join(names)}: name one (field entry)")
     if entry and entry not in names:
         raise BadInput(f"the text has no entry {entry}; there are {', '.join(names) or 'none'}")
-    try:
-        module = parse(text, entry)
-    except PtxSyntaxError as error:
-        raise BadInput(str(error)) from None
+    module = understood(lambda: parse(text, entry))
     number = re.match(r"sm_(\d+)", module.target)
     if not number or not (int(number[1]) <= 90 or int(number[1]) in (100, 103)):
         raise BadInput(f".target {module.target}: sm_90a, sm_100a and older ones are modelled")
@@ -201,11 +204,8 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
     `limit` is in instructions of warps, a schedule. BadInput where text or launch are no good.
     """
     module = read_kernel(text, given.launch.entry)
-    object.__setattr__(given.launch, "entry", module.entry)
-    try:
-        program = Program(module)
-    except PtxSyntaxError as error:
-        raise BadInput(str(error)) from None
+    given = replace(given, launch=replace(given.launch, entry=module.entry))
+    program = understood(lambda: Program(module))
     if program.local_bytes > MOST_LOCAL:
         raise BadInput(f"{program.local_bytes} bytes of .local exceed {MOST_LOCAL} a thread")
     verdict = Verdict(schedules)
@@ -225,14 +225,14 @@ def check(text: str, given: LaunchFile, schedules: int = 4, limit: int = LIMIT) 
 
 def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Verdict) -> list[str]:
     """The messages of one schedule."""
-    words = {b.name: b.words.copy() for b in given.buffers}
+    words = {b.name: b.octets.copy() for b in given.buffers}
     try:
         machine = ForeignMachine(program, given, words, seed, limit)
     except (ValueError, Fault) as error:
         raise BadInput(f"the launch does not fit: {error}") from None
     fault = ""
     try:
-        machine.run(None)
+        machine.run()
     except Endless as error:
         done = machine.report.clusters
         where = str(error).split("\n")[1].strip()
@@ -242,10 +242,11 @@ def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Ve
             "another), or a long run: --limit, or a smaller grid"
         )
     except Fault as error:
-        if "not modelled" in str(error):
-            verdict.stopped = f"schedule {seed}: {error}"
-        else:
-            fault = str(error)
+        fault = str(error)
+    except Exception as error:
+        fault = unforeseen(error)
+    if "not modelled" in fault:
+        verdict.stopped, fault = f"schedule {seed}: {fault}", ""
     found = [*machine.report.hazards, *([fault] if fault else [])]
     if not fault and not verdict.stopped:
         found += [m for b in given.buffers if (m := _difference(b, words[b.name]))]
@@ -254,10 +255,10 @@ def _run(program: Program, given: LaunchFile, seed: int, limit: int, verdict: Ve
 
 def _difference(buffer: Buffer, words: Array) -> str:
     """A sentence where a buffer does not hold what is expected."""
-    if not buffer.expected:
+    if buffer.expected is None:
         return ""
-    got, wanted = buffer.values(words), buffer.expected.values
-    absolute, relative = buffer.expected.tolerance
+    got, wanted = buffer.values(words), buffer.expected
+    absolute, relative = buffer.tolerance
     wrong = np.flatnonzero(~np.isclose(got, wanted, relative, absolute, equal_nan=True))
     if not len(wrong):
         return ""
@@ -272,7 +273,8 @@ def _findings(seen: Mapping[str, Iterable[int]]) -> list[Finding]:
     """One for each rule and line, in the order of the text; its message is the first."""
     out: dict[tuple[str, int], Finding] = {}
     for message, seeds in seen.items():
-        rule = next(r for r in RULES if re.search(r.pattern, message))
+        said = re.sub("`[^`]*`", "", message)
+        rule = next(r for r in RULES if re.search(r.pattern, said))
         lines = [int(n) for n in _LINE.findall(message)]
         key = rule.id, lines[0] if lines else 0
         message = message.removeprefix(f"line {key[1]}: ")

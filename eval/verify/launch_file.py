@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,41 +34,33 @@ DTYPES: dict[str, torch.dtype] = {
         "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
     )
 }  # fmt: skip
-#: what numpy holds of a type that it lacks, and what a tensor map calls it
-HELD = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+_RANDOM: dict[str, Callable[..., torch.Tensor]] = {
+    "normal": torch.randn, "uniform": torch.rand, "integers": partial(torch.randint, -4, 5),
+}  # fmt: skip
 _REQUIRED: Any = object()
-_RANDOM: dict[str, Callable[[np.random.Generator, int], Array]] = {
-    "normal": lambda rng, n: rng.standard_normal(n),
-    "uniform": lambda rng, n: rng.random(n),
-    "integers": lambda rng, n: rng.integers(-4, 5, n).astype(np.float64),
-}
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a buffer must hold then, as float64, flat; `tolerance`: absolute, relative."""
-
-    values: Array
-    tolerance: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Global memory: `words` [elements] in the type that numpy holds of `dtype`. `blank`: nothing
-    has been written there."""
+    """Global memory: its bytes, and what they must be after the launch, as float64, within an
+    absolute and a relative tolerance. `blank`: nothing has been written there."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    words: Array
+    octets: Array
     blank: bool
-    expected: Expected | None
+    expected: Array | None = None
+    tolerance: tuple[float, float] = (0.0, 0.0)
 
-    def values(self, words: Array) -> Array:
-        """Words of this buffer as float64, flat."""
-        typed = torch.from_numpy(words.view(np.uint8)).view(DTYPES[self.dtype])
-        out: Array = typed.to(torch.float64).numpy()
-        return out
+    def values(self, octets: Array) -> Array:
+        """Bytes of this buffer as float64, flat."""
+        return _values(torch.from_numpy(octets).view(DTYPES[self.dtype]))
+
+
+def _values(tensor: torch.Tensor) -> Array:
+    out: Array = tensor.to(torch.float64).numpy()
+    return out
 
 
 @dataclass(frozen=True)
@@ -134,18 +127,18 @@ class _Object:
         value = self.left.pop(name, default)
         if value is _REQUIRED:
             raise self.wrong(f"no field {name!r}")
-        if value is default:
-            return value
-        if kind is float and type(value) is int:
-            value = float(value) if abs(value) < 1 << 64 else math.inf
-        if type(value) is not kind:
+        if value is not default and type(value) is not kind:
             raise self.wrong(f"must be of type {kind.__name__}, not {_shown(value)}", name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self.wrong("must be finite", name)
         return value
 
-    def count(self, name: str, least: int, most: int, default: Any = _REQUIRED) -> int:
-        return self.within(name, self.take(name, int, default), least, most)
+    def number(self, name: str, default: float | None = None) -> int | float:
+        value = self.left.pop(name, default)
+        if type(value) not in (int, float) or abs(value) >= 1 << 64 or not math.isfinite(value):
+            raise self.wrong(f"must be a number, not {_shown(value)}", name)
+        return value  # type: ignore[no-any-return]
+
+    def count(self, name: str, most: int, default: Any = _REQUIRED) -> int:
+        return self.within(name, self.take(name, int, default), 0, most)
 
     def within(self, name: str, value: Any, least: int, most: int) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -159,21 +152,26 @@ class _Object:
             raise self.wrong(f"{len(values)} numbers, not {size[0]} to {size[-1]}", name)
         return [self.within(name, v, 1, most) for v in values]
 
-    def sides(self, name: str, most: tuple[int, int, int]) -> tuple[int, int, int]:
+    def sides(self, name: str, *most: int) -> tuple[int, int, int]:
         """[x], [x, y] or [x, y, z]; 1 where it is not given."""
-        x, y, z = (*self.counts(name, range(1, 4), max(most), [1]), 1, 1)[:3]
-        if any(side > limit for side, limit in zip((x, y, z), most, strict=True)):
-            raise self.wrong(f"[{x}, {y}, {z}] exceeds {list(most)}", name)
+        given = self.counts(name, range(1, 4), max(most), [1])
+        x, y, z = (*(self.within(name, s, 1, m) for s, m in zip(given, most, strict=False)), 1, 1)[
+            :3
+        ]
         return x, y, z
 
-    def choice(self, name: str, known: Mapping[str, Any], default: Any = _REQUIRED) -> str:
+    def choice(self, name: str, known: Mapping[str, Any], default: str = "") -> str:
         value: str = self.take(name, str, default)
-        if value not in known:
+        if value not in known and value is not default:
             raise self.wrong(f"{_shown(value)} is not one of {', '.join(known)}", name)
         return value
 
-    def inner(self, name: str, default: Any = _REQUIRED) -> _Object:
-        return _Object(self.take(name, dict, default), f"{self.where}.{name}", self.folder)
+    def inner(self, name: str) -> _Object:
+        return _Object(self.left.pop(name, {}), f"{self.where}.{name}", self.folder)
+
+    def items(self, name: str) -> list[_Object]:
+        listed = enumerate(self.take(name, list, []))
+        return [_Object(v, f"{self.where}.{name}[{i}]", self.folder) for i, v in listed]
 
     def done(self) -> None:
         if self.left:
@@ -202,30 +200,32 @@ def parse(data: Any, where: str = "launch", folder: Path = Path()) -> LaunchFile
     version = top.take("version", int)
     if version != VERSION:
         raise top.wrong(f"{version}: this ptxflow reads {VERSION}", "version")
-    block = top.sides("block", (1024, 1024, 64))
-    grid = top.sides("grid", (2**31 - 1, 65535, 65535))
+    block, (x, y, z) = (
+        top.sides("block", 1024, 1024, 64),
+        top.sides("grid", 2**31 - 1, 65535, 65535),
+    )
     launch = Launch(
         entry=top.take("entry", str, ""),
-        grid=(str(grid[0]), str(grid[1]), str(grid[2])),
+        grid=(str(x), str(y), str(z)),
         block=math.prod(block),
-        cluster=top.sides("cluster", (16, 16, 16)),
-        smem_bytes=top.count("shared_bytes", 0, 232_448, 0),
+        cluster=top.sides("cluster", 16, 16, 16),
+        smem_bytes=top.count("shared_bytes", 232_448, 0),
         params=(),
     )
-    buffers = _buffers(top.inner("buffers", {}))
-    params = top.take("params", list, [])
-    passed = tuple(
-        tuple(_passed(_Object(p, f"{where}.params[{i}]", folder), buffers))
-        for i, p in enumerate(params)
-    )
-    dependent = top.take("dependent", list, [])
-    if unknown := [name for name in dependent if not isinstance(name, str) or name not in buffers]:
-        raise top.wrong(f"no buffer {_shown(unknown[0])}", "dependent")
+    buffers = _buffers(top.inner("buffers"))
+    params = tuple(tuple(_passed(p, buffers)) for p in top.items("params"))
+    dependent = tuple(_known(top, name, buffers) for name in top.take("dependent", list, []))
     top.done()
-    return LaunchFile(launch, block, tuple(buffers.values()), passed, tuple(dependent))
+    return LaunchFile(launch, block, tuple(buffers.values()), params, dependent)
 
 
 # -- buffers --------------------------------------------------------------------------------------
+
+
+def _known(given: _Object, name: Any, buffers: Mapping[str, Buffer]) -> str:
+    if not isinstance(name, str) or name not in buffers:
+        raise given.wrong(f"no buffer {_shown(name)}; there are {', '.join(buffers) or 'none'}")
+    return name
 
 
 def _buffers(declared: _Object) -> dict[str, Buffer]:
@@ -238,80 +238,63 @@ def _buffers(declared: _Object) -> dict[str, Buffer]:
         room -= math.prod(shape) * DTYPES[dtype].itemsize
         if room < 0:
             raise given.wrong(f"the buffers exceed {MOST_BYTES} bytes in all")
-        contents = given.left.pop("contents", "none")
-        words = _contents(given, contents, dtype, math.prod(shape))
-        expected = given.inner("expected") if "expected" in given.left else None
-        wanted = _expected(expected, dtype, math.prod(shape)) if expected else None
+        blank = given.left.get("contents", "none") == "none"
+        octets = _contents(given, dtype, math.prod(shape)).view(torch.uint8).numpy()
+        expected, tolerance = None, (0.0, 0.0)
+        if "expected" in given.left:
+            how = given.inner("expected")
+            expected = _values(_file(how, dtype, math.prod(shape)))
+            tolerance = how.number("atol", 0), how.number("rtol", 0)
+            how.done()
         given.done()
-        out[name] = Buffer(name, dtype, shape, words, contents == "none", wanted)
+        out[name] = Buffer(name, dtype, shape, octets, blank, expected, tolerance)
     return out
 
 
-def _contents(given: _Object, contents: Any, dtype: str, elements: int) -> Array:
-    held = HELD.get(dtype, dtype)
+def _contents(given: _Object, dtype: str, elements: int) -> torch.Tensor:
+    contents, kind = given.left.pop("contents", "none"), DTYPES[dtype]
     if contents in ("none", "zeros"):
         octet = 0xFF if contents == "none" else 0  # NaN in every float type
-        return np.full(elements * np.dtype(held).itemsize, octet, np.uint8).view(held)
+        return torch.full((elements * kind.itemsize,), octet, dtype=torch.uint8)
     if not isinstance(contents, dict):
         raise given.wrong('must be "none", "zeros", {"random": ...} or {"file": ...}', "contents")
     how = _Object(contents, f"{given.where}.contents", given.folder)
-    if "random" not in how.left:
+    if "random" in how.left:
+        make = _RANDOM[how.choice("random", _RANDOM)]
+        generator = torch.Generator().manual_seed(how.count("seed", 2**63, 0))
+        out = make((elements,), generator=generator, dtype=torch.float64)
+        if not kind.is_floating_point:
+            out = out.round().clamp(min=torch.iinfo(kind).min)
+        out = out.to(kind)
+    else:
         out = _file(how, dtype, elements)
-        how.done()
-        return out
-    kind = how.choice("random", _RANDOM)
-    rng = np.random.default_rng(how.count("seed", 0, 2**63, 0))
-    low, high = how.take("low", float, 0.0), how.take("high", float, 1.0)
     how.done()
-    values = _RANDOM[kind](rng, elements)
-    if kind == "uniform":
-        values = low + (high - low) * values
-    elif (low, high) != (0.0, 1.0):
-        raise how.wrong("low and high are for uniform")
-    if not DTYPES[dtype].is_floating_point:
-        info = torch.iinfo(DTYPES[dtype])
-        values = np.clip(np.rint(values), info.min, info.max)
-    words = torch.from_numpy(values).to(DTYPES[dtype]).view(torch.uint8).numpy()
-    return np.ascontiguousarray(words).view(held)
+    return out
 
 
-def _file(given: _Object, dtype: str, elements: int) -> Array:
-    """A tensor of a .npy or .safetensors file, of the buffer's type and size."""
-    name = given.take("file", str)
-    path = given.folder / name
-    tensor = given.take("tensor", str, None)
+def _file(given: _Object, dtype: str, elements: int) -> torch.Tensor:
+    """A tensor of a .npy or .safetensors file, of the buffer's type and size, flat; numpy holds a
+    type that it lacks as unsigned words."""
+    path, tensor = given.folder / given.take("file", str), given.take("tensor", str, None)
     try:
         if path.suffix == ".safetensors":
-            held = load_file(path)
-            if tensor not in held:
-                raise given.wrong(f"{path} holds {', '.join(sorted(held))}", "tensor")
-            found, kind = held[tensor].contiguous(), str(held[tensor].dtype).split(".")[1]
-            array = found.reshape(-1).view(torch.uint8).numpy()
+            found = load_file(path)[tensor]
         elif path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
-            kind = array.dtype.name
-            array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            found = torch.from_numpy(np.ascontiguousarray(np.load(path, allow_pickle=False)))
         else:
-            raise given.wrong(f"{_shown(name)} is neither .npy nor .safetensors", "file")
+            raise given.wrong(f"{_shown(path.name)} is neither .npy nor .safetensors", "file")
+    except KeyError:
+        raise given.wrong(f"{path} has no {_shown(tensor)}", "tensor") from None
     except (OSError, ValueError, TypeError, EOFError, SafetensorError) as error:
         if isinstance(error, BadInput):
             raise
         raise given.wrong(f"{path}: {' '.join(str(error).split())}", "file") from None
-    size = DTYPES[dtype].itemsize
-    if kind not in (dtype, HELD.get(dtype)) or len(array) != elements * size:
-        raise given.wrong(
-            f"{path} holds {len(array)} bytes of {kind}, the buffer {elements * size} of {dtype}",
-            "file",
-        )
-    return array.view(HELD.get(dtype, dtype)).copy()
-
-
-def _expected(given: _Object, dtype: str, elements: int) -> Expected:
-    words = _file(given, dtype, elements)
-    tolerance = given.take("atol", float, 0.0), given.take("rtol", float, 0.0)
-    given.done()
-    buffer = Buffer("", dtype, (elements,), words, False, None)
-    return Expected(buffer.values(words), tolerance)
+    kind, words = DTYPES[dtype], {"bfloat16": "uint16"}.get(dtype, "uint8")
+    packed = dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2") and found.dtype is DTYPES[words]
+    if found.numel() != elements or not (packed or found.dtype is kind):
+        has = f"{found.numel()} elements of {str(found.dtype).removeprefix('torch.')}"
+        raise given.wrong(f"{path} holds {has}, the buffer {elements} of {dtype}", "file")
+    return found.contiguous().reshape(-1).view(kind)
 
 
 # -- parameters -----------------------------------------------------------------------------------
@@ -319,7 +302,7 @@ def _expected(given: _Object, dtype: str, elements: int) -> Expected:
 
 def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> list[Passed]:
     """What one element of `params` passes: a parameter, or a part of one."""
-    at = base + (given.count("at", 0, 4096) if base or "at" in given.left else 0)
+    at = base + given.count("at", 4096, 0)
     kinds = [k for k in ("buffer", "tensor_map", "value", "hex", "struct") if k in given.left]
     if len(kinds) != 1:
         raise given.wrong("needs one of buffer, tensor_map, value, hex, struct")
@@ -327,26 +310,19 @@ def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> lis
     match kinds[0]:
         case "buffer":
             name = given.left.pop("buffer")
-            if name is not None and name not in list(buffers):
-                raise given.wrong(f"no buffer {_shown(name)}; there are {', '.join(buffers)}")
-            value = Pointer(name, given.count("offset", 0, MOST_BYTES, 0))
+            held = None if name is None else _known(given, name, buffers)
+            value = Pointer(held, given.count("offset", MOST_BYTES, 0))
         case "tensor_map":
             value = _tensor_map(given, buffers)
         case "value":
-            number = given.left.pop("value")
-            if type(number) not in (int, float) or not math.isfinite(number):
-                raise given.wrong(f"must be a number, not {_shown(number)}", "value")
-            value = Number(number, given.choice("dtype", DTYPES) if "dtype" in given.left else "")
+            value = Number(given.number("value"), given.choice("dtype", DTYPES))
         case "hex":
             try:
                 value = bytes.fromhex(given.take("hex", str))
             except ValueError as error:
                 raise given.wrong(str(error), "hex") from None
         case _:
-            parts = [
-                _Object(p, f"{given.where}.struct[{i}]", given.folder)
-                for i, p in enumerate(given.take("struct", list))
-            ]
+            parts = given.items("struct")
             given.done()
             return [passed for part in parts for passed in _passed(part, buffers, at)]
     given.done()
@@ -354,19 +330,17 @@ def _passed(given: _Object, buffers: Mapping[str, Buffer], base: int = 0) -> lis
 
 
 def _tensor_map(given: _Object, buffers: Mapping[str, Buffer]) -> TensorMapParam:
-    name = given.take("tensor_map", str)
-    if name not in buffers:
-        raise given.wrong(f"no buffer {_shown(name)}; there are {', '.join(buffers)}", "tensor_map")
+    name = _known(given, given.left.pop("tensor_map"), buffers)
     dtype = given.choice("dtype", DTYPES, buffers[name].dtype)
     dims = given.counts("dims", range(1, 6), 2**32)
     strides = given.counts("strides", range(len(dims) - 1, len(dims)), 2**40, [])
     return TensorMapParam(
         tensor=name,
-        dtype=dtype if dtype == "bfloat16" else HELD.get(dtype, dtype),
+        dtype="uint8" if dtype.startswith("float8") else dtype,
         dims=tuple(map(str, dims)),
         strides=tuple(map(str, strides)),
         box=tuple(given.counts("box", range(len(dims), len(dims) + 1), 256)),
-        swizzle=given.count("swizzle", 0, 128, 0),
+        swizzle=given.count("swizzle", 128, 0),
     )
 
 

@@ -36,17 +36,17 @@ Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many clusters of each launch (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
-        some = f", {self.some} clusters" if self.some else ""
+        some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
         return f"{axes} (schedule {self.seed}{some})"
 
 
@@ -59,7 +59,7 @@ def _case(problem: Problem, absent: bool) -> Case:
 @dataclass
 class Outcome:
     """What became of an attempt: one line where values are wrong or the run ended at a fault.
-    `written`: the elements of outputs that are not as they were."""
+    `written`: the elements of outputs that are not as they were, and right."""
 
     report: Report = field(default_factory=Report)
     error: str = ""
@@ -83,10 +83,18 @@ def attempt(
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    written = {name: changed(tensors[name], case.tensors[name]) for name in case.expected}
-    partly = dict(wanted or {}) if given.some else None
-    error = differences(case, tensors, partly)
+    partly = dict(wanted or {}) if any(given.some) else None
+    error = differences(case, tensors, partly, any(given.some[: len(launch.steps) - 1]))
+    written = {
+        name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
+        for name, bounds in case.expected.items()
+    }
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
+
+
+def right(found: NDArray[Any], bounds: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:
+    """The elements between the least and the greatest right values."""
+    return np.asarray((found >= bounds[0]) & (found <= bounds[1]))
 
 
 def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
@@ -95,15 +103,19 @@ def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(tensor.view(bits) != before.view(bits))
 
 
-def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
+def differences(
+    case: Case, tensors: Tensors, partly: Masks | None = None, started: bool = False
+) -> str:
     """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
-    elements, and of those that a number was written to."""
-    for name, (low, high) in case.expected.items():
+    elements, and of those that were written; `started`: from what some clusters of an earlier
+    launch left, so that those that are no number may need the others."""
+    for name, bounds in case.expected.items():
         found = plain(tensors[name])
-        wrong = ~((found >= low) & (found <= high))
+        wrong = ~right(found, bounds)
         if partly is not None:
-            numbers = changed(tensors[name], case.tensors[name]) & ~np.isnan(found)
-            wrong &= numbers | partly.get(name, False)
+            written = changed(tensors[name], case.tensors[name])
+            written &= ~(started & np.isnan(found))
+            wrong &= written | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""

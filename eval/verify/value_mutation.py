@@ -175,7 +175,7 @@ def judge_kernel(
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     for mutant in drawn_mutants(bench.lowered, device, last, rng)[first:]:
         whole = replace(mutant, tree=mutant.within(bench.lowered))
-        key = _name(bench.name, write(whole.tree, device))
+        key = name_of(bench.name, write(whole.tree, device))
         if key not in known:
             if time.time() > until:
                 break
@@ -186,7 +186,7 @@ def judge_kernel(
     return out
 
 
-def _name(*parts: str) -> str:
+def name_of(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -260,20 +260,24 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def tasks(jobs: Sequence[Job], count: int) -> list[Task]:
-    """`count` mutants, spread over families and their kernels; families take turns, so that what a
-    run that is cut off has judged is of all."""
+def share_of(jobs: Sequence[Job], name: str, count: int) -> int:
+    """Mutants of each kernel of a family, of `count` spread over families and their kernels."""
     kernels = Counter(strategy.family for _, strategy in jobs)
+    return -(-count // (len(kernels) * kernels[name]))
+
+
+def tasks(jobs: Sequence[Job], count: int) -> list[Task]:
+    """`count` mutants in parts; families take turns, so that what a run that is cut off has judged
+    is of all."""
+    most = max(Counter(strategy.family for _, strategy in jobs).values())
     rank = Counter[str]()
     out = list[tuple[int, Task]]()
     for job in jobs:
         name = job[1].family
-        share = -(-count // (len(kernels) * kernels[name]))
+        share = share_of(jobs, name, count)
         rank[name] += 1
         for i, first in enumerate(range(0, share, PART)):
-            out.append(
-                (rank[name] + i * max(kernels.values()), (job, first, min(first + PART, share)))
-            )
+            out.append((rank[name] + i * most, (job, first, min(first + PART, share))))
     return [task for _, task in sorted(out, key=lambda one: one[0])]
 
 

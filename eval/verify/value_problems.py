@@ -42,10 +42,12 @@ from ptxflow.eval.verify.trials import (
 
 SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
-COVERING = 600_000  # instructions after which no further problem is sought
-SOON = 150_000  # instructions that the first problem, and a larger one, may take
+COVERING = 500_000  # instructions after which no further problem is sought
+SOON = 120_000  # instructions that the first problem, and a larger one, may take
 CLUSTERS = (0, 12, 6, 3, 1)  # of these two: all, or as many as end soon
-LONGER, GRACE = 2, 2000  # times the kernel's own instructions, and so many more: it does not end
+#: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
+LONGER, SLOWEST, GRACE = 2, 8, 2000
+QUICK = 1, 3  # clusters of a problem that comes before all, where that is so many times as quick
 LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
 NO_END = "does not end"
 
@@ -85,7 +87,8 @@ class Bench:
         given = known.attempt
         if given.some and given not in self.written:
             self.written[given] = self.whole(given).written
-        limit = LONGER * known.instructions + GRACE
+        times = LONGER if known is not self.larger else SLOWEST
+        limit = times * known.instructions + GRACE
         found = attempt(text, self.launch(given), given, self.written.get(given), limit)
         self.kills[given] += bool(found.error or found.report.hazards)
         return found
@@ -154,13 +157,18 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
         out.add(given, outcome, True, made.text, 0.0)
         if given in out.chosen:
             held.append(Known(given, outcome.report.instructions, digest_of(given)))
+    some, quick = QUICK
+    brief = replace(min(held, key=lambda k: k.instructions).attempt, some=(some,))
+    outcome = made.whole(brief)
+    if outcome.report.instructions * quick < min(k.instructions for k in held):
+        held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
     return held
 
 
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
     """The kernel on a problem: on all clusters, or on as many as end soon."""
     for some in CLUSTERS:
-        sized = replace(given, some=some)
+        sized = replace(given, some=(some,))
         outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
         if not (outcome.fault and NO_END in outcome.error):
             break

@@ -25,7 +25,7 @@ PAIR: dict[str, int | str] = {
     "persistent": 1, "acc_buffers": 2, "cta_group": 2, "cluster": "2x1",
 }  # fmt: skip
 
-# Replays of few statements, by the rule that finds them; operands whose boxes have half the rows.
+# Replays of few statements: the rule that finds them, and operands whose boxes have half the rows.
 SMALL = {
     "a CTA-scope arrive used across a cluster": ("race", "AB"),
     "arrive without wait on a named barrier": ("convergence", ""),
@@ -104,6 +104,60 @@ def test_a_replay_of_a_gemm(name: str, build: Build, tmp_path: Path) -> None:
     assert count
     assert rules(check(ptx, given, 2)) == set()
     assert rules(check(broken, given)) & found_by
+
+
+HEAD = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 x)
+{
+    .shared .align 16 .b32 slot;
+    .reg .b32 %a, %t, %c;
+    .reg .b64 %x;
+    .reg .pred %p, %q;
+    ld.param.u64 %x, [x];
+"""
+ALLOC = """    mov.u32 %t, %warpid;
+    setp.eq.u32 %p, %t, 0;
+    @!%p bra USE;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [slot], 32;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+USE:
+    BARRIER
+    ld.shared.b32 %a, [slot];
+    bar.sync 0;
+    tcgen05.fence::after_thread_sync;
+    @%p tcgen05.dealloc.cta_group::1.sync.aligned.b32 %a, 32;
+    ret;
+}
+"""
+COUNTER = """    mov.u32 %t, %tid.x;
+    setp.eq.u32 %p, %t, 0;
+    @!%p bra DONE;
+    atom.ORDER.gpu.global.add.u32 %c, [%x], 1;
+    setp.eq.u32 %q, %c, 1;
+    mov.u32 %a, 0;
+    @%q st.global.u32 [%x], %a;
+DONE:
+    ret;
+}
+"""
+TEXTS = {
+    "the address of tensor memory is read before the allocation": (
+        ALLOC, ("BARRIER", "bar.sync 0;"), ("BARRIER", ""), {"uninitialized", "race"}),
+    "a counter is reset by the last CTA, unordered with the others": (
+        COUNTER, ("ORDER", "acq_rel"), ("ORDER", "relaxed"), {"race"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_replay_in_ptx(name: str) -> None:
+    text, right, wrong, found_by = TEXTS[name]
+    words = {"dtype": "uint32", "shape": [1], "contents": "zeros"}
+    given = parse({"version": 1, "grid": [2], "block": [64], "buffers": {"x": words},
+                   "params": [{"buffer": "x"}]})  # fmt: skip
+    assert rules(check(HEAD + text.replace(*right), given)) == set()
+    assert rules(check(HEAD + text.replace(*wrong), given)) & found_by
 
 
 def test_every_bug_is_replayed() -> None:

@@ -124,6 +124,10 @@ def test_a_diagram_is_walked_as_the_list_is(toy: Callable[[int], Space]) -> None
             assert torch.equal(listed.choices, drawn.choices)
             torch.testing.assert_close(listed.log_probs, drawn.log_probs)
         assert np.array_equal(np.sort(drawn.choices.numpy() @ space.strides[1:]), space.codes)
+    held = relate(space.family, space.problem, space.device).given({"kind": ["b"], "fused": [1]})
+    drawn = draw_distinct(Diagrams([held]), network, 0, 10**6, rng=np.random.default_rng(2))
+    kept = space.codes[(space.fields().kind == "b") & (space.fields().fused == 1)]
+    assert np.array_equal(np.sort(drawn.choices.numpy() @ space.strides[1:]), kept)
     bad = torch.tensor([[3, 0, 4, 0, 0]])  # tile 8 at depth 8 needs M >= 8
     with pytest.raises(ValueError, match="not valid"):
         diagrams.walk(network, torch.tensor([0]), given=bad)

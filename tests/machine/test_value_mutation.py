@@ -18,7 +18,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
@@ -115,6 +115,20 @@ def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
     assert "32 to 16 in div in stop" in changes
 
 
+def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> None:
+    """Half a warp's number is 0 in warps 0 and 1, whatever it is multiplied with."""
+    info = replace(toy().arg, warps=4)
+    row = slot(toy().arg.storage[0])
+    product = WARP // 2 * CTAID
+    for condition, count in ((WARP >= 2, 1), ((WARP < 2) & (CTAID < 3), 0)):
+        tree = kernel(info, when(condition, [at.mov(row, product)]))
+        found = [c for c in candidates(tree) if c.change == "warp to 0 in div in value"]
+        assert len(found) == 2 * count  # here, and everywhere
+    elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
+    found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
+    assert [c.path for c in found] == [None, (1,)]
+
+
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
     maker = family("rmsnorm")
     small = maker.trial(*JOB, H200)
@@ -195,7 +209,7 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
 
 def test_of_some_clusters_what_the_kernel_writes_must_be_written() -> None:
     bench = bench_of(JOB, H200, 0)
-    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=1))
+    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
     assert not bench.run(bench.text, known).error
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
     assert text != bench.text and "differ" in bench.run(text, known).error

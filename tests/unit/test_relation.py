@@ -26,7 +26,7 @@ from tests.unit.test_space import GEMM, TOY, make_family, toy_rules
 
 def check(space: Space, related: RelationSpace, rng: np.random.Generator) -> None:
     """All strategies in order, all counts after all prefixes, and three conditional spaces."""
-    every = related.places(np.arange(len(related)))
+    every = related.at(np.arange(len(related)))
     assert len(related) == len(space) and (every @ related.strides[1:] == space.codes).all()
     for depth, level in enumerate(space.levels[:-1]):
         prefixes = space.indices(level.prefix * space.strides[depth])[:, :depth]
@@ -36,7 +36,7 @@ def check(space: Space, related: RelationSpace, rng: np.random.Generator) -> Non
     for _ in range(3):
         fixed, left = some_choices(space, rng)
         held = related.given(fixed)
-        every = held.places(np.arange(len(held)))
+        every = held.at(np.arange(len(held)))
         assert (every @ held.strides[1:] == space.codes[left]).all()
 
 
@@ -57,14 +57,17 @@ def some_choices(
     return fixed, left
 
 
-@pytest.mark.parametrize("table", [1, 6, relation.TABLE])
+@pytest.mark.parametrize(("table", "each"), [(1, 0), (6, 0), (1, 32), (relation.TABLE, 32)])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(toy_rules())
-def test_rules_of_any_form_leave_what_is_listed(table: int, rules: tuple[Rule, ...]) -> None:
-    """Whether tables are made at once (their bound is far), on the way, or row by row (1)."""
+def test_rules_of_any_form_leave_what_is_listed(
+    table: int, each: int, rules: tuple[Rule, ...]
+) -> None:
+    """Whether tables are made at once (their bound is far), on the way, or row by row (1, 0)."""
     family, problem = make_family(TOY, rules), gemm_problem(1, 8, 8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relation, "TABLE", table)
+        patch.setattr(relation, "EACH", each)
         try:
             space = enumerate_space(family, problem, B200)
         except EmptySpace:
@@ -74,24 +77,25 @@ def test_rules_of_any_form_leave_what_is_listed(table: int, rules: tuple[Rule, .
         check(space, relate(family, problem, B200), np.random.default_rng(len(space)))
 
 
-def problems(name: str, several: int) -> list[tuple[Family, Problem]]:
-    """Of a workload that comes with the definition, and of some around others of these: of other
-    variable axes, and twice as many of other constant ones."""
+def problems(name: str, others: int) -> list[tuple[Family, Problem]]:
+    """Of a workload that comes with the definition, and of others that a family takes: of other
+    variable axes, and about twice as many of other constant ones."""
     rng, definition = np.random.default_rng(7), load(name)
     held = [dict(w.axes) for w in workloads(name) if not w.refusal]
-    asked = [(definition, held[0])]
-    for axes in rng.choice(np.array(held, object), several):
-        factor = 2 ** rng.uniform(-2, 2)
-        asked.append((definition, {n: max(1, int(v * factor)) for n, v in axes.items()}))
-        for _ in range(2):
+    found = [find_problem(definition, held[0])]
+    for turn in range(50 * others):
+        axes, changed = held[rng.integers(len(held))], definition
+        if turn % 3 == 0:
+            factor = 2 ** rng.uniform(-2, 2)
+            axes = {n: max(1, int(v * factor)) for n, v in axes.items()}
+        else:
             factors = rng.choice([0.5, 0.75, 1, 1, 1.25, 2], len(definition.const_axes))
             sizes = zip(definition.const_axes.items(), factors, strict=True)
-            resized = definition.resized(**{n: max(1, int(v * f)) for (n, v), f in sizes})
-            asked.append((resized, axes))
-    found = []
-    for changed, axes in asked:
+            changed = definition.resized(**{n: max(1, int(v * f)) for (n, v), f in sizes})
         with suppress(ValueError):  # what no kernel takes, or axes of attention that do not agree
             found.append(find_problem(changed, axes))
+        if len(found) > others:
+            break
     return found
 
 
@@ -111,8 +115,8 @@ def test_a_definition_of_each_family(device: Device) -> None:
 @pytest.mark.parametrize("device", [B200, H200], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", names())
 def test_every_definition_at_several_sizes(name: str, device: Device) -> None:
-    asked = problems(name, 3)
-    assert len(asked) >= 3
+    asked = problems(name, 4)
+    assert len(asked) == 5
     for family, problem in asked:
         try:
             space = enumerate_space(family, problem, device)
@@ -183,7 +187,7 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
     space, listed = relate(finer(), problem, device), 0
     assert len(space) > 10**11
     for _ in range(4):
-        rows, held = space.places(rng.integers(len(space), size=3)), {}
+        rows, held = space.at(rng.integers(len(space), size=3)), {}
         order, most = rng.permutation(len(space.sizes)), 10**4
         for at in order:
             choices = space.decisions[at].choices
@@ -192,7 +196,7 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
             most //= len(taken)
         box = enumerate_space(finer(held), problem, device)
         inside = space.given(held)
-        found = inside.fields(inside.places(np.arange(len(inside))) @ inside.strides[1:])
+        found = inside.fields(inside.at(np.arange(len(inside))) @ inside.strides[1:])
         for d in box.decisions:
             assert (getattr(box.fields(), d.name) == getattr(found, d.name)).all()
         listed += len(box)
@@ -202,8 +206,9 @@ def test_boxes_of_a_space_that_nobody_can_list(m: int, device: Device) -> None:
 def test_the_diagram_is_the_least_one_however_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, spaces = gemm_problem(17, 4096, 4096), []
     family = finer({"tile_m": (64, 128, 256), "tile_n": tuple(range(8, 264, 24))})
-    for table in (1 << 8, relation.TABLE):
+    for table, each in ((1 << 8, 0), (relation.TABLE, relation.EACH)):
         monkeypatch.setattr(relation, "TABLE", table)
+        monkeypatch.setattr(relation, "EACH", each)
         spaces.append(relate(family, problem, B200))
     for a, b in zip(*(s.layers for s in spaces), strict=True):
         assert (a.child == b.child).all() and (a.counts == b.counts).all()

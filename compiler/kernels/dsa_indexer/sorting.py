@@ -43,10 +43,9 @@ class Sorting:
                 at.ld_shared_lanes(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
                 for i in range(self.turns)
             ],
-            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near,
-                 rolled=True),
+            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near, rolled=True),
             [self.store(i) for i in range(-(-self.row.topk // self.row.threads))],
-        ]  # fmt: skip
+        ]
 
     # -- entries -------------------------------------------------------------------------------
 

@@ -58,9 +58,7 @@ RULES = (
         "a second kernel is for lists in chunks, and loads no more than there are",
         "chunk dependent sum_chunks",
         lambda f, p, d: np.where(
-            f.chunk == 0,
-            (f.dependent == 0) & (f.sum_chunks == 1),
-            f.sum_chunks < 2 * chunks(f, p),
+            f.chunk == 0, (f.dependent == 0) & (f.sum_chunks == 1), f.sum_chunks < 2 * chunks(f, p)
         ).astype(bool),
     ),
     decisions.SUMS_FIT,

@@ -113,13 +113,7 @@ def _small(
 
 
 def _product(
-    f: Fields,
-    problem: Problem,
-    device: Device,
-    c: Costs,
-    up: bool,
-    late: Any,
-    following: Demand,
+    f: Fields, problem: Problem, device: Device, c: Costs, up: bool, late: Any, following: Demand
 ) -> Demand:
     """Either grouped product."""
     axes = dict(problem.axes)

@@ -30,14 +30,14 @@ from ptxflow.compiler.ir.nodes import (
 )
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
-from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers, smem_bytes
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring
-from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
@@ -272,6 +272,22 @@ class Grouped(Shape):
     def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
         """A part of the tile, for the validator."""
         return rectangle(global_tensor(tensor), self.value("c_row") + row, column, rows, columns)
+
+    def put_scale(
+        self, first: Value, rows: int, token: Value, scale: UOp, mine: UOp | None = None
+    ) -> UOp:
+        """The scale of a lane's token, where it is `mine`; the warp has `rows` from `first` on."""
+        row, inside = self.row(token)
+        place = self.place("inner_scale", first, self.value("c_weight"), rows, 1)
+        index = self.value("c_weight") * param("rows") + row
+        there = inside if mine is None else inside & mine
+        return store_global("inner_scale", index, scale, place, there)
+
+    def put_partial(self, index: UOp, inside: UOp, place: UOp, held: UOp) -> UOp:
+        """One of an expert's outputs, rounded where these are."""
+        if self.s.partials == BFLOAT16:
+            return at.st_global_narrow(param("partial"), index, inside, place, held, dtype="bf16")
+        return store_global("partial", index, held, place, inside)
 
     # -- the whole -----------------------------------------------------------------------------
 

@@ -137,12 +137,7 @@ class Permute(Shape):
         load = at.ld_global_own if self.joined else partial(at.ld_global, handed=True)
         out = [
             load(
-                part(choices, i, 4),
-                param("choices"),
-                token * CHOSEN + i,
-                inside,
-                place,
-                element=4,
+                part(choices, i, 4), param("choices"), token * CHOSEN + i, inside, place, element=4
             )
             for i in range(0, CHOSEN, 4)
         ]

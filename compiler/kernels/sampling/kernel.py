@@ -35,12 +35,14 @@ from ptxflow.compiler.kernels.sampling.decisions import (
     vectors,
 )
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
+from ptxflow.compiler.launch import GENERATOR
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ENTRY = "sampling"
 WARP_SIZE = 32
 FOUND = 16  # bytes of what is found
+PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
 THREAD = WARP * WARP_SIZE + LANE
 
@@ -106,7 +108,8 @@ class Kernel:
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
         tensors = ("probs", *self.filters, "samples")
-        return (*((name, "ptr") for name in tensors), *((name, "u32") for name in RANDOM))
+        words = (*RANDOM, PRESENT)
+        return (*((n, "ptr") for n in (*tensors, GENERATOR)), *((n, "u32") for n in words))
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -221,7 +224,11 @@ class Kernel:
         if len(self.filters) == 2:
             self.active = self.value("active")
             start = at.is_active(self.active, self.value("top_k"), most=self.vocab - 1)
-        random = at.philox(self.value("uniform", 2), *map(param, RANDOM), self.row)
+        state, there = self.value("state", 4), param(PRESENT)
+        random = [
+            load_global(state, GENERATOR, 0, there, (0, 0, 1, 4)),
+            at.philox(self.value("uniform", 2), state, *map(param, RANDOM), self.row),
+        ]
         return [
             start,
             self.sweep(visit),
