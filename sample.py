@@ -247,37 +247,33 @@ def sample_kernels(
     known to make sense. Of a space that is not listed only draws of the policy are scored."""
     from ptxflow.env.relation import RelationSpace
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import choose
-    from ptxflow.gfn.inference import (
-        POOL,
-        SHARPNESS,
-        draw_distinct,
-        draw_pool,
-        load_policy,
-        log_probs,
-    )
+    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
+    from ptxflow.gfn.inference import POOL, SHARPNESS, load_policy, score, with_family
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
-    policy = load_policy(checkpoint)
+    policy, source = load_policy(checkpoint), args.source
+    about, family = policy.about, space.family.name
+    if not policy.knows(family):
+        print(reward_alone(checkpoint, family, source), file=sys.stderr)
+        policy, source = with_family(policy, space), REWARD
+        settings = about.get("settings", {})  # what was trained is beside the point
+        about = {"settings": {n: v for n, v in settings.items() if n in ("device", "reward")}}
+    most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
+    pool = score(policy, space, most, args.seed, sharpness)
     if isinstance(space, RelationSpace):
-        pool = draw_pool(policy, space, max(args.k, POOL), args.seed, sharpness)
-        part, scores, draws = pool.space, pool.log_probs, pool.drawn
         print(
-            f"{len(space):,} strategies are valid: {len(part)} draws of the policy are scored, and "
-            "the best is the best of these",
+            f"{len(space):,} strategies are valid: {len(pool.space)} draws of the policy are "
+            "scored, and the best is the best of these",
             file=sys.stderr,
         )
-    else:
-        part, scores = space, log_probs(policy, space)
-        draws = draw_distinct(scores, args.k, args.seed, sharpness)
-    chosen = choose(policy.about, definition, part, scores, draws, args.k, args.source)
+    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(
-        definition, axes, part, chosen, gpu, valid=len(space), seed=args.seed,
+        definition, axes, pool.space, chosen, gpu, valid=len(space), seed=args.seed,
         checkpoint=checkpoint.name, jobs=args.jobs, emulate=not args.no_emulate,
         stop_at=args.stop_at,
     )  # fmt: skip

@@ -40,6 +40,10 @@ class Policy:
         name: str | None = self.about.get("settings", {}).get("device")
         return name
 
+    def knows(self, family: str) -> bool:
+        """Whether it has a policy of the family."""
+        return any(f.name == family for f in self.network.config.families)
+
     def trained_elsewhere(self, device: str) -> str:
         """A line where it was trained for another device than this one; else nothing."""
         if self.device in (None, device):
@@ -85,7 +89,7 @@ def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.f
     return exact
 
 
-def with_family(policy: Policy, space: Space) -> Policy:
+def with_family(policy: Policy, space: Space | RelationSpace) -> Policy:
     """The policy, with an untrained family policy for the space where it has none of its shape."""
     shape = family_shape(space)
     if shape in policy.network.config.families:
@@ -137,9 +141,9 @@ def sample_by_steps(
 
 @dataclass(frozen=True)
 class Pool:
-    """Draws of a policy from a space that is not listed, as a space of their own.
+    """What is scored of a space: all of it where it is listed, else draws of a policy.
 
-    space      the draws
+    space      all, or the draws
     log_probs  [n] of the policy, in the order of `space.codes`
     drawn      [n] places in `space.codes`, in the order in which they were drawn
     """
@@ -149,10 +153,14 @@ class Pool:
     drawn: NDArray[np.int64]
 
 
-def draw_pool(
-    policy: Policy, space: RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+def score(
+    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
 ) -> Pool:
-    """min(k, len(space)) draws, as `sample_by_steps`: the first j of them are j draws, too."""
+    """A space that is listed, whole, with min(k, len(space)) draws of it as `draw_distinct`; of
+    another its draws as `sample_by_steps`, of which the first j are j draws, too."""
+    if isinstance(space, Space):
+        logs = log_probs(policy, space)
+        return Pool(space, logs, draw_distinct(logs, k, seed, sharpness))
     codes, logs = sample_by_steps(policy, space, k, seed, sharpness)
     order = np.argsort(codes)
     part = Space(space.family, space.problem, space.device, codes[order])

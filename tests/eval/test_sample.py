@@ -23,7 +23,7 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.env.features import describe_device
 from ptxflow.env.tasks import arguments
 from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategies
-from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.definition import load, names, own_names
 from ptxflow.eval.bench.attention_workloads import Batch, axes_of
 from ptxflow.eval.sample import pipeline
 from ptxflow.gfn import inference
@@ -194,7 +194,7 @@ def test_counts_that_cannot_be(extra: list[str], message: str, capsys: Any) -> N
 def test_the_definitions_are_listed(capsys: Any) -> None:
     assert sample.main(["--definition", "list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert listed == list(names())
+    assert listed == [*names(), *own_names()]
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

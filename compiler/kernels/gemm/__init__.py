@@ -11,7 +11,7 @@ from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.problem import problem
-from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.launch import Launch
 
 
@@ -47,7 +47,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), int(warps(f, device)))
+    return Tiling(p, s, device).launch(int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
