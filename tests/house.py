@@ -151,11 +151,11 @@ class House:
 def layer() -> Iterator[str]:
     """What kernels are written with, and what of it serves one family or escapes a tool."""
     kernels, known = ROOT / "compiler" / "kernels", dict[str, str]()
-    for folder in (*sorted(p for p in kernels.iterdir() if p.is_dir()), "tile", "atoms"):
-        text = "".join(p.read_text() for p in (ROOT / "compiler" / folder).glob("*.py"))
-        if text:
-            known[Path(folder).name] = text
-            yield f"lines of {Path(folder).name:16} {text.count(chr(10)):,}"
+    shared = ROOT / "compiler" / "tile", ROOT / "compiler" / "atoms"
+    for folder in (*sorted(p for p in kernels.iterdir() if p.is_dir()), *shared):
+        if text := "".join(p.read_text() for p in folder.glob("*.py")):
+            known[folder.name] = text
+            yield f"lines of {folder.name:16} {text.count(chr(10)):,}"
     whole = "".join(known.values())
     yield f"lines of all             {whole.count(chr(10)):,}"
     of = {row.name: re.compile(rf"\bat\.{row.name}\b") for row in all_atoms()}
