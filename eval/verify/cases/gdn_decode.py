@@ -37,13 +37,15 @@ def case(problem: Problem, given: bool = True, scale: float | None = -1.0) -> Ca
         flat = gates.reshape(-1)
         places = rng.permutation(flat.size)[: min(len(special), flat.size // 2)]
         flat[places] = stored(np.array(special[: len(places)]), problem.dtype)
+    bias = rng.normal(-1.0, 0.5, heads).astype(np.float32)
+    a[0, 0, 1::3] = stored(-bias[1::3], problem.dtype)  # about 0, where softplus is a whole series
     tensors: Tensors = {
         "q": normal(batch, 1, queries, size, by=size**-0.5),
         "k": normal(batch, 1, queries, size, by=size**-0.5),
         "v": normal(batch, 1, heads, size),
         "A_log": np.log(rng.uniform(0.01, 2.0, heads)).astype(np.float32),
         "a": a,
-        "dt_bias": rng.normal(-1.0, 0.5, heads).astype(np.float32),
+        "dt_bias": bias,
         "b": b,
         "output": poisoned((batch, 1, heads, size), problem.dtype),
         "new_state": poisoned((batch, heads, size, size), "float32"),
