@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclass, replacees import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,13 @@ from ptxflow.eval.sample.library_report import PAGE, SOLUTION, Origin, summary, 
 from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Judge, Look, State
 from ptxflow.eval.sample.ranges import Ranges, Sizes
-from ptxflow.eval.sample.selection import POLICY, REWARD, far_from_training, reward_of
+from ptxflow.eval.sample.selection import (
+    POLICY,
+    REWARD,
+    far_from_training,
+    reward_alone,
+    reward_of,
+)
 from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
 
@@ -57,6 +63,9 @@ def make_library(asked: Asked) -> None:
     definition = asked.ranges.definition
     policy = load_policy(asked.checkpoint)
     family = find_family(definition)
+    if not policy.knows(family.name):
+        print(reward_alone(asked.checkpoint, family.name, asked.source), file=sys.stderr)
+        asked = replace(asked, source=REWARD)
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
     judge = Judge(family, asked.device, asked.ranges, reward)
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))

@@ -68,7 +68,8 @@ def test_inputs_keep_sums_normal_and_what_models_write_is_near_the_reference(nam
         other = torch.einsum("mkc,nkc->mn", a * wide[1].T[..., None], b)
         near, most = 1.0, 0.0
     else:
-        other = gemm_epilogue(*(given.get(n) for n in ("A", "B", "bias", "up", "residual"))).float()
+        read: Any = [given.get(n) for n in ("A", "B", "bias", "up", "residual")]
+        other = gemm_epilogue(*read).float()
         near, most = SLACK, WRONG  # it rounds on the way
     outside = (other - found).abs() > near * (limit.atol + limit.rtol * found.abs())
     assert outside.float().mean() <= most
