@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclass, replacees import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def make_library(asked: Asked) -> None:
     judge = Judge(family, asked.device, asked.ranges, reward)
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
-    told = sorted({*far} - {""})
+    told = sorted({*far} - {""}) if policy.knows(family.name) else []
     remarks += tuple(f"far from what the policy was trained on: {f}" for f in told)
     for remark in remarks:
         print(remark, file=sys.stderr)
