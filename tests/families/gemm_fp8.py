@@ -100,10 +100,14 @@ ROW = Row(
     ),
     planted=(
         Planted(
-            "scales of the next row",
+            "scales and sums of another block",
             problem(64),
             once(tile_m=64, tile_n=64, consumers=1),
-            {"a scale of A": ("mad.wide.u32 %rda, %r0, 4", "mad.wide.u32 %rda, %r0, 8")},
+            {
+                f"{name} of the next": (f"%fused_{name}0, [%rda+0]", f"%fused_{name}0, [%rda+4]")
+                for name in ("token_scale", "weight_scale")
+            }
+            | {"sums that go on": ("%rd8, 0, 1, 1;", "%rd8, 1, 1, 1;")},
             trial=True,
             slow=True,
         ),
