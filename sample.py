@@ -12,7 +12,8 @@ are then of each size that is looked at. A run that was cut short goes on where 
 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
-as predicted, "log p" the policy's log-probability.
+as predicted, "log p" the policy's log-probability. Where more than 300,000 are valid, only 512
+draws of the policy are scored, and "best" is the best of these.
 
 examples:
   python sample.py --definition list
@@ -29,6 +30,7 @@ exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +42,7 @@ from ptxflow.command import BadInput, Parser, one_line
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
     from ptxflow.compiler.device import Device
+    from ptxflow.env.relation import RelationSpace
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.definition import Definition
     from ptxflow.eval.sample.samples import Run
@@ -111,9 +114,24 @@ def how_it_is_ranked(parser: Parser) -> None:
     add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
     add(
         "--measure",
-        choices=("auto", "yes", "no"),
+        choices=("auto", "yes", "no", "recorded"),
         default="auto",
-        help="rank by measurement: where this GPU is present (auto, the default), always, never",
+        help="rank by measurement: where this GPU is present (auto, the default), always, never; "
+        "of a library `recorded` takes what DIR.records.jsonl has, measured elsewhere perhaps",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="measure a library's kernels for so long at most, sizes all over the range first; the "
+        "same command goes on (default: no limit)",
+    )
+    add(
+        "--looks",
+        type=Path,
+        metavar="FILE",
+        help="keep the candidates of a library's sizes in this file, or take them from it: chosen "
+        "on one machine, measured on another",
     )
     add(
         "--stop-at",
@@ -152,6 +170,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--members is of --library, from 1 to 64")
     if args.library and (args.out or args.stop_at is not None):
         parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
+    if not args.library and (args.looks or args.time_limit or args.measure == "recorded"):
+        parser.error("--looks, --time-limit and --measure recorded are of a --library")
+    if args.time_limit is not None and not args.time_limit > 0:
+        parser.error(f"--time-limit must be positive, not {args.time_limit}")
     if args.seed < 0:
         parser.error(f"--seed must not be negative, not {args.seed}")
     return args
@@ -159,7 +181,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler.backend import ptxas
-    from ptxflow.env.tasks.arguments import find_device, find_family, find_problem, find_space
+    from ptxflow.env.tasks.arguments import (
+        find_device,
+        find_family,
+        find_problem,
+        find_whole_space,
+    )
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
     from ptxflow.eval.sample.folder import OutputFolder
@@ -177,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
-    space = find_space(family, problem, device)
+    space = find_whole_space(family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)
         write(result, definition, folder)
@@ -202,7 +229,8 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
     asked = Asked(
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
-        gpu=gpu.name if gpu else None, **sharpness,
+        gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
+        seconds=args.time_limit or math.inf, looks=args.looks, **sharpness,
     )  # fmt: skip
     make_library(asked)
     return 0
@@ -212,14 +240,15 @@ def sample_kernels(
     args: argparse.Namespace,
     definition: Definition,
     axes: dict[str, int],
-    space: Space,
+    space: Space | RelationSpace,
     gpu: GpuInfo | None,
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
-    known to make sense."""
+    known to make sense. Of a space that is not listed only draws of the policy are scored."""
+    from ptxflow.env.relation import RelationSpace
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
-    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs, with_family
+    from ptxflow.gfn.inference import POOL, SHARPNESS, load_policy, score, with_family
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
@@ -232,14 +261,21 @@ def sample_kernels(
         policy, source = with_family(policy, space), REWARD
         settings = about.get("settings", {})  # what was trained is beside the point
         about = {"settings": {n: v for n, v in settings.items() if n in ("device", "reward")}}
-    scores = log_probs(policy, space)
-    draws = draw_distinct(scores, args.k, args.seed, sharpness)
-    chosen = choose(about, definition, space, scores, draws, args.k, source)
+    most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
+    pool = score(policy, space, most, args.seed, sharpness)
+    if isinstance(space, RelationSpace):
+        print(
+            f"{len(space):,} strategies are valid: {len(pool.space)} draws of the policy are "
+            "scored, and the best is the best of these",
+            file=sys.stderr,
+        )
+    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(
-        definition, axes, space, chosen, gpu, seed=args.seed, checkpoint=checkpoint.name,
-        jobs=args.jobs, emulate=not args.no_emulate, stop_at=args.stop_at,
+        definition, axes, pool.space, chosen, gpu, valid=len(space), seed=args.seed,
+        checkpoint=checkpoint.name, jobs=args.jobs, emulate=not args.no_emulate,
+        stop_at=args.stop_at,
     )  # fmt: skip
 
 
@@ -277,7 +313,7 @@ def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
     from ptxflow.compiler.device import DEVICES
 
-    if measure == "no":
+    if measure in ("no", "recorded"):
         return None
     try:
         if measure == "yes":

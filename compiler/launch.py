@@ -114,12 +114,15 @@ class PresentParam:
 @dataclass(frozen=True)
 class RandomParam:
     """A word of the state of a counter-based generator: its seed's low and high word, 0 and 1, and
-    its offset's, 2 and 3. A launch moves the offset on by RANDOM_STEP."""
+    its offset's, 2 and 3. A launch moves the offset on by RANDOM_STEP. The four words of the tensor
+    GENERATOR are added where it is given: a CUDA graph's state, which is not known at its capture.
+    """
 
     word: int
     kind: str = "random"
 
 
+GENERATOR = "generator"
 RANDOM_STEP = 4  # what offsets of torch's generator are multiples of
 Param = TensorMapParam | PointerParam | ScalarParam | InputParam | PresentParam | RandomParam
 _KINDS: dict[str, type[Param]] = {

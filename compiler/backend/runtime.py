@@ -16,6 +16,7 @@ from typing import Any
 
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.launch import (
+    GENERATOR,
     NO_ARGUMENTS,
     Arguments,
     InputParam,
@@ -227,11 +228,12 @@ class BoundLaunch:
                 self._storage.append(storage)
                 return start
             case PointerParam():
-                value: Any = ctypes.c_uint64(addresses[param.tensor] or 0)
+                absent = param.tensor == GENERATOR and GENERATOR not in addresses
+                value: Any = ctypes.c_uint64(0 if absent else addresses[param.tensor] or 0)
             case ScalarParam():
                 value = ctypes.c_uint32(evaluate(param.value, axes))
             case PresentParam():
-                value = ctypes.c_uint32(addresses[param.tensor] is not None)
+                value = ctypes.c_uint32(addresses.get(param.tensor) is not None)
             case InputParam() | RandomParam():
                 value = ctypes.c_uint32(arguments.word(param))
         self._storage.append(value)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ptxflow.compiler.backend.runtime import LaunchError, LoadedKernel
-from ptxflow.compiler.launch import RANDOM_STEP, Arguments
+from ptxflow.compiler.launch import RANDOM_STEP, Arguments, RandomParam
 from ptxflow.compiler.library.device import Cuda, in_context, load_kernel
 from ptxflow.compiler.library.manifest import (
     LibraryError,
@@ -193,7 +193,8 @@ class Kernel:
     def _launch(self, plan: Plan, places: Sequence[int], arguments: Sequence[Any]) -> None:
         """The launch by ctypes."""
         driver, index = self._device.driver, plan.device.index or 0
-        random = self._random(index) if plan.words else None
+        random, state = self._random(plan, index) if plan.words else (None, None)
+        places = (*places, 0 if state is None else state.data_ptr())
         stream, current = self._device.stream(index), ctypes.c_void_p()
         driver("cuCtxGetCurrent", ctypes.byref(current))
         if current.value != plan.context:
@@ -226,18 +227,23 @@ class Kernel:
             else:
                 plan.write(offset, ctypes.c_int32, value)
         for offset, param in plan.words:
-            plan.write(offset, ctypes.c_uint32, random.word(param))
+            by_value = isinstance(param, RandomParam)
+            plan.write(offset, ctypes.c_uint32, random.word(param) if by_value else places[-1] != 0)
 
-    def _random(self, index: int) -> Arguments:
-        """The state of torch's generator. Raises LaunchError in a capture: it would repeat it."""
-        if self._device.capturing():
+    def _random(self, plan: Plan, index: int) -> tuple[Arguments, torch.Tensor | None]:
+        """The state of torch's generator by value; in a capture one on the device, which torch
+        draws anew at every replay. Raises LaunchError there for kernels that read none."""
+        if not self._device.capturing():
+            seed, offset = self._device.random(index, RANDOM_STEP)
+            return Arguments(seed=seed, offset=offset), None
+        if all(isinstance(param, RandomParam) for _, param in plan.words):
             raise LaunchError(
                 self.name,
                 "it draws random numbers from a state that is passed by value",
-                "a CUDA graph would repeat them at every replay; call it outside the graph",
+                "a CUDA graph would repeat them at every replay; make the library anew, or call it "
+                "outside the graph",
             )
-        seed, offset = self._device.random(index, RANDOM_STEP)
-        return Arguments(seed=seed, offset=offset)
+        return Arguments(), self._device.random_state(index)
 
     def empty(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """Outputs of the shapes that a call has, and nothing in them: for tensors without data."""

@@ -80,6 +80,10 @@ class Cuda:
         generator.set_offset(offset + step)
         return seed, offset
 
+    def random_state(self, index: int) -> torch.Tensor:
+        """A seed and an offset [2] on the device, drawn by torch's generator in stream order."""
+        return torch.empty(2, dtype=torch.int64, device=torch.device("cuda", index)).random_()
+
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a CUDA graph."""
         return bool(torch.cuda.is_current_stream_capturing())

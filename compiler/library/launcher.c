@@ -22,6 +22,7 @@ extern PyObject *PyLong_FromLong(long);
 extern int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *), PyObject_IsTrue(PyObject *);
 extern void *PyCapsule_GetPointer(PyObject *, const char *);
 extern void Py_IncRef(PyObject *), Py_DecRef(PyObject *), PyErr_Clear(void);
+extern void PyErr_SetString(PyObject *, const char *);
 extern double PyFloat_AsDouble(PyObject *);
 extern long PyLong_AsLongAndOverflow(PyObject *, int *);
 extern void *PyEval_SaveThread(void);
@@ -40,6 +41,14 @@ typedef struct {
     uint64_t byte_offset;
 } DLTensor;
 
+typedef struct Managed { /* DLManagedTensorVersioned */
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(struct Managed *);
+    uint64_t flags;
+    DLTensor tensor;
+} Managed;
+
 typedef struct {
     uint32_t grid[3], block[3], smem_bytes;
     void *stream, *attributes;
@@ -57,14 +66,16 @@ typedef struct {
     Patch *patches;
     Scalar *scalars;
     Step *steps;
-    PyObject **outputs; /* arguments of empty_strided: shape, strides, dtype, device */
-    PyObject **workspace; /* the same, or NULL */
+    DLTensor *outputs; /* what to allocate: dtype, device and shape */
+    DLTensor *workspace; /* the same, or NULL */
     uint64_t *spans; /* bytes of each argument, 0 for none */
     uint32_t block_bytes, patch_count, scalar_count, step_count;
     int32_t device, pad;
 } Plan;
 
 typedef struct {
+    int (*allocate)(DLTensor *, Managed **, void *, void (*)(void *, const char *, const char *));
+    int (*wrap)(Managed *, void **);
     int (*tensor)(void *, DLTensor *);
     int (*work_stream)(int32_t, int32_t, void **);
     int (*launch)(Config *, void *, void **, void **);
@@ -73,7 +84,7 @@ typedef struct {
     int (*pop_context)(void **);
     int (*replace_address)(void *, void *);
     PyObject *tensor_type, *parameter_type, *requires_grad, *grad_enabled;
-    PyObject *empty_strided, *empty_names, *failed;
+    PyObject *failed, *out_of_memory;
     uint32_t inputs, outputs;
     int32_t device_type, pad;
     uint64_t scalars; /* a bit for each input that is one */
@@ -171,18 +182,29 @@ static int overlaps(const Setup *s, const Plan *p, const uint64_t *pointers)
     return 0;
 }
 
-/* A fresh tensor by torch.empty_strided, with its address. */
-static PyObject *allocate(const Setup *s, PyObject **like, uint64_t *pointer)
+/* Why torch allocates nothing, as a Python error. */
+static void say(void *type, const char *kind, const char *message)
 {
-    DLTensor t;
-    PyObject *made = PyObject_Vectorcall(s->empty_strided, like, 2, s->empty_names);
-    if (made && s->tensor(made, &t)) {
-        Py_DecRef(made);
+    (void)kind;
+    PyErr_SetString(type, message);
+}
+
+/* Fresh memory of torch's, with its address. */
+static Managed *allocate(const Setup *s, DLTensor *like, uint64_t *pointer)
+{
+    Managed *made = NULL;
+    if (s->allocate(like, &made, s->out_of_memory, say))
         return NULL;
-    }
-    if (made)
-        *pointer = (uint64_t)(uintptr_t)t.data + t.byte_offset;
+    *pointer = (uint64_t)(uintptr_t)made->tensor.data + made->tensor.byte_offset;
     return made;
+}
+
+/* A fresh tensor, with its address. */
+static PyObject *output(const Setup *s, DLTensor *like, uint64_t *pointer)
+{
+    void *tensor = NULL;
+    Managed *made = allocate(s, like, pointer);
+    return made && !s->wrap(made, &tensor) ? tensor : NULL;
 }
 
 static int put(const Setup *s, const Plan *p, unsigned char *block, const uint64_t *pointers,
@@ -269,7 +291,8 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n)
     const Setup *s = &state->setup;
     _Alignas(128) unsigned char block[BLOCK_BYTES];
     uint64_t key[KEY_WORDS], pointers[MAX_ARGS + 1];
-    PyObject *made[MAX_OUT + 1] = {0}, *result = NULL;
+    PyObject *made[MAX_OUT] = {0}, *result = NULL;
+    Managed *room = NULL;
     uint32_t words = read_call(s, args, n, key, pointers), given = n > s->inputs;
     Slot **at = words ? slot_of(state, key, words, 0) : NULL;
     if (!at || (given && overlaps(s, (*at)->plan, pointers)))
@@ -278,10 +301,9 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n)
     PyObject *owner = p->owner;
     Py_IncRef(owner);
     for (uint32_t i = 0; !given && i < s->outputs; i++)
-        if (!(made[i] = allocate(s, p->outputs + 4 * i, &pointers[s->inputs + i])))
+        if (!(made[i] = output(s, p->outputs + i, &pointers[s->inputs + i])))
             goto done;
-    if (p->workspace &&
-        !(made[MAX_OUT] = allocate(s, p->workspace, &pointers[s->inputs + s->outputs])))
+    if (p->workspace && !(room = allocate(s, p->workspace, &pointers[s->inputs + s->outputs])))
         goto done;
     void *stream = NULL;
     if (s->work_stream(s->device_type, p->device, &stream))
@@ -302,9 +324,11 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n)
         result = answer(s, given ? args + s->inputs : (PyObject *const *)made);
     }
 done:
-    for (uint32_t i = 0; i <= MAX_OUT; i++)
+    for (uint32_t i = 0; i < MAX_OUT; i++)
         if (made[i])
             Py_DecRef(made[i]);
+    if (room)
+        room->deleter(room);
     Py_DecRef(owner);
     return result;
 }

@@ -28,6 +28,11 @@ from ptxflow.compiler.library.signature import Signature
 _SOURCE = Path(__file__).with_name("launcher.c").read_text()  # a Solution's folder may go
 MAX_ARGS, MAX_OUT, MAX_PARAMS, BLOCK_BYTES = 24, 4, 64, 8192  # launcher.c's
 _API_MAJOR = 1  # of DLPack's exchange API
+_DEVICES = {"cpu": 1, "cuda": 2}  # and DLPack's codes of types
+_CODES = {
+    torch.int32: 0, torch.int64: 0, torch.uint8: 1, torch.float16: 2, torch.float32: 2,
+    torch.bfloat16: 4, torch.float8_e4m3fn: 10,
+}  # fmt: skip
 _u32, _ptr, _object = ctypes.c_uint32, ctypes.c_void_p, ctypes.py_object
 
 
@@ -49,12 +54,21 @@ class _Step(ctypes.Structure):
                 ("params", ctypes.POINTER(_u32)), ("count", ctypes.c_uint64))  # fmt: skip
 
 
+class _Tensor(ctypes.Structure):
+    """DLPack's DLTensor."""
+
+    _fields_ = (("data", _ptr), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", _ptr), ("byte_offset", ctypes.c_uint64))  # fmt: skip
+
+
 class _Plan(ctypes.Structure):
     _fields_ = (
         ("owner", _object), ("context", _ptr), ("block", _ptr),
         ("patches", ctypes.POINTER(_Patch)), ("scalars", ctypes.POINTER(_Scalar)),
-        ("steps", ctypes.POINTER(_Step)), ("outputs", ctypes.POINTER(_object)),
-        ("workspace", ctypes.POINTER(_object)), ("spans", ctypes.POINTER(ctypes.c_uint64)),
+        ("steps", ctypes.POINTER(_Step)), ("outputs", ctypes.POINTER(_Tensor)),
+        ("workspace", ctypes.POINTER(_Tensor)), ("spans", ctypes.POINTER(ctypes.c_uint64)),
         ("block_bytes", _u32), ("patch_count", _u32), ("scalar_count", _u32),
         ("step_count", _u32), ("device", ctypes.c_int32), ("pad", ctypes.c_int32),
     )  # fmt: skip
@@ -62,10 +76,11 @@ class _Plan(ctypes.Structure):
 
 class _Setup(ctypes.Structure):
     _fields_ = (
-        *((name, _ptr) for name in ("tensor", "work_stream", "launch", "get_context",
-                                    "push_context", "pop_context", "replace_address")),
+        *((name, _ptr) for name in ("allocate", "wrap", "tensor", "work_stream", "launch",
+                                    "get_context", "push_context", "pop_context",
+                                    "replace_address")),
         *((name, _object) for name in ("tensor_type", "parameter_type", "requires_grad",
-                                       "grad_enabled", "empty_strided", "empty_names", "failed")),
+                                       "grad_enabled", "failed", "out_of_memory")),
         ("inputs", _u32), ("outputs", _u32), ("device_type", ctypes.c_int32),
         ("pad", ctypes.c_int32), ("scalars", ctypes.c_uint64),
     )  # fmt: skip
@@ -105,8 +120,8 @@ def build() -> Path:
     return built
 
 
-def _exchange_api() -> tuple[int, int]:
-    """The addresses of torch's `dltensor_from_py_object_no_sync` and `current_work_stream`."""
+def _exchange_api() -> dict[str, int]:
+    """The addresses of torch's functions, by the names that launcher.c has for them."""
     get = ctypes.PYFUNCTYPE(_ptr, _object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
@@ -115,7 +130,7 @@ def _exchange_api() -> tuple[int, int]:
     words = (ctypes.c_uint64 * 7).from_address(table)
     if major != _API_MAJOR or not words[5]:
         raise NoLauncher(f"torch's DLPack exchange API is version {major}")
-    return words[5], words[6]
+    return {"allocate": words[2], "wrap": words[4], "tensor": words[5], "work_stream": words[6]}
 
 
 def _failed(code: int, plan: Plan) -> None:
@@ -136,17 +151,15 @@ class Native:
         library.create.argtypes, library.function.argtypes = [_ptr], [_object]
         self._insert = library.insert
         self._insert.argtypes = [_object, ctypes.POINTER(_object), ctypes.c_ssize_t, _ptr]
-        tensor, stream = _exchange_api()
-        pointers = {
+        pointers = _exchange_api() | {
             field: ctypes.cast(getattr(device.driver.library, name), _ptr).value
             for field, name in _DRIVER.items()
         }
         scalars = sum(1 << i for i, a in enumerate(signature.inputs) if a.shape is None)
         self._setup = _Setup(
-            tensor=tensor, work_stream=stream, **pointers, tensor_type=torch.Tensor,
-            parameter_type=torch.nn.Parameter, requires_grad="requires_grad",
-            grad_enabled=torch.is_grad_enabled, empty_strided=torch.empty_strided,
-            empty_names=("dtype", "device"), failed=_failed, inputs=len(signature.inputs),
+            **pointers, tensor_type=torch.Tensor, parameter_type=torch.nn.Parameter,
+            requires_grad="requires_grad", grad_enabled=torch.is_grad_enabled, failed=_failed,
+            out_of_memory=torch.OutOfMemoryError, inputs=len(signature.inputs),
             outputs=len(signature.outputs), device_type=device.device_type, scalars=scalars,
         )  # fmt: skip
         self._state = library.create(ctypes.addressof(self._setup))
@@ -154,7 +167,7 @@ class Native:
 
     def insert(self, arguments: Sequence[Any], plan: Plan) -> None:
         """Give a plan to calls like this one, unless it is one that C does not do."""
-        if plan.words or plan.bytes > BLOCK_BYTES:
+        if plan.words or plan.bytes > BLOCK_BYTES or any(m[2] not in _CODES for m in plan.made):
             return
         if max(len(step.offsets) for step in plan.steps) > MAX_PARAMS:
             return
@@ -162,6 +175,15 @@ class Native:
             plan.native = _native(plan)
         objects = (_object * len(arguments))(*arguments)
         self._insert(self._state, objects, len(arguments), ctypes.addressof(plan.native))
+
+
+def _like(shape: Sequence[int], _: Any, dtype: torch.dtype, device: torch.device) -> _Tensor:
+    """What C is to allocate, without gaps."""
+    return _Tensor(
+        device_type=_DEVICES[device.type], device=device.index or 0, ndim=len(shape),
+        code=_CODES[dtype], bits=8 * dtype.itemsize, lanes=1,
+        shape=(ctypes.c_int64 * max(len(shape), 1))(*shape),
+    )  # fmt: skip
 
 
 def _native(plan: Plan) -> _Plan:
@@ -175,15 +197,14 @@ def _native(plan: Plan) -> _Plan:
         _Step(ctypes.pointer(s.config), s.function, array(_u32, s.offsets), len(s.offsets))
         for s in plan.steps
     ]
-    made = [value for output in plan.made for value in output]
     native = _Plan(
         context=plan.context,
         block=plan.block,
         patches=array(_Patch, [_Patch(p.offset, p.source, p.add, p.replace) for p in plan.patches]),
         scalars=array(_Scalar, [_Scalar(*s) for s in plan.scalars]),
         steps=array(_Step, steps),
-        outputs=array(_object, made),
-        workspace=array(_object, plan.workspace) if plan.workspace else None,
+        outputs=array(_Tensor, [_like(*output) for output in plan.made]),
+        workspace=array(_Tensor, [_like(*plan.workspace)]) if plan.workspace else None,
         spans=array(ctypes.c_uint64, plan.spans),
         block_bytes=plan.bytes,
         patch_count=len(plan.patches),

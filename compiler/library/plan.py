@@ -25,6 +25,7 @@ from ptxflow.compiler.backend.runtime import (
     encode_tensor_map,
 )
 from ptxflow.compiler.launch import (
+    GENERATOR,
     InputParam,
     Launch,
     PointerParam,
@@ -69,7 +70,8 @@ class Step:
 class Plan:
     """See the module. `block` is the address of `bytes` bytes of parameters, at 128-byte steps.
 
-    Sources are the arguments in order (inputs, outputs), and behind them the workspace. `made` has
+    Sources are the arguments in order (inputs, outputs), and behind them the workspace and the
+    state of a generator, where they are. `made` has
     shape, strides, dtype and device of each output; `workspace` the same of its bytes, or None.
     """
 
@@ -81,7 +83,7 @@ class Plan:
     steps: tuple[Step, ...]
     patches: tuple[Patch, ...]
     scalars: tuple[tuple[int, int, bool], ...]  # offset, argument, floating
-    words: tuple[tuple[int, RandomParam], ...]
+    words: tuple[tuple[int, RandomParam | PresentParam], ...]  # and whether a state is given
     made: tuple[tuple[Any, ...], ...]
     workspace: tuple[Any, ...] | None
     spans: tuple[int, ...]
@@ -167,9 +169,10 @@ class Builder:
             self.source[w.name], self.add[w.name] = len(declared), self.size
             step = _WORKSPACE_ALIGNMENT
             self.size += -(-evaluate(w.bytes, axes) // step) * step
+        self.source[GENERATOR], self.add[GENERATOR] = len(declared) + 1, 0
         self.patches: list[Patch] = []
         self.scalars: list[tuple[int, int, bool]] = []
-        self.words: list[tuple[int, RandomParam]] = []
+        self.words: list[tuple[int, RandomParam | PresentParam]] = []
         self.values: list[tuple[int, bytes]] = []
         self.end = 0
 
@@ -231,12 +234,12 @@ class Builder:
         match param:
             case ScalarParam(value=expr):
                 self.values.append((offset, evaluate(expr, self.axes).to_bytes(4, "little")))
-            case PresentParam(tensor=name):
+            case PresentParam(tensor=name) if name != GENERATOR:
                 present = self.arguments[self.source[name]] is not None
                 self.values.append((offset, int(present).to_bytes(4, "little")))
             case InputParam(name=name, dtype=dtype):
                 self.scalars.append((offset, self.source[name], dtype == "float32"))
-            case RandomParam():
+            case RandomParam() | PresentParam():
                 self.words.append((offset, param))
         return offset
 

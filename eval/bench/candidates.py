@@ -212,8 +212,10 @@ def run_together(
     worker: Worker,
     settings: Settings,
     folder: Path,
+    **beside: Any,
 ) -> dict[str, Any]:
-    """Time kernels of one workload in the same rounds, beside every baseline; then check each.
+    """Time kernels of one workload in the same rounds, beside every baseline or those that `beside`
+    says, `every_baseline` and `without` of a job; then check each.
 
     `status`, and where that is ok, `outcomes`: one for each kernel.
     """
@@ -224,7 +226,7 @@ def run_together(
         image.write_bytes(kernel.cubin)
         images.append((kernel.launch.to_json(), image))
     s = settings
-    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle}
+    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, **beside}
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 

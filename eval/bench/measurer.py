@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.compilation import CompiledKernel
@@ -62,13 +63,14 @@ class Measurer:
             self._keep(self._screen(candidate, outcome))
         return [self._latest[c.identity] for c in asked]
 
-    def together(self, candidates: Sequence[Candidate]) -> list[Record]:
+    def together(self, candidates: Sequence[Candidate], **beside: Any) -> list[Record]:
         """The candidates, of one workload and right before, timed anew in the same rounds, beside
-        every library there is. WorkerError where that cannot be."""
+        every library there is or what `beside` says (see `run_together`). WorkerError where that
+        cannot be."""
         built = [(c, k) for c, k in self._compile(candidates) if isinstance(k, CompiledKernel)]
         if not built:
             return []
-        result = run_together(built, self.worker, self.settings, self.folder)
+        result = run_together(built, self.worker, self.settings, self.folder, **beside)
         if result["status"] != "ok":
             raise WorkerError(f"{len(built)} kernels timed together: {result['detail']}")
         outcomes = zip(built, result["outcomes"], strict=True)

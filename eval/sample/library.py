@@ -26,7 +26,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.candidates import compile_all
-from ptxflow.eval.sample.library_timing import GpuTiming
+from ptxflow.eval.sample.library_timing import GpuTiming, interpolated
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
 from ptxflow.eval.sample.pipeline import emulate_all
 from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
@@ -350,15 +350,3 @@ def _cells(ranges: Ranges, ends: Mapping[str, Sequence[int]]) -> Iterator[Cell]:
     for row in itertools.product(*spans):
         low, high = (dict(ChainMap(*(part[side] for part in row))) for side in (0, 1))
         yield {n: low[n] for n in ends}, {n: high[n] for n in ends}
-
-
-def interpolated(places: Sequence[Sizes], values: Floats, at: Sequence[Sizes]) -> Floats:
-    """[at, columns] values [places, columns], not all known, between places: weighted by the fourth
-    power of the inverse distance in octaves; 0 in a column of which none is known."""
-    here, there = (np.log2([list(p.values()) for p in some]) for some in (places, at))
-    distance = ((there[:, None] - here[None]) ** 2).sum(-1)
-    weight = 1 / (distance + 1e-6) ** 2
-    known = np.isfinite(values)
-    total = weight @ known
-    out = weight @ np.where(known, values, 0.0)
-    return np.divide(out, total, out=np.zeros_like(out), where=total > 0)

@@ -2,12 +2,15 @@
 
 At each look its own candidates and a few that serve many sizes are checked and timed; then those
 chosen are timed again in the same rounds as the best of the look. Records are appended to a file,
-and what it holds is not measured again. Where lengths are on the device a few patterns of them
-count, and a kernel's time is their geometric mean.
+and what it holds is not measured again: without a GPU, or when the time for it is up, what the file
+has counts, and elsewhere the reward, corrected by what was measured near. Where lengths are on the
+device a few patterns of them count, and a kernel's time is their geometric mean.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +20,7 @@ from tqdm import tqdm
 from ptxflow.env.measurements import REFINE
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.measurer import Measurer, seconds
-from ptxflow.eval.bench.records import Record
+from ptxflow.eval.bench.records import Identity, Record
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look
 from ptxflow.eval.sample.portfolio import choose
 from ptxflow.eval.sample.ranges import Sizes
@@ -26,31 +29,48 @@ PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
 FAULTS = ("wrong", "hang", "fault", "compile_error")
+SCREENING = 0.6  # of the time, until when looks are screened: the rest is for timing together
 
 
 @dataclass
 class GpuTiming:
-    """Measures at looks; `k` candidates of each, and twice `most` that serve many."""
+    """Measures at looks; `k` candidates of each, and twice `most` that serve many.
+
+    measurer  None: the records alone count
+    records   those there are, by identity
+    seconds   how long it may measure, from here on
+    """
 
     judge: Judge
-    measurer: Measurer
+    measurer: Measurer | None
     k: int
     most: int
+    records: dict[Identity, Record]
+    seconds: float = math.inf
     faulty: dict[int, str] = field(default_factory=dict)  # by code: what a record says of it
+    begun: float = field(default_factory=time.monotonic)
 
     def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
         """[looks, codes] seconds: measured; of what was not, no better than the best measured;
         infinite where `said`, the reward's, is, and of kernels that failed."""
         many = choose(said, 2 * self.most)
-        out = said.copy()
-        for row, look in enumerate(tqdm(looked, desc="measure", unit="size")):
+        out, known = said.copy(), np.zeros(len(looked), bool)
+        for row in tqdm(spread(len(looked)), desc="measure", unit="size"):
+            look = looked[row]
             own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
             asked = np.isin(codes, list(own))
             asked[list(many)] = True
             asked &= said[row] < HOPELESS * said[row].min()
             columns = np.flatnonzero(asked)
             times = self._timed(look, codes[columns])
+            known[row] = np.isfinite(times).any()
             out[row] = _calibrated(said[row], columns, times)
+        if known.any() and not known.all():
+            sizes = [look.sizes for look in looked]
+            far, near = (list(np.array(sizes, object)[rows]) for rows in (~known, known))
+            with np.errstate(invalid="ignore"):
+                error = np.log(out[known]) - np.log(said[known])
+            out[~known] = said[~known] * np.exp(interpolated(near, error, far))
         out[:, np.isin(codes, list(self.faulty))] = np.inf
         return out
 
@@ -60,13 +80,15 @@ class GpuTiming:
         """[looks, codes] times of the chosen and of each look's fastest in the same rounds; others
         as they were, but none better than the best of these."""
         out = times.copy()
-        for row, look in enumerate(tqdm(looked, desc="measure together", unit="size")):
+        for row in tqdm(spread(len(looked)), desc="measure together", unit="size"):
+            look = looked[row]
             fastest = np.argsort(times[row], kind="stable")[:BESIDE]
             near = times[row] < 2 * HOPELESS * times[row].min()
             columns = np.array(sorted({*fastest, *(c for c in chosen if near[c])}))
             found = self._refined(look, codes[columns])
-            out[row] = np.maximum(out[row], found.min())
-            out[row, columns] = found
+            if (known := np.isfinite(found)).any():
+                out[row] = np.maximum(out[row], found.min())
+                out[row, columns[known]] = found[known]
         out[:, np.isin(codes, list(self.faulty))] = np.inf
         return out
 
@@ -87,25 +109,35 @@ class GpuTiming:
         for sizes in self._patterns(look):
             legal = self.judge.legal(sizes, codes)
             row = np.full(len(codes), np.inf)
-            found = self.measurer(self._candidates(sizes, codes[legal]))
-            row[legal] = [self._seconds(c, r) for c, r in zip(codes[legal], found, strict=True)]
+            asked = self._candidates(sizes, codes[legal])
+            if self.measurer and self._left(SCREENING):
+                self.records |= {r.identity: r for r in self.measurer(asked)}
+            row[legal] = self._known(codes[legal], [c.identity for c in asked])
             logs.append(np.log(row))
         return np.asarray(np.exp(np.mean(logs, axis=0)))
+
+    def _left(self, share: float = 1.0) -> bool:
+        """Whether this share of the time is not yet spent."""
+        return time.monotonic() - self.begun < share * self.seconds
+
+    def _known(self, codes: Ints, names: Sequence[Identity]) -> list[float]:
+        """Seconds, by the records of these identities; infinite where there is none."""
+        found = zip(codes, map(self.records.get, names), strict=True)
+        return [math.inf if r is None else self._seconds(c, r) for c, r in found]
 
     def _refined(self, look: Look, codes: Ints) -> Floats:
         logs = []
         for sizes in self._patterns(look):
             legal = self.judge.legal(sizes, codes) & ~np.isin(codes, list(self.faulty))
             asked = self._candidates(sizes, codes[legal])
-            before = {r.identity: r for r in self.measurer.records.records}
             names = [(*c.identity[:4], REFINE) for c in asked]
-            if any(name not in before for name in names):
-                before |= {r.identity: r for r in self.measurer.together(asked)}
+            fresh = any(name not in self.records for name in names)
+            if self.measurer and fresh and self._left():
+                self.records |= {
+                    r.identity: r for r in self.measurer.together(asked, every_baseline=False)
+                }
             row = np.full(len(codes), np.inf)
-            row[legal] = [
-                self._seconds(code, before[name]) if name in before else np.inf
-                for code, name in zip(codes[legal], names, strict=True)
-            ]
+            row[legal] = self._known(codes[legal], names)
             logs.append(np.log(row))
         return np.asarray(np.exp(np.mean(logs, axis=0)))
 
@@ -125,3 +157,22 @@ def _calibrated(said: Floats, columns: Ints, times: Floats) -> Floats:
         out = np.maximum(said * error, 1.02 * times.min())
     out[columns] = times
     return out
+
+
+def interpolated(places: Sequence[Sizes], values: Floats, at: Sequence[Sizes]) -> Floats:
+    """[at, columns] values [places, columns], not all known, between places: weighted by the fourth
+    power of the inverse distance in octaves; 0 in a column of which none is known."""
+    here, there = (np.log2([list(p.values()) for p in some]) for some in (places, at))
+    distance = ((there[:, None] - here[None]) ** 2).sum(-1)
+    weight = 1 / (distance + 1e-6) ** 2
+    known = np.isfinite(values)
+    total = weight @ known
+    out = weight @ np.where(known, values, 0.0)
+    return np.divide(out, total, out=np.zeros_like(out), where=total > 0)
+
+
+def spread(count: int) -> list[int]:
+    """0 to count - 1, so ordered that any first few are spread over all."""
+    bits = max(1, (count - 1).bit_length())
+    found = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
+    return [i for i in found if i < count]

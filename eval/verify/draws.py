@@ -48,6 +48,7 @@ from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
 
+J = TypeVar("J")
 T = TypeVar("T")
 Places = list[tuple[Definition, dict[str, int]]]
 
@@ -238,7 +239,7 @@ def by_definition(args: argparse.Namespace) -> bool:
     return bool(args.definition)
 
 
-def map_jobs(work: Callable[[Job], T], jobs: Sequence[Job], workers: int, title: str) -> list[T]:
+def map_jobs(work: Callable[[J], T], jobs: Sequence[J], workers: int, title: str) -> list[T]:
     """`work` of every job, in order, on so many processes, behind a progress bar."""
     progress = partial(tqdm, total=len(jobs), desc=title, unit="kernel")
     if workers <= 1:

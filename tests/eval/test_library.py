@@ -24,8 +24,8 @@ from ptxflow.compiler.library.manifest import Manifest, read_manifest
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import read_records
-from ptxflow.eval.sample import library, library_run
-from ptxflow.eval.sample.library import interpolated
+from ptxflow.eval.sample import held_out, library, library_run
+from ptxflow.eval.sample.library_timing import interpolated, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
@@ -190,6 +190,66 @@ def test_times_are_measured_once_where_there_is_a_gpu(
     assert not MADE and len(read_records(tmp_path / "a.records.jsonl")) == first
 
 
+def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(library, "LOOKS", 3)
+    monkeypatch.setattr(library, "EDGES", 0)
+    out, kept = tmp_path / "a", ["--members", "2", "--looks", str(tmp_path / "looks")]
+    given, look = argv(checkpoint, out, *kept), Judge.look
+    assert sample.main(given) == 0
+    monkeypatch.setattr(Judge, "look", None)  # nothing is looked at anew
+    recorded = [*given, "--measure", "recorded"]
+    capsys.readouterr()
+    assert "no measurements" in refused(sample.main, capsys, *recorded)
+    worker = scripted_gpu(monkeypatch, tmp_path)
+    monkeypatch.setattr(sample, "choose_gpu", lambda measure, _: (
+        SimpleNamespace(name="NVIDIA H200") if measure == "yes" else None))  # fmt: skip
+    records = tmp_path / "a.records.jsonl"
+    try:
+        assert sample.main([*given, "--measure", "yes", "--time-limit", "1e-9"]) == 2
+        assert not records.read_text() and "longer --time-limit" in capsys.readouterr().err
+        assert sample.main([*given, "--measure", "yes"]) == 0
+        monkeypatch.setattr(Judge, "look", look)
+        monkeypatch.setattr(held_out, "require_gpu", lambda _: SimpleNamespace(name="NVIDIA H200"))
+        judged = [out, "--sizes", 5, "-k", 4, "--checkpoint", checkpoint, *kept[2:]]
+        capsys.readouterr()
+        assert held_out.main([*map(str, judged), "--time-limit", "1e-9"]) == 2
+        assert "none of these sizes was measured" in capsys.readouterr().err
+        assert held_out.main([*map(str, judged)]) == 0
+    finally:
+        worker.stop()
+    said = capsys.readouterr().out
+    assert held_out.main([*map(str, judged), "--measure", "recorded"]) == 0
+    assert capsys.readouterr().out == said
+    rows = [
+        line.split("|") for line in said.splitlines() if line[:3] == "|  " or line[2:3].isdigit()
+    ]
+    known = {int(row[0]) for row in _looked(read_manifest(out))}
+    sizes = {int(row[1]) for row in rows}
+    assert len(sizes) == 5 and not sizes & known and max(sizes) <= HIGH
+    for row in rows:  # times are of the key alone, the library's 16 us
+        key = read_manifest(out).members[int(row[2])].key
+        assert float(row[3]) == pytest.approx(5 + int(key[:4], 16) / 4096, abs=0.01)
+        assert float(row[5]) == pytest.approx(16 / float(row[3]), rel=0.01)
+        assert float(row[6]) <= float(row[3])
+    measured, text = read_manifest(out), records.read_text()
+    assert sample.main(recorded) == 0
+    found = read_manifest(out)
+    assert found.dispatch == measured.dispatch and records.read_text() == text
+    assert [m.key for m in found.members] == [m.key for m in measured.members]
+    assert found.members[0].provenance["times_by"] == "measurement on NVIDIA H200"
+
+
+def _looked(found: Manifest) -> list[list[int]]:
+    return [[row[AXIS]] for m in found.members for row in m.provenance["us"]]
+
+
+def test_any_first_few_are_spread_over_all() -> None:
+    assert spread(1) == [0] and spread(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert sorted(spread(52)) == list(range(52))
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -280,6 +340,11 @@ def test_the_judge_says_what_the_space_says() -> None:
 def test_what_a_run_is_by_its_digest(checkpoint: Path, tmp_path: Path) -> None:
     ranges = judge().ranges
     one = library_run.Asked(tmp_path, ranges, H200, checkpoint)
-    tools = library_run._tools(one, ModelReward())
+    tools, norm = library_run._tools(one, ModelReward()), family("rmsnorm")
     other = library_run.Asked(tmp_path, ranges, H200, checkpoint, k=9)
-    assert library_run._digest(one, tools) != library_run._digest(other, tools)
+    kept = library_run.Asked(tmp_path, ranges, H200, checkpoint, looks=tmp_path / "looks")
+    of = [library_run._digest(asked, tools, norm) for asked in (one, other, kept)]
+    assert len(set(of)) == 3
+    tools["compiler"] = "changed"  # by another commit candidates of a kept file stay candidates
+    of += [library_run._digest(asked, tools, norm) for asked in (one, kept)]
+    assert of[3] != of[0] and of[4] == of[2]

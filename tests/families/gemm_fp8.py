@@ -54,7 +54,7 @@ _CASES = (
     (H200, "two row blocks, multicast", strategy(tile_m=256, tile_n=64, cluster="2x1"), 4096),
     (H200, "swapped", once(swap=1, tile_m=64, tile_n=16, consumers=1), 16),
     (H200, "swapped, two warpgroups, K over two CTAs", once(swap=1, tile_n=32, split_k=2), 32),
-    (B200, "persistent, staged", strategy(tile_n=256, num_stages=3), 4096),
+    (B200, "persistent, staged", strategy(tile_n=256, num_stages=3, producer_regs=24), 4096),
     (B200, "one warpgroup, scales of 32 columns", once(tile_n=96, consumers=1), 64),
     (B200, "two row blocks, staged by blocks", strategy(tile_m=256, tile_n=96, num_stages=3,
                                                         epilogue="tma_blocks"), 4096),

@@ -135,6 +135,21 @@ def test_sampling_draws_by_torchs_generator(gpu: GpuInfo, tmp_path: Path) -> Non
     torch.manual_seed(5)
     assert torch.equal(kernel(*given), first)
     assert first.dtype == torch.int64 and not torch.equal(first, second)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(*given)
+
+    def replays() -> list[list[int]]:
+        torch.manual_seed(6)
+        found = []
+        for _ in range(4):
+            graph.replay()
+            found.append(out.tolist())
+        return found
+
+    drawn = replays()
+    assert replays() == drawn and len({*map(tuple, drawn)}) > 1
+    assert all(given[0].gather(1, torch.tensor(d, device="cuda")[:, None]).min() > 0 for d in drawn)
 
 
 def hammer(kernel: Kernel, stream: torch.cuda.Stream, calls: int, wrong: list[str]) -> None:

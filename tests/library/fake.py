@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from ptxflow.compiler.backend.runtime import Driver
 from ptxflow.compiler.library.device import Cuda
@@ -150,6 +151,9 @@ class FakeDevice(Cuda):
     def random(self, index: int, step: int) -> tuple[int, int]:
         self.offset += step
         return 7, self.offset - step
+
+    def random_state(self, index: int) -> torch.Tensor:
+        return torch.tensor([21, 1 << 32 | 8])
 
     def capturing(self) -> bool:
         return self.in_capture

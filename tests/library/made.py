@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ptxflow.compiler.launch import (
+    GENERATOR,
     InputParam,
     Launch,
     PointerParam,
@@ -138,6 +139,11 @@ DRAW_LAUNCH = Launch(
     entry="draw", grid=("M", "1", "1"), **SMALL,  # type: ignore[arg-type]
     params=(PointerParam("x"), PointerParam("n"), *(RandomParam(w) for w in range(4))),
 )  # fmt: skip
+STATE_LAUNCH = Launch(
+    entry="draw_state", grid=("M", "1", "1"), **SMALL,  # type: ignore[arg-type]
+    params=(PointerParam("x"), PointerParam("n"), PointerParam(GENERATOR),
+            *(RandomParam(w) for w in range(4)), PresentParam(GENERATOR)),
+)  # fmt: skip
 DRAW = parse(
     {
         "name": "draw_offset",
@@ -153,7 +159,20 @@ def draw(k: Launched) -> None:
     k.at(1, (4,), np.int64)[:] = [k.word(2 + w) for w in range(4)]
 
 
-KERNELS = {"gemm_16": gemm, "gemm_128": gemm, "scaled": scaled, "added": added, "draw": draw}
+def draw_state(k: Launched) -> None:
+    held = k.at(2, (4,), np.uint32).tolist() if k.word(7) else [0] * 4
+    assert bool(k.word(2, ctypes.c_uint64)) == bool(k.word(7))
+    k.at(1, (4,), np.int64)[:] = [k.word(3 + w) + held[w] for w in range(4)]
+
+
+KERNELS = {
+    "gemm_16": gemm,
+    "gemm_128": gemm,
+    "scaled": scaled,
+    "added": added,
+    "draw": draw,
+    "draw_state": draw_state,
+}
 
 
 def loaded(

@@ -30,6 +30,7 @@ from tests.library.made import (
     DRAW_LAUNCH,
     GEMM,
     H200,
+    STATE_LAUNCH,
     loaded,
     one_member,
 )
@@ -153,6 +154,15 @@ def test_random_words_move_on_and_a_capture_is_refused(tmp_path: Path, launcher:
     kernel._device.in_capture = True  # type: ignore[attr-defined]
     with pytest.raises(LaunchError, match="repeat them at every replay"):
         kernel(torch.zeros(4))
+
+
+def test_a_capture_draws_from_a_state_on_the_device(tmp_path: Path, launcher: str) -> None:
+    kernel, _ = loaded(tmp_path / "x", one_member(DRAW, STATE_LAUNCH), launcher)
+    assert kernel(torch.zeros(4)).tolist() == [7, 0, 0, 0]
+    kernel._device.in_capture = True  # type: ignore[attr-defined]
+    assert kernel(torch.zeros(4)).tolist() == [21, 0, 8, 1]
+    kernel._device.in_capture = False  # type: ignore[attr-defined]
+    assert kernel(torch.zeros(4)).tolist() == [7, 0, 4, 0]
 
 
 def a_and(b: Callable[[], Any], **out: Any) -> Callable[[Kernel], Any]:

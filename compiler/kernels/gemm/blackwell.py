@@ -10,24 +10,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Role,
-    UOp,
-    const,
-    elect,
-    frag,
-    loop,
-    role,
-    slot,
-    tmem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import frag, slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK

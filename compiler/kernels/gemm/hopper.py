@@ -11,24 +11,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    frag,
-    loop,
-    mbar,
-    role,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, slot
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, release_one, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK

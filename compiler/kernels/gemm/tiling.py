@@ -13,22 +13,9 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    Body,
-    UOp,
-    Value,
-    const,
-    global_tensor,
-    loop,
-    param,
-    slot,
-    smem,
-    special,
-    value,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param, special, value, var
+from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
     CLUSTERS,
     DIRECT,

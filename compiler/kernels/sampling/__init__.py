@@ -9,9 +9,16 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
-from ptxflow.compiler.kernels.sampling.kernel import ENTRY, RANDOM, Kernel
+from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
 from ptxflow.compiler.kernels.sampling.problem import problem
-from ptxflow.compiler.launch import Launch, RandomParam, launch_of
+from ptxflow.compiler.launch import (
+    GENERATOR,
+    Given,
+    Launch,
+    PresentParam,
+    RandomParam,
+    launch_of,
+)
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
 
@@ -22,17 +29,24 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """A row; where it is not in registers, of two chunks, or one if it has no more."""
+    """A row; where it is not in registers, of two chunks, or one if it has no more. The generator's
+    state is by value, or on the device, too."""
     chunks = min(2, Kernel(p, s, device).chunks)
     name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
-    return [Trip(name, (("ctaid", 0), ("chunks", chunks)), (("samples", 1, 1),))]
+    values = {"ctaid": 0, "chunks": chunks}
+    return [
+        Trip(f"{name}{said}", tuple({**values, PRESENT: given}.items()), (("samples", 1, 1),))
+        for said, given in (("", 0), (", a state on the device", 1))
+    ]
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over batch_size."""
     k = Kernel(p, s, device)
-    grid, random = f"batch_size * {k.ctas}", {n: RandomParam(i) for i, n in enumerate(RANDOM)}
-    return launch_of(ENTRY, grid, k.threads // 32, k.params, random, k.smem_bytes, k.ctas)
+    grid = f"batch_size * {k.ctas}"
+    given: Given = {n: RandomParam(i) for i, n in enumerate(RANDOM)}
+    given = {**given, PRESENT: PresentParam(GENERATOR)}
+    return launch_of(ENTRY, grid, k.threads // 32, k.params, given, k.smem_bytes, k.ctas)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -46,28 +60,22 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; three rows, which are of the rare kinds."""
+    than are listed; three rows, which are of the rare kinds, and one without a state on the device.
+    """
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    return Trials((*shapes, {"vocab_size": whole}), (Size({"batch_size": 3}),))
+    sizes = (Size({"batch_size": 3}), Size({"batch_size": 1}, absent=True))
+    return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 
-SAMPLING = Family(
-    name="sampling",
-    op_types=("sampling",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+SAMPLING = Family.of(
+    "sampling",
+    ("sampling",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
 )

@@ -180,9 +180,9 @@ class Baselines:
         notes: Json = {"absent": self.absent, "disagree": self.disagree}
         return {name: dict(note) for name, note in notes.items() if note}
 
-    def calls(self, every: bool) -> dict[str, Call]:
-        """Every baseline, or the yardstick alone, without those that are absent."""
-        names = list(self._makers) if every else [self.yardstick]
+    def calls(self, every: bool, without: Sequence[str] = ()) -> dict[str, Call]:
+        """Every baseline but those named, or the yardstick alone, without those that are absent."""
+        names = [n for n in self._makers if n not in without] if every else [self.yardstick]
         for name in names:
             if name not in self._ready and name not in self.absent:
                 self._make(name)

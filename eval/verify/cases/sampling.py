@@ -13,7 +13,7 @@ import torch
 
 from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.launch import Arguments
+from ptxflow.compiler.launch import GENERATOR, Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 
@@ -52,7 +52,10 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
     keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
-    row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
+    place = np.arange(vocab)
+    turns = (place + place // 4 + place // 16) % LEVELS  # so that all lanes' elements have each
+    which = np.where(rng.random(vocab) < 0.5, turns, rng.integers(0, LEVELS, vocab))
+    row = np.where(there, keys[which].astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:OTHERS]] = 0.001
     return row.astype(np.float32)
 
@@ -72,8 +75,9 @@ def _rare(tensors: Tensors, batch: int) -> None:
             tensors["top_p"][i] = 0.55 if i < RARE - 1 else 1
 
 
-def case(problem: Problem) -> Case:
-    """probs, the filters' inputs, and samples."""
+def case(problem: Problem, given: bool = True) -> Case:
+    """probs, the filters' inputs, and samples; `given`: a part of the generator's state is on the
+    device, and the rest by value."""
     batch, vocab = problem["batch_size"], problem["vocab_size"]
     rng = np.random.default_rng([batch, vocab])
     tensors: Tensors = {"probs": rows(batch, vocab, rng)}
@@ -86,8 +90,14 @@ def case(problem: Problem) -> Case:
         limits = rng.choice([-0.5, 0.0, 1.0, 1.5, 1e-6, 1 - 2**-20], batch)
         tensors["top_p"] = np.where(np.arange(batch) % 4 == 3, limits, share).astype(np.float32)
     _rare(tensors, batch)
-    given = {name: torch.from_numpy(t) for name, t in tensors.items()}
-    samples = sample(**given, seed=SEED, offset=OFFSET).numpy()
+    inputs = {name: torch.from_numpy(t) for name, t in tensors.items()}
+    samples = sample(**inputs, seed=SEED, offset=OFFSET).numpy()
     tensors["samples"] = poisoned((batch,), "int64")
-    arguments = Arguments(seed=SEED, offset=OFFSET)
+    words = np.array([SEED, OFFSET], np.uint64).view(np.uint32)
+    if given:
+        state = rng.integers(0, 1 << 32, 4, np.uint32)
+        tensors[GENERATOR] = state
+        words = words - state  # each modulo 2^32
+    seed, offset = words.view(np.uint64).tolist()
+    arguments = Arguments(seed=seed, offset=offset)
     return Case(tensors, {"samples": (samples, samples)}, arguments)

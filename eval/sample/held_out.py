@@ -1,0 +1,213 @@
+"""A library on a GPU at sizes that it was not chosen by: beside the definition's library, and
+beside one kernel tuned for each size.
+
+    python -m ptxflow.eval.sample.held_out DIR
+
+Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
+them and timed; the three fastest, the kernel that serves the size, and every library but
+torch.compile are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
+is not measured again. With --measure no candidates alone are chosen, into the file of --looks; with
+--measure recorded the table is of what was measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ptxflow.command import BadInput, Parser, reports
+from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
+from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.library.manifest import LibraryError, Manifest, read_manifest
+from ptxflow.env.measurements import REFINE
+from ptxflow.env.tasks.arguments import find_device
+from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.candidates import Candidate
+from ptxflow.eval.bench.markdown import markdown
+from ptxflow.eval.bench.measurer import Measurer, seconds
+from ptxflow.eval.bench.records import Identity, Record, best_baseline, read_records
+from ptxflow.eval.bench.worker import WorkerError
+from ptxflow.eval.sample.draws import CHECKPOINTS
+from ptxflow.eval.sample.library_run import Asked, Prepared, prepare
+from ptxflow.eval.sample.looks import State
+from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
+
+PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
+FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
+Found = dict[Identity, Record]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A size, the member that serves it, and medians in seconds: its own, the fastest library's (or
+    None), the least of kernels tuned for the size and the member."""
+
+    sizes: Sizes
+    member: int
+    ours: float
+    library: float | None
+    tuned: float
+
+
+def drawn(ranges: Ranges, count: int, seed: int, known: Sequence[Sizes]) -> list[Sizes]:
+    """Distinct sizes, uniform over the octaves of each axis, none of them known; fewer than `count`
+    where the ranges have no more."""
+    rng, found = np.random.default_rng([seed, 40]), list[Sizes]()
+    for _ in range(20 * count):
+        sizes = {
+            n: min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
+            for n, (low, high) in ranges.free.items()
+        }
+        if sizes not in known and sizes not in found and len(found) < count:
+            found.append(sizes)
+    return found
+
+
+def looked_at(manifest: Manifest, ranges: Ranges) -> list[Sizes]:
+    """The sizes that the library was chosen by."""
+    rows = (row for m in manifest.members for row in m.provenance.get("us", ()))
+    return [{n: row[n] for n in ranges.free} for row in rows]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A library, what chooses candidates for its definition, and where these are kept."""
+
+    manifest: Manifest
+    ready: Prepared
+    state: State
+
+    def candidates(self, sizes: Sizes) -> tuple[Candidate, list[Candidate]]:
+        """The kernel that serves a size, and those tuned for it."""
+        judge, k = self.ready.judge, self.ready.asked.k
+        look = self.ready.look(self.state, sizes)
+        codes = [*look.drawn, *look.best[: max(0, k - len(look.drawn))]]
+        space = judge.some(sizes, np.array(sorted({*codes}), np.int64))
+        member = self.manifest.members[self.manifest.serving(judge.ranges.axes(sizes))]
+        own, *tuned = (
+            Candidate(judge.ranges.definition, judge.family, space.problem, s, judge.device)
+            for s in (Strategy.from_json(member.strategy), *map(space.strategy, space.codes))
+        )
+        return own, tuned
+
+    def measure(self, sizes: Sizes, measurer: Measurer, found: Found) -> None:
+        """Add what is not yet measured of a size."""
+        own, tuned = self.candidates(sizes)
+        if _refined(own) in found:
+            return
+        records = measurer([own, *tuned])
+        found |= {r.identity: r for r in records}
+        times = {c.strategy.key: seconds(r) for c, r in zip((own, *tuned), records, strict=True)}
+        tuned.sort(key=lambda c: times[c.strategy.key])
+        best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
+        once = {c.strategy.key: c for c in (own, *best)}
+        found |= {r.identity: r for r in measurer.together(list(once.values()), without=PER_SHAPE)}
+
+    def row(self, sizes: Sizes, found: Found) -> Row | None:
+        """None where it was not measured. BadInput where the kernel that serves it failed."""
+        own, tuned = self.candidates(sizes)
+        record = found.get(_refined(own))
+        if record is None:
+            return None
+        if not math.isfinite(ours := seconds(record)):
+            raise BadInput(f"{record.key} at {sizes}: {record.status}: {record.detail}")
+        library = best_baseline(record.definition, record.peers)
+        both = [found[name] for c in tuned if (name := _refined(c)) in found]
+        member = self.manifest.serving(self.ready.judge.ranges.axes(sizes))
+        least = min([ours, *map(seconds, both)])
+        return Row(sizes, member, ours, None if library is None else library * 1e-6, least)
+
+
+def _refined(candidate: Candidate) -> Identity:
+    return (*candidate.identity[:4], REFINE)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Every size, and a line of what they come to."""
+    axes = tuple(rows[0].sizes)
+    text = markdown(
+        (*axes, "member", "us", "library us", "ratio", "tuned us", "slower by"),
+        [
+            (*r.sizes.values(), r.member, f"{r.ours * 1e6:.2f}",
+             "-" if r.library is None else f"{r.library * 1e6:.2f}",
+             "-" if r.library is None else f"{r.library / r.ours:.3f}",
+             f"{r.tuned * 1e6:.2f}", f"{r.ours / r.tuned - 1:.1%}")
+            for r in sorted(rows, key=lambda r: tuple(r.sizes.values()))
+        ],
+        left=0,
+    )  # fmt: skip
+    ratios = [r.library / r.ours for r in rows if r.library is not None]
+    said = [f"{len(rows)} sizes"]
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        said.append(f"of the fastest library {mean:.3f} in the geometric mean, {min(ratios):.3f} "
+                    "at least")  # fmt: skip
+    loss = math.expm1(sum(math.log(r.ours / r.tuned) for r in rows) / len(rows))
+    said.append(f"{loss:.2%} slower than one tuned kernel a size in the geometric mean")
+    return f"{text}\n\n{'; '.join(said)}"
+
+
+def _asked(args: argparse.Namespace, manifest: Manifest, gpu: str | None) -> Asked:
+    definition = parse(dict(manifest.definition))
+    ranges, _ = find_ranges(definition, [f"{n}={a}:{b}" for n, (a, b) in manifest.ranges.items()])
+    device = find_device(manifest.target.name)
+    checkpoint = args.checkpoint or CHECKPOINTS / f"{device.name}.safetensors"
+    looks = args.looks or args.folder.with_name(f"{args.folder.name}.looks.jsonl")
+    return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks)
+
+
+def run(args: argparse.Namespace) -> int:
+    manifest = read_manifest(args.folder)
+    device = find_device(manifest.target.name)
+    gpu = require_gpu(device) if args.measure == "yes" else None
+    ready = prepare(_asked(args, manifest, gpu.name if gpu else None))
+    looks, path = ready.asked.looks, ready.asked.beside("held-out.jsonl")
+    assert looks is not None
+    judged = Judgement(manifest, ready, State(looks, ready.digest))
+    ranges = ready.judge.ranges
+    sizes = drawn(ranges, args.sizes, args.seed, looked_at(manifest, ranges))
+    for place in tqdm(sizes, desc="look", unit="size"):
+        judged.candidates(place)
+    if args.measure == "no":
+        print(f"the candidates of {len(sizes)} sizes are in {looks}")
+        return 0
+    found, end = {r.identity: r for r in read_records(path)}, time.monotonic() + args.time_limit
+    with ExitStack() as stack:
+        measurer = stack.enter_context(ready.measurer(path)) if gpu else None
+        for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
+            if measurer and time.monotonic() < end:
+                judged.measure(place, measurer, found)
+    rows = [row for place in sizes if (row := judged.row(place, found))]
+    if not rows:
+        raise BadInput(f"{path}: none of these sizes was measured; use --measure yes")
+    name = " and ".join(sorted({str(r.gpu["name"]) for r in found.values() if "name" in r.gpu}))
+    print(f"{manifest.name} at {ranges}, {len(manifest.members)} kernels, {name}\n\n{table(rows)}")
+    return 0
+
+
+@reports("held-out", LibraryError, RuntimeUnavailable, WorkerError)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m ptxflow.eval.sample.held_out", description=__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="the library")
+    add("--sizes", type=int, default=40, help="how many are drawn (default: 40)")
+    add("-k", type=int, default=8, help="kernels tried for each size (default: 8)")
+    add("--seed", type=int, default=1, help="of the sizes (default: 1)")
+    add("--measure", choices=("yes", "no", "recorded"), default="yes", help="default: yes")
+    add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="default: none")
+    add("--looks", type=Path, metavar="FILE", help="candidates (default: DIR.looks.jsonl)")
+    add("--checkpoint", type=Path, help="trained policy (default: the device's)")
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

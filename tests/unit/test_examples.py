@@ -1,0 +1,65 @@
+"""The decoder of examples/: its ways to make a step agree, references standing for kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ptxflow.env.tasks.definition import load
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import decoder  # type: ignore[import-not-found]
+
+    yield decoder
+    for name in ("decoder", "decoder_timing", "decoder_libraries"):
+        sys.modules.pop(name, None)
+
+
+def reference(name: str) -> Any:
+    space: dict[str, Any] = {}
+    exec(load(name).source, space)
+    return space["run"]
+
+
+def test_a_step_by_libraries_is_torchs(decoder: Any) -> None:
+    torch.manual_seed(0)
+    model = decoder.Model(decoder.Shape(256, 8, 2, 32, 512, 500), 2, 3, 128, "cpu")
+    hidden = torch.randn(3, 256).bfloat16()
+    before = [cache.clone() for i in range(2) for cache in model.caches(i)]
+    exact = decoder.Torch(model, torch.float32).step(hidden)[0]
+    ours = object.__new__(decoder.Ptxflow)
+    ours.model, ours.scale = model, 32**-0.5
+    ours.products = dict.fromkeys(model.shape.products, torch.nn.functional.linear)
+    ours.normed = reference("rmsnorm_h4096")
+    ours.attended = reference("gqa_paged_decode_h32_kv8_d128_ps64")
+    for ops in (decoder.Torch(model), ours):
+        logits, probs = ops.step(hidden)
+        assert float((logits - exact).norm() / exact.norm()) < 0.02
+        torch.testing.assert_close(probs.sum(-1), torch.ones(3))
+    after = [cache for i in range(2) for cache in model.caches(i)]
+    written = [int((a != b).flatten(2).any(-1).sum()) for a, b in zip(before, after, strict=True)]
+    assert written == [3, 3, 3, 3]  # the newest of each sequence
+
+
+def test_the_libraries_that_it_asks_for_can_be_made(decoder: Any, tmp_path: Path) -> None:
+    import decoder_libraries  # type: ignore[import-not-found]
+
+    from ptxflow.eval.sample.ranges import find_ranges
+
+    shape = decoder.Shape()
+    wanted = decoder_libraries.wanted(shape, tmp_path)
+    assert wanted.keys() == {
+        "norm", "sampling", "attention", *(f"n{n}_k{k}" for n, k in shape.products)
+    }  # fmt: skip
+    for definition, *axes in wanted.values():
+        ranges, remark = find_ranges(load(definition), axes)
+        assert not remark and max(high for _, high in ranges.free.values()) >= 64
