@@ -92,8 +92,8 @@ def case(problem: Problem, given: bool = True) -> Case:
     tensors["samples"] = poisoned((batch,), "int64")
     words = np.array([SEED, OFFSET], np.uint64).view(np.uint32)
     if given:
-        tensors[GENERATOR] = rng.integers(0, 1 << 32, 4, np.uint32)
-        words = words - tensors[GENERATOR]  # each modulo 2^32
+        tensors[GENERATOR] = state = rng.integers(0, 1 << 32, 4, np.uint32)
+        words = words - state  # each modulo 2^32
     seed, offset = words.view(np.uint64).tolist()
     arguments = Arguments(seed=seed, offset=offset)
     return Case(tensors, {"samples": (samples, samples)}, arguments)
