@@ -12,7 +12,8 @@ are then of each size that is looked at. A run that was cut short goes on where 
 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
-as predicted, "log p" the policy's log-probability.
+as predicted, "log p" the policy's log-probability. Where more than 300,000 are valid, only 512
+draws of the policy are scored, and "best" is the best of these.
 
 examples:
   python sample.py --definition list
@@ -41,6 +42,7 @@ from ptxflow.command import BadInput, Parser, one_line
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
     from ptxflow.compiler.device import Device
+    from ptxflow.env.relation import RelationSpace
     from ptxflow.env.space import Space
     from ptxflow.env.tasks.definition import Definition
     from ptxflow.eval.sample.samples import Run
@@ -179,7 +181,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler.backend import ptxas
-    from ptxflow.env.tasks.arguments import find_device, find_family, find_problem, find_space
+    from ptxflow.env.tasks.arguments import (
+        find_device,
+        find_family,
+        find_problem,
+        find_whole_space,
+    )
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
     from ptxflow.eval.sample.folder import OutputFolder
@@ -197,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
-    space = find_space(family, problem, device)
+    space = find_whole_space(family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)
         write(result, definition, folder)
@@ -233,28 +240,42 @@ def sample_kernels(
     args: argparse.Namespace,
     definition: Definition,
     axes: dict[str, int],
-    space: Space,
+    space: Space | RelationSpace,
     gpu: GpuInfo | None,
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
-    known to make sense."""
+    known to make sense. Of a space that is not listed only draws of the policy are scored."""
+    from ptxflow.env.relation import RelationSpace
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import choose
-    from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
+    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
+    from ptxflow.gfn.inference import POOL, SHARPNESS, load_policy, score, with_family
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
-    policy = load_policy(checkpoint)
-    scores = log_probs(policy, space)
-    draws = draw_distinct(scores, args.k, args.seed, sharpness)
-    chosen = choose(policy.about, definition, space, scores, draws, args.k, args.source)
+    policy, source = load_policy(checkpoint), args.source
+    about, family = policy.about, space.family.name
+    if not policy.knows(family):
+        print(reward_alone(checkpoint, family, source), file=sys.stderr)
+        policy, source = with_family(policy, space), REWARD
+        settings = about.get("settings", {})  # what was trained is beside the point
+        about = {"settings": {n: v for n, v in settings.items() if n in ("device", "reward")}}
+    most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
+    pool = score(policy, space, most, args.seed, sharpness)
+    if isinstance(space, RelationSpace):
+        print(
+            f"{len(space):,} strategies are valid: {len(pool.space)} draws of the policy are "
+            "scored, and the best is the best of these",
+            file=sys.stderr,
+        )
+    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(
-        definition, axes, space, chosen, gpu, seed=args.seed, checkpoint=checkpoint.name,
-        jobs=args.jobs, emulate=not args.no_emulate, stop_at=args.stop_at,
+        definition, axes, pool.space, chosen, gpu, valid=len(space), seed=args.seed,
+        checkpoint=checkpoint.name, jobs=args.jobs, emulate=not args.no_emulate,
+        stop_at=args.stop_at,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -44,6 +44,10 @@ class Problem:
     def __getitem__(self, axis: str) -> int:
         """The value of an axis. Raises KeyError for an unknown one."""
         return dict(self.axes)[axis]
+
+    def at(self, **axes: int) -> Problem:
+        """The same with other values of some axes; work is not counted anew."""
+        return replace(self, axes=tuple((dict(self.axes) | axes).items()))
 
     def constant(self, name: str) -> float:
         """A constant of the mathematics. Raises KeyError for an unknown one."""
@@ -207,23 +211,21 @@ class Demand:
 
     blocks: Any  # launched
     resident: Any  # blocks an SM holds at a time
-    tiles: Any  # per block, the largest
-    steps: Any  # per tile
-    stages: Any
-    mma_cycles: Any
-    smem_bytes: Any
-    l2_bytes: Any
-    issue_cycles: Any  # per step, serial instruction overhead not hidden by the tensor core
-    epilogue_cycles: Any
-    overlap: Any
-    dram_bytes: Any
-    setup_cycles: Any  # per block, before the first load
+    tiles: Any = 1  # per block, the largest
+    steps: Any = 1  # per tile
+    stages: Any = 1
+    mma_cycles: Any = 0.0
+    smem_bytes: Any = 0.0
+    l2_bytes: Any = 0.0
+    issue_cycles: Any = 0.0  # per step, serial instruction overhead not hidden by the tensor core
+    epilogue_cycles: Any = 0.0
+    overlap: Any = 0.0
+    dram_bytes: Any = 0.0
+    setup_cycles: Any = 0.0  # per block, before the first load
     latency: Any = 1.0  # of a step's loads, over what the device's rates say
     special: Any = 0.0  # results per step: exp2, rsqrt and the like, of all lanes
     imbalance: Any = 1.0  # work of the busiest SM, over that which blocks of this load would make
-    following: Demand | None = (
-        None  # of the kernel launched next; its blocks are 0 where there is none
-    )
+    following: Demand | None = None  # of the kernel launched next; 0 blocks where there is none
 
 
 def as_they_are(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
@@ -271,13 +273,14 @@ class Trial:
 class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
-    `blocks` (CTAs along x) replaces the grid's; of `some` of the first launch's clusters alone,
-    spread over the grid, what they write is compared. `absent`: optional inputs are not given.
+    `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
+    over the grid (of all where it says 0, or no more), what they write is compared. `absent`:
+    optional inputs are not given.
     """
 
     axes: Mapping[str, int]
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
 
@@ -329,6 +332,22 @@ class Family:
     #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
     #: where today's have nothing that would take as long
     revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
+
+    @staticmethod
+    def of(
+        name: str,
+        op_types: tuple[str, ...],
+        problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem],
+        space: tuple[tuple[Decision, ...], tuple[Rule, ...], Callable[..., Resources]],
+        model: tuple[Callable[..., Demand], Callable[..., dict[str, float]], dict[str, Any]],
+        kernels: tuple[Callable[..., Any], ...],
+        **others: Any,
+    ) -> Family:
+        """A family by its parts: decisions, rules and resources; demand, features and costs;
+        build, trips, launch, trial and trials; what else it has by name."""
+        named = "decisions rules resources demand features costs build trips launch trial trials"
+        parts: dict[str, Any] = dict(zip(named.split(), (*space, *model, *kernels), strict=True))
+        return Family(name=name, op_types=op_types, problem=problem, **parts, **others)
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentence of every rule that the strategy breaks; empty when it is legal.

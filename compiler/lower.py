@@ -9,22 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    WARP,
+from ptxflow.compiler.ir.nodes import WARP, Op, UOp, const
+from ptxflow.compiler.ir.statements import (
     Body,
     KernelInfo,
-    Op,
     Role,
-    UOp,
-    const,
     elect,
     flatten,
     kernel,
     role,
-    slot,
-    smem,
     when,
 )
+from ptxflow.compiler.ir.storage import slot, smem
 
 TILE_ALIGN = 1024
 

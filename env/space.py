@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,13 +59,31 @@ def decision_digest(family: Family) -> str:
 
 
 @dataclass(frozen=True)
-class Space:
-    """The valid strategies of one problem; `codes` is sorted and never empty."""
+class StrategySpace(ABC):
+    """The valid strategies of one problem, never none of them, in whatever form they are kept.
+
+    Codes are int64, or Python's integers where the product of all choices does not fit.
+    """
 
     family: Family
     problem: Problem
     device: Device
-    codes: Codes
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many strategies are valid."""
+
+    @abstractmethod
+    def counts(self, prefix: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Completions after each next choice: prefix [n, t] of indices -> [n, sizes[t]]."""
+
+    @abstractmethod
+    def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
+        """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
+
+    def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
+        return self.counts(prefix) > 0
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -78,23 +98,19 @@ class Space:
     @cached_property
     def strides(self) -> Codes:
         """[F + 1]: the codes that share a prefix of t choices span strides[t]."""
-        return _strides(self.sizes)
+        return strides_of(self.sizes)
 
     @cached_property
     def digest(self) -> str:
         """See `decision_digest`: the same for all spaces of a family."""
         return decision_digest(self.family)
 
-    def __len__(self) -> int:
-        return len(self.codes)
+    def indices(self, codes: Codes) -> NDArray[np.int64]:
+        """[n, F] choice indices of the codes."""
+        digits: NDArray[Any] = codes[:, None] // self.strides[1:] % np.array(self.sizes)
+        return digits.astype(np.int64, copy=False)
 
-    def indices(self, codes: Codes | None = None) -> NDArray[np.int64]:
-        """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
-        codes = self.codes if codes is None else np.asarray(codes, np.int64)
-        digits: NDArray[np.int64] = codes[:, None] // self.strides[1:] % np.array(self.sizes)
-        return digits
-
-    def fields(self, codes: Codes | None = None) -> Fields:
+    def fields(self, codes: Codes) -> Fields:
         """The choice values of the codes as arrays [n], by decision name."""
         indices = self.indices(codes)
         return Fields(
@@ -103,48 +119,61 @@ class Space:
 
     def strategy(self, code: int) -> Strategy:
         """The strategy with this code; ValueError when the code is not in the space."""
-        at = int(np.searchsorted(self.codes, code))
-        if at == len(self.codes) or self.codes[at] != code:
-            raise ValueError(f"{self._who}: {code} is not the code of a valid strategy")
-        row = self.indices(np.array([code]))[0]
+        row = self.indices(np.array([code], self.strides.dtype))
+        chosen = self.counts(row[:, :-1])[0, row[0, -1]]
+        if not (0 <= code < self.strides[0] and chosen):
+            raise ValueError(f"{self.who}: {code} is not the code of a valid strategy")
         return Strategy(
             self.family.name,
-            tuple((d.name, d.choices[i]) for d, i in zip(self.decisions, row, strict=True)),
+            tuple((d.name, d.choices[i]) for d, i in zip(self.decisions, row[0], strict=True)),
         )
 
     def code(self, strategy: Strategy) -> int:
         """The code of a strategy; ValueError with the sentences of the rules that refuse it."""
         refusals = self.family.refusals(self.problem, strategy, self.device)
         if refusals:
-            raise ValueError(f"{self._who}: {'; '.join(refusals)}")
+            raise ValueError(f"{self.who}: {'; '.join(refusals)}")
         row = [d.choices.index(getattr(strategy, d.name)) for d in self.decisions]
         return int(np.dot(row, self.strides[1:]))
 
+    @property
+    def who(self) -> str:
+        """Family, definition and device, as errors begin."""
+        return f"{self.family.name} {self.problem.definition} on {self.device.name}"
+
+
+@dataclass(frozen=True)
+class Space(StrategySpace):
+    """The valid strategies of one problem in a list; `codes` is sorted and never empty."""
+
+    codes: Codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def indices(self, codes: Codes | None = None) -> NDArray[np.int64]:
+        """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
+        return super().indices(self.codes if codes is None else np.asarray(codes, np.int64))
+
+    def fields(self, codes: Codes | None = None) -> Fields:
+        """The choice values of the codes, or of every leaf, as arrays [n], by decision name."""
+        return super().fields(self.codes if codes is None else codes)
+
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
-        """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
         drawn: Codes = self.codes[rng.integers(len(self.codes), size=n)]
         return drawn
 
     def counts(self, prefix: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Completions after each next choice: prefix [n, t] of indices -> [n, sizes[t]]."""
         prefix = np.atleast_2d(np.asarray(prefix, np.int64))
         depth = prefix.shape[1]
         start = prefix @ self.strides[1 : depth + 1]
         edges = start[:, None] + np.arange(self.sizes[depth] + 1) * self.strides[depth + 1]
         return np.diff(np.searchsorted(self.codes, edges), axis=1)
 
-    def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
-        return self.counts(prefix) > 0
-
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The tree, depths 0 to F; nodes of depth F are the leaves in code order."""
         return _tree(self.codes, self.sizes)
-
-    @property
-    def _who(self) -> str:
-        return f"{self.family.name} {self.problem.definition} on {self.device.name}"
 
 
 @dataclass(frozen=True)
@@ -161,9 +190,7 @@ class SpaceSet:
     def __init__(self, spaces: Sequence[Space]) -> None:
         if not spaces:
             raise ValueError("a SpaceSet needs at least one space")
-        digests = {s.digest for s in spaces}
-        if len(digests) > 1:
-            raise ValueError(f"spaces of different decision spaces cannot be mixed: {digests}")
+        require_same_decisions(spaces)
         object.__setattr__(self, "spaces", tuple(spaces))
 
     def __len__(self) -> int:
@@ -173,11 +200,6 @@ class SpaceSet:
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each decision."""
         return self.spaces[0].sizes
-
-    @property
-    def digest(self) -> str:
-        """Of the one decision space that all have."""
-        return self.spaces[0].digest
 
     @cached_property
     def leaf_offsets(self) -> NDArray[np.int64]:
@@ -198,23 +220,12 @@ class SpaceSet:
             np.repeat(np.arange(len(self.spaces), dtype=np.int32), np.diff(self.leaf_offsets)),
         )
 
-    def nodes(
-        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
-    ) -> NDArray[np.int64]:
-        """Node ids at `depth` of prefix codes [n] in spaces [n]; -1 where no completion exists."""
-        level = self.levels[depth]
-        span = int(_strides(self.sizes)[0] // _strides(self.sizes)[depth])
-        keys = level.tree.astype(np.int64) * span + level.prefix
-        wanted = np.asarray(spaces, np.int64) * span + prefixes
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, at, -1)
 
-    def mask(
-        self, spaces: NDArray[np.integer[Any]], prefixes: Codes, depth: int
-    ) -> NDArray[np.bool_]:
-        """Legal next choices [n, sizes[depth]] after prefix codes [n] in spaces [n]."""
-        nodes = self.nodes(spaces, prefixes, depth)
-        return self.levels[depth].mask[nodes] & (nodes >= 0)[:, None]
+def require_same_decisions(spaces: Sequence[StrategySpace]) -> None:
+    """ValueError where the spaces are not all of one decision space."""
+    digests = {s.digest for s in spaces}
+    if len(digests) > 1:
+        raise ValueError(f"spaces of different decision spaces cannot be mixed: {digests}")
 
 
 class EmptySpace(BadInput):
@@ -231,32 +242,33 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
     """
     names = [d.name for d in family.decisions]
     sizes = tuple(len(d.choices) for d in family.decisions)
+    if math.prod(sizes) >= 2**63:
+        raise ValueError(f"the product of {sizes} choices does not fit a 64-bit code")
     prefixes = np.zeros((1, 0), np.int16)
     for depth, size in enumerate(sizes):
         tail = np.tile(np.arange(size, dtype=np.int16), len(prefixes))[:, None]
         prefixes = np.hstack([np.repeat(prefixes, size, axis=0), tail])
         for rule in family.rules:
-            if _bound_at(rule, names) != depth:
+            if bound_at(rule, names) != depth:
                 continue
             read = [names.index(name) for name in rule.reads]
             taken = tuple(prefixes[:, i] for i in read)
             shape = tuple(sizes[i] for i in read)
             if len(prefixes) < np.prod(shape, dtype=float):
-                legal = _verdict(rule, taken, family.decisions, problem, device)
+                legal = verdict(rule, taken, family.decisions, problem, device)
             else:
-                every = np.indices(shape).reshape(len(shape), int(np.prod(shape)))
-                table = _verdict(rule, tuple(every), family.decisions, problem, device)
-                legal = table[np.ravel_multi_index(taken, shape)] if read else table
-            prefixes = prefixes[legal]
+                every = np.indices(shape, sparse=True)
+                legal = verdict(rule, every, family.decisions, problem, device)[taken]
+            prefixes = prefixes[np.broadcast_to(legal, len(prefixes))]
             if not len(prefixes):
                 raise EmptySpace(
                     f"{family.name} {problem.definition} on {device.name}: no strategy is valid "
                     f"for {dict(problem.axes)}; the last to refuse was: {rule.sentence}"
                 )
-    return Space(family, problem, device, prefixes.astype(np.int64) @ _strides(sizes)[1:])
+    return Space(family, problem, device, prefixes.astype(np.int64) @ strides_of(sizes)[1:])
 
 
-def _bound_at(rule: Rule, names: list[str]) -> int:
+def bound_at(rule: Rule, names: list[str]) -> int:
     """Depth of the decision that completes what a rule reads."""
     unknown = set(rule.reads) - set(names)
     if unknown:
@@ -264,14 +276,17 @@ def _bound_at(rule: Rule, names: list[str]) -> int:
     return max((names.index(name) for name in rule.reads), default=0)
 
 
-def _verdict(
+def verdict(
     rule: Rule,
-    taken: tuple[NDArray[Any], ...],
+    taken: Sequence[NDArray[Any]],
     decisions: tuple[Decision, ...],
     problem: Problem,
     device: Device,
 ) -> NDArray[np.bool_]:
-    """What the rule says of choices: `taken` has a column of their indices for each it reads."""
+    """What a rule says of choices: `taken` has an array of their indices for each that it reads.
+
+    The arrays are broadcast against each other, so those of an open grid give the whole table.
+    """
     choices = {d.name: d.choices for d in decisions}
     fields = {n: np.array(choices[n])[i] for n, i in zip(rule.reads, taken, strict=True)}
     try:
@@ -280,21 +295,20 @@ def _verdict(
         raise ValueError(
             f"rule {rule.sentence!r} reads what it does not declare: {error}"
         ) from None
-    return np.broadcast_to(np.asarray(legal, bool), taken[0].shape if taken else (1,))
+    return np.broadcast_to(np.asarray(legal, bool), np.broadcast_shapes(*(i.shape for i in taken)))
 
 
-def _strides(sizes: tuple[int, ...]) -> Codes:
-    strides = np.cumprod([1, *reversed(sizes)], dtype=np.int64)[::-1]
-    if float(np.prod([float(s) for s in sizes])) >= 2.0**63:
-        raise ValueError(f"the product of {sizes} choices does not fit a 64-bit code")
-    return np.ascontiguousarray(strides)
+def strides_of(sizes: tuple[int, ...]) -> Codes:
+    """[F + 1] the codes that a choice of each decision spans; exact, however many there are."""
+    kind = np.int64 if math.prod(sizes) < 2**63 else object
+    return np.cumprod([1, *reversed(sizes)], dtype=kind)[::-1].copy()
 
 
 def _tree(
     codes: Codes, sizes: tuple[int, ...], tree: NDArray[np.int32] | None = None
 ) -> tuple[Level, ...]:
     """Levels 0 to F of the forest over codes that are sorted within each tree."""
-    strides = _strides(sizes)
+    strides = strides_of(sizes)
     owner = np.zeros(len(codes), np.int32) if tree is None else tree
     firsts: list[Codes] = []
     for stride in strides:

@@ -1,9 +1,11 @@
-"""The decision trees of several workloads as torch tables, and walks of a policy over them.
+"""The spaces of several workloads as torch tables, and walks of a policy over them.
 
-A state is a node id: one lookup gives its legal choices and its children, for the whole batch and
-all workloads at once. On a CPU the network runs once for each *distinct* node of a batch, and not
-at all where only one choice is legal; on a GPU for the whole batch, as finding those would make the
-host wait. PyTorch only; `balance.py` makes torchgfn trajectories of walks.
+A state is a prefix of choices and a node id: one lookup gives its legal choices and its children,
+for the whole batch and all workloads at once. In a `Forest` each prefix has a node of its own; in
+`Diagrams` those with the same completions share one. On a CPU the network runs once for each
+*distinct* prefix of a batch, and not at all where only one choice is legal; on a GPU for the whole
+batch, as finding those would make the host wait. PyTorch only; `balance.py` makes torchgfn
+trajectories of walks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ptxflow.env.features import describe_device, describe_problem
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.relation import RelationSpace
+from ptxflow.env.space import SpaceSet, StrategySpace, require_same_decisions
 from ptxflow.gfn.network import FamilyShape, PolicyNetwork
 
 
@@ -27,7 +30,7 @@ class Walk:
     """N complete strategies and their log-probabilities, step by step.
 
     choices    int64 [N, F]
-    leaf       int64 [N]      leaf id in the forest
+    leaf       int64 [N]      leaf id in a forest; the workload in diagrams
     log_probs  float [F, N]   of the policy itself: neither epsilon nor forcing enters
     entropy    float []       mean over the walks of the summed step entropies
     masked     float []       share of choice slots that the masks ruled out
@@ -40,51 +43,42 @@ class Walk:
     masked: Tensor
 
 
-class Forest:
-    """The spaces of one family as tensors on `device`; workload w is `spaces[w]`, the root node w.
+class Walks:
+    """The spaces of one family as tensors on `device`; workload w begins at node w.
+
+    child  int32 [nodes, sizes[t]] at each depth; -1 where illegal
+    tree   int32 [nodes] at each depth: the workload
 
     The tables are int32, to halve what lies in memory; they are widened where they are looked up.
     """
 
-    def __init__(self, spaces: SpaceSet, device: torch.device | str = "cpu") -> None:
-        self.spaces = spaces
+    def __init__(
+        self,
+        spaces: Sequence[StrategySpace],
+        children: Sequence[NDArray[np.int32]],
+        trees: Sequence[NDArray[np.int32]],
+        device: torch.device | str,
+    ) -> None:
         self.device = torch.device(device)
-        self.sizes = spaces.sizes
+        self.sizes = spaces[0].sizes
         self.depth = len(self.sizes)
-        self.family = spaces.spaces[0].family.name
-        levels = spaces.levels
-        self.child = [self._table(level.child) for level in levels]
-        self.parent = [self._table(level.parent) for level in levels]
-        self.choice = [self._table(level.choice) for level in levels]
-        self.tree = [self._table(level.tree) for level in levels]
-        # the nodes of workload w at a depth are trees[depth][w] to trees[depth][w + 1]
-        self.trees = [
-            np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
-        ]
-        self.legal = [self._table(level.mask.sum(1, dtype=np.int32)) for level in levels]
-        self.leaf_offsets = self._table(spaces.leaf_offsets)
-        self.log_leaves = torch.diff(self.leaf_offsets).to(torch.float32).log()
-        self.features = workload_features(spaces.spaces).to(self.device)
+        self.family = spaces[0].family.name
+        self.child = [self._table(child) for child in children]
+        self.tree = [self._table(tree) for tree in trees]
+        self.legal = [self._table((child >= 0).sum(1, dtype=np.int32)) for child in children]
+        self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
+        self.features = workload_features(spaces).to(self.device)
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def __len__(self) -> int:
-        return len(self.spaces)
+        return len(self.features)
 
     @property
     def compact(self) -> bool:
         """Whether it pays to pick the rows that matter: not where the host would have to wait."""
         return self.device.type == "cpu"
-
-    def choices(self, leaf: Tensor) -> Tensor:
-        """Leaf ids [n] -> choice indices [n, F]; -1 throughout for leaf -1."""
-        none = leaf < 0
-        node, out = leaf.clamp(min=0), []
-        for depth in range(self.depth, 0, -1):
-            out.append(self.choice[depth][node].long())
-            node = self.parent[depth][node].long()
-        return torch.stack(out[::-1], 1).masked_fill(none[:, None], -1)
 
     def step_log_probs(
         self, network: PolicyNetwork, depth: int, node: Tensor, prefix: Tensor, conditions: Tensor
@@ -124,52 +118,104 @@ class Forest:
         workload: Tensor,
         *,
         given: Tensor | None = None,
-        leaf: Tensor | None = None,
         epsilon: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Walk:
         """One complete strategy for each workload id [N]; differentiable in `log_probs`.
 
         given [N, F] forces the choices that are not -1 (prefixes to complete), and ValueError says
-        if they are not valid; leaf [N] forces whole strategies of these ids, where not -1.
-        Elsewhere a choice is uniform over the legal ones with probability epsilon, else the
-        policy's.
+        if they are not valid. Elsewhere a choice is uniform over the legal ones with probability
+        epsilon, else the policy's.
         """
-        forced = given if leaf is None else self.choices(leaf)
+        walk = self._walked(network, workload, given, epsilon, generator)
+        if given is not None and bool(walk.log_probs.isneginf().any()):
+            raise ValueError("a given strategy is not valid for its workload")
+        return walk
+
+    def _walked(
+        self,
+        network: PolicyNetwork,
+        workload: Tensor,
+        forced: Tensor | None,
+        epsilon: float,
+        generator: torch.Generator | None,
+    ) -> Walk:
         n, node = len(workload), workload.long()
         conditions = self.conditions(network)
         choices = node.new_zeros(n, self.depth)
         steps, entropy, masked = [], conditions.new_zeros(()), conditions.new_zeros(())
+        prefix = node
         for depth, size in enumerate(self.sizes):
-            distinct, back = self._distinct(node)
-            prefix = choices if back is None else choices[_first(distinct, back)]
-            table = self.step_log_probs(network, depth, distinct, prefix, conditions)
+            rows, back = self._distinct(prefix)
+            table = self.step_log_probs(network, depth, node[rows], choices[rows], conditions)
             with torch.no_grad():
                 spread = -(table.exp() * table.clamp(min=-1e4)).sum(1)
-                probs = _explore(table, epsilon)
-                if back is not None:
-                    spread, probs = spread[back], probs[back]
-                entropy = entropy + spread.mean()
+                entropy = entropy + spread[back].mean()
                 masked = masked + 1 - self.legal[depth][node].float().mean() / size
-                chosen = _draw(probs, generator)
+                chosen = _draw(_explore(table, epsilon)[back], generator)
                 if forced is not None:
                     chosen = torch.where(forced[:, depth] >= 0, forced[:, depth], chosen)
                 choices[:, depth].copy_(chosen)
-            rows = table if back is None else table[back]
-            steps.append(rows.gather(1, chosen[:, None]).squeeze(1))
+            steps.append(table[back].gather(1, chosen[:, None]).squeeze(1))
             node = self.child[depth][node, chosen].long()
-        log_probs = torch.stack(steps)
-        if given is not None and bool(log_probs.isneginf().any()):
-            raise ValueError("a given strategy is not valid for its workload")
-        return Walk(choices, node, log_probs, entropy, masked / self.depth)
+            if isinstance(back, Tensor):
+                prefix = back * size + chosen
+        return Walk(choices, node, torch.stack(steps), entropy, masked / self.depth)
 
-    def _distinct(self, node: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The nodes to evaluate, and where in them each of `node` is; None: they are the same."""
-        return torch.unique(node, return_inverse=True) if self.compact else (node, None)
+    def _distinct(self, prefix: Tensor) -> tuple[Tensor | slice, Tensor | slice]:
+        """Rows to evaluate, one of each distinct prefix by its number, and which of them each row
+        is like; all of them where that does not pay."""
+        if not self.compact:
+            return slice(None), slice(None)
+        distinct, back = torch.unique(prefix, return_inverse=True)
+        rows = torch.arange(len(back), device=self.device)
+        return torch.empty_like(distinct).scatter_(0, back, rows), back
 
     def conditions(self, network: PolicyNetwork) -> Tensor:
         """[W, hidden]"""
         return network.of(self.family).conditions(self.features)
+
+
+class Forest(Walks):
+    """The listed spaces of one family; every prefix has a node of its own."""
+
+    def __init__(self, spaces: SpaceSet, device: torch.device | str = "cpu") -> None:
+        levels = spaces.levels
+        super().__init__(
+            spaces.spaces, [v.child for v in levels[:-1]], [v.tree for v in levels], device
+        )
+        self.spaces = spaces
+        self.parent = [self._table(level.parent) for level in levels]
+        self.choice = [self._table(level.choice) for level in levels]
+        # the nodes of workload w at a depth are trees[depth][w] to trees[depth][w + 1]
+        self.trees = [
+            np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
+        ]
+        self.leaf_offsets = self._table(spaces.leaf_offsets)
+
+    def choices(self, leaf: Tensor) -> Tensor:
+        """Leaf ids [n] -> choice indices [n, F]; -1 throughout for leaf -1."""
+        none = leaf < 0
+        node, out = leaf.clamp(min=0), []
+        for depth in range(self.depth, 0, -1):
+            out.append(self.choice[depth][node].long())
+            node = self.parent[depth][node].long()
+        return torch.stack(out[::-1], 1).masked_fill(none[:, None], -1)
+
+    def walk(
+        self,
+        network: PolicyNetwork,
+        workload: Tensor,
+        *,
+        given: Tensor | None = None,
+        leaf: Tensor | None = None,
+        epsilon: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Walk:
+        """As `Walks.walk`; leaf [N] forces whole strategies of these ids, where not -1."""
+        if leaf is not None:
+            return self._walked(network, workload, self.choices(leaf), epsilon, generator)
+        return super().walk(network, workload, given=given, epsilon=epsilon, generator=generator)
 
     @torch.no_grad()
     def leaf_log_probs(
@@ -202,7 +248,25 @@ class Forest:
         return slice(*self.spaces.leaf_offsets[workload : workload + 2].tolist())
 
 
-def describe(space: Space) -> dict[str, float]:
+class Diagrams(Walks):
+    """Spaces of one family that are not listed; a node at the end is a workload's."""
+
+    def __init__(self, spaces: Sequence[RelationSpace], device: torch.device | str = "cpu") -> None:
+        require_same_decisions(spaces)
+        counts = np.array([[*(len(v.child) for v in s.layers), 1] for s in spaces])  # [W, F + 1]
+        first = np.cumsum(counts, 0) - counts
+        children = [
+            np.concatenate([
+                np.where(s.layers[depth].child < 0, -1, s.layers[depth].child + np.int32(start))
+                for s, start in zip(spaces, first[:, depth + 1], strict=True)
+            ])
+            for depth in range(counts.shape[1] - 1)
+        ]  # fmt: skip
+        own = np.arange(len(spaces), dtype=np.int32)
+        super().__init__(spaces, children, [np.repeat(own, n) for n in counts.T[:-1]], device)
+
+
+def describe(space: StrategySpace) -> dict[str, float]:
     """What a policy sees of the workload, by name: the problem's features and the device's."""
     device = describe_device(space.device)
     return describe_problem(space.problem, space.device, space.family) | {
@@ -210,21 +274,15 @@ def describe(space: Space) -> dict[str, float]:
     }
 
 
-def workload_features(spaces: Sequence[Space]) -> Tensor:
+def workload_features(spaces: Sequence[StrategySpace]) -> Tensor:
     """[W, features] float32 of workloads of one family, in the order of `describe`."""
     rows = [list(describe(space).values()) for space in spaces]
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def family_shape(space: Space) -> FamilyShape:
+def family_shape(space: StrategySpace) -> FamilyShape:
     """What a family policy for this space must have been made for."""
     return FamilyShape(space.family.name, space.sizes, space.digest, tuple(describe(space)))
-
-
-def _first(distinct: Tensor, back: Tensor) -> Tensor:
-    """A row in which each of the distinct nodes [n] stands."""
-    rows = torch.arange(len(back), device=back.device)
-    return torch.empty_like(distinct).scatter_(0, back, rows)
 
 
 def _explore(log_probs: Tensor, epsilon: float) -> Tensor:

@@ -20,18 +20,22 @@ COMMANDS = {
         "train": ("train", "a policy, or tune a trained one to one workload"),
         "definitions": ("env.tasks.definition_table", "what comes with ptxflow, and its axes"),
         "solution": ("eval.sample.solution", "check a FlashInfer-Bench Solution on this GPU"),
+        "export": ("eval.sample.export", "a library for Hugging Face kernels"),
     },
     "check, without a GPU": {
         "verify": ("eval.verify.strategies", "strategies by validator, ptxas, SASS and emulator"),
+        "check-ptx": ("eval.verify.check_ptx", "any PTX kernel: races, barriers, fences, bounds"),
         "survey": ("eval.verify.survey", "compile many uniform strategies and count what holds"),
         "mutation": ("eval.verify.mutation", "how many mutants of kernels the validator kills"),
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
+        "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {
         "campaign": ("eval.bench.campaign", "check and time strategies beside libraries"),
         "baselines": ("eval.bench.baselines.__main__", "time libraries alone"),
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
+        "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
         "agree": ("eval.verify.agreement", "the emulator against the hardware"),
     },
     "judge": {

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.common import _ISA_TMA, _LOADED, _TMA_LOAD, _TMA_RULES
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    TENSOR,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
+from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 _BLACKWELL = ("sm_100a",)
@@ -23,49 +13,27 @@ _COLUMNS = Rule(
     lambda u: u.arg.attr("columns") in (32, 64, 128, 256, 512),
 )
 
-define(
-    "tmem_alloc",
-    signature("address: smem"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tmem_alloc(address: smem w) warp sm_100a -> tmem_alloc",
     "tcgen05.alloc.cta_group::{cta_group}.sync.aligned.shared::cta.b32 [{address}], {columns};",
     "9.7.16.7.1 tcgen05.alloc",
-    accesses=accesses(w="address"),
-    effect="tmem_alloc",
-    archs=_BLACKWELL,
     sass=("tcgen05.alloc",),
     rules=(_COLUMNS,),
 )
-define(
-    "tmem_relinquish",
-    (),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tmem_relinquish() warp sm_100a -> tmem_relinquish",
     "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
     "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
-    effect="tmem_relinquish",
-    archs=_BLACKWELL,
 )
-define(
-    "tmem_address",
-    signature("address: smem"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "tmem_address(address: smem r) sm_100a -> tmem_address",
     "ld.shared.b32 %tmem, [{address}];",
     "9.7.9.8 ld",
-    accesses=accesses(r="address"),
-    effect="tmem_address",
-    archs=_BLACKWELL,
 )
-define(
-    "tmem_dealloc",
-    (),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tmem_dealloc() warp sm_100a -> tmem_dealloc",
     "tcgen05.dealloc.cta_group::{cta_group}.sync.aligned.b32 %tmem, {columns};",
     "9.7.16.7.1 tcgen05.dealloc",
-    effect="tmem_dealloc",
-    archs=_BLACKWELL,
     rules=(_COLUMNS,),
 )
 
@@ -84,21 +52,16 @@ def _step_of_n(use: UOp) -> int:
     return 8 if group == 1 and use.arg.attr("idesc") >> 24 == 64 >> 4 else 16 * group
 
 
-define(
-    "tcgen05_mma",
-    signature("d: tmem, a b: desc, accumulate: value"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tcgen05_mma(d: tmem rw tensor tcgen05, a b: desc r tensor tcgen05, accumulate: value) one "
+    "sm_100a -> mma",
     lambda use, t: _mma_text(use, t, t["a"]),
     "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
-    accesses=accesses(TENSOR, "tcgen05", r="a b", rw="d"),
-    effect="mma",
     defaults=(("kind", "f16"),),
     sass=lambda u: (
         (_KINDS[u.arg.attr("kind")],)
         + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
     ),
-    archs=_BLACKWELL,
     rules=(
         Rule(
             "N is 16..256 in steps of 16, of 32 for a CTA pair, of 8 from 8 on where M is 64",
@@ -108,21 +71,15 @@ define(
     ),
 )
 
-define(
-    "tcgen05_mma_held",
-    signature("d a: tmem, b: desc, accumulate: value"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tcgen05_mma_held(d: tmem rw tensor tcgen05, a: tmem*8 r tensor tcgen05, b: desc r tensor "
+    "tcgen05, accumulate: value) one sm_100a -> mma",
     lambda use, t: _mma_text(use, t, f"[{t['a_reg']}]"),
     "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
-    accesses=accesses(TENSOR, "tcgen05", r="a b", rw="d"),
-    effect="mma",
     defaults=(("kind", "f16"),),
     sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
-    archs=_BLACKWELL,
     rules=(
         Rule("N is 16..256 in steps of 16", lambda u: u.src[0].arg in range(16, 257, 16)),
-        Rule("A has 8 columns, of 16 elements of K", lambda u: u.src[1].arg == 8),
         Rule("one CTA issues it", lambda u: u.arg.attr("cta_group") == 1),
     ),
 )
@@ -136,18 +93,12 @@ def _commit_text(use: UOp, text: dict[str, str]) -> str:
     return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster.b64 [{text['bar']}], %rh;"
 
 
-define(
-    "tcgen05_commit",
-    signature("bar: mbar"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tcgen05_commit(bar: mbar) one sm_100a orders -> tcgen05_commit",
     _commit_text,
     "9.7.16.12.1 tcgen05.commit; tracks the issuing thread's earlier tcgen05 operations",
-    effect="tcgen05_commit",
     sass=("tcgen05.commit",),
     defaults=(("cta_group", 1), ("mask", 0)),
-    archs=_BLACKWELL,
-    orders=True,
 )
 
 
@@ -161,33 +112,17 @@ def _ld_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "tcgen05_ld",
-    signature("dst: frag, src: tmem, lane: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tcgen05_ld(dst: frag*1|2|4|8|16|32|64|128 w generic ld, src: tmem r tensor ld, lane: "
+    "value) warp sm_100a",
     _ld_text,
     "9.7.16.8.1 tcgen05.ld; `lane` is the warp's lane quarter, in bits 16 and up",
-    accesses=(Access("src", "r", TENSOR, "ld"), Access("dst", "w", GENERIC, "ld")),
     sass=("tcgen05.ld",),
-    archs=_BLACKWELL,
-    rules=(
-        Rule(
-            "1..128 registers, a power of two",
-            lambda u: u.src[0].arg in (1, 2, 4, 8, 16, 32, 64, 128),
-        ),
-    ),
 )
-define(
-    "tcgen05_wait_ld",
-    (),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tcgen05_wait_ld() warp sm_100a orders -> wait_ld",
     "tcgen05.wait::ld.sync.aligned;",
     "9.7.16.8.5 tcgen05.wait",
-    effect="wait_ld",
-    archs=_BLACKWELL,
-    orders=True,
 )
 
 
@@ -198,86 +133,48 @@ def _st_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "tcgen05_st",
-    signature("dst: tmem, src: frag, lane: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tcgen05_st(dst: tmem*1|2|4|8|16|32|64|128 w tensor st, src: frag*1|2|4|8|16|32|64|128 r, "
+    "lane: value) warp sm_100a",
     _st_text,
     "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row; `lane` is the warp's "
     "lane quarter, in bits 16 and up",
-    accesses=(Access("src", "r", GENERIC), Access("dst", "w", TENSOR, "st")),
     sass=("tcgen05.st",),
-    archs=_BLACKWELL,
-    rules=(
-        Rule(
-            "1..128 registers, a power of two",
-            lambda u: u.src[1].arg in (1, 2, 4, 8, 16, 32, 64, 128),
-        ),
-        Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),
-    ),
+    rules=(Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),),
 )
-define(
-    "tcgen05_wait_st",
-    (),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "tcgen05_wait_st() warp sm_100a orders -> wait_st",
     "tcgen05.wait::st.sync.aligned;",
     "9.7.16.8.5 tcgen05.wait",
-    effect="wait_st",
     sass=("tcgen05.wait::st",),
-    archs=_BLACKWELL,
-    orders=True,
 )
-define(
-    "tcgen05_fence_before",
-    (),
-    Scope.THREAD,
-    Lanes.ANY,
+instruction(
+    "tcgen05_fence_before() any sm_100a orders -> fence_before",
     "tcgen05.fence::before_thread_sync;",
     "9.7.16.11 tcgen05.fence",
-    effect="fence_before",
-    archs=_BLACKWELL,
-    orders=True,
 )
-define(
-    "tcgen05_fence_after",
-    (),
-    Scope.THREAD,
-    Lanes.ANY,
+instruction(
+    "tcgen05_fence_after() any sm_100a orders -> fence_after",
     "tcgen05.fence::after_thread_sync;",
     "9.7.16.11 tcgen05.fence",
-    effect="fence_after",
-    archs=_BLACKWELL,
-    orders=True,
 )
-define(
-    "tma_gather4",
-    signature("dst: smem, map: map, c0 r0 r1 r2 r3: value, bar: mbar"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tma_gather4(dst: smem w async mbar, map: map, c0 r0 r1 r2 r3: value, bar: mbar) one "
+    "sm_100a -> tma_load",
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes "
     "[{dst}], [{map}, {{{c0}, {r0}, {r1}, {r2}, {r3}}}], [{bar}];",
     _ISA_TMA + ", tile::gather4: part of four rows, signed, side by side; zeros outside",
-    accesses=_LOADED,
-    effect="tma_load",
     sass=("TMA gather4",),
-    archs=_BLACKWELL,
     rules=(*_TMA_RULES, Rule("it brings four rows", lambda u: u.arg.attr("box")[1] == 4)),
 )
-define(
-    "tma_load_pair",
-    _TMA_LOAD,
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tma_load_pair(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one sm_100a -> "
+    "tma_load",
     "and.b32 %ra, {bar_reg}, 0xFEFFFFFF;\n"
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     ".cta_group::2 [{dst}], [{map}, {{{c0}, {c1}}}], [%ra];",
     _ISA_TMA + ", cta_group::2: the barrier may be the even CTA's (clear rank bit 0)",
-    accesses=_LOADED,
-    effect="tma_load",
     sass=("TMA load cta_group::2",),
-    archs=_BLACKWELL,
     rules=_TMA_RULES,
     defaults=(("leader", True),),
 )

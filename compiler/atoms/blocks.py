@@ -6,62 +6,37 @@ e4m3 is the only float8 type here. A register holds four of its values, the lowe
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.common import _ISA_TMA, _LOADED, _TMA_LOAD, _TMA_RULES
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scoped
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
-from ptxflow.compiler.atoms.threads import OF_ONE, pieces
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
+from ptxflow.compiler.atoms.reductions import ALL_LANES
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
+from ptxflow.compiler.ir import UOp
 
 LOG2E_NEGATED = "0fBFB8AA3B"
 
-define(
-    "tma_load_5d",
-    (
-        ("dst", "smem"),
-        ("map", "map"),
-        *((f"c{i}", "value") for i in range(5)),
-        ("bar", "mbar"),
-    ),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tma_load_5d(dst: smem w async mbar, map: map, c0 c1 c2 c3 c4: value, bar: mbar) one -> "
+    "tma_load",
     "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
     "[{dst}], [{map}, {{{c0}, {c1}, {c2}, {c3}, {c4}}}], [{bar}];",
     _ISA_TMA + ", five dimensions: rows of a box come in the order of its dimensions",
-    accesses=_LOADED,
-    effect="tma_load",
     sass=("TMA tensor load",),
     rules=_TMA_RULES,
     defaults=(("apart", True),),
 )
-define(
-    "tma_load_handed",
-    (*_TMA_LOAD, ("tile", "global")),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "tma_load_handed(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar, tile: global r "
+    "read-only) one -> tma_load",
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
     "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
     _ISA_TMA + ", of a tensor that a kernel before has written",
-    accesses=(Access("tile", "r", READ_ONLY), *_LOADED),
-    effect="tma_load",
     sass=("TMA tensor load",),
     rules=_TMA_RULES,
     defaults=(("apart", True),),
 )
-define(
-    "copy_words",
-    signature("dst: smem, offset base index inside: value, tile: global"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "copy_words(dst: smem w generic copies, offset: value, base: pointer, index inside: value, "
+    "tile: global r read-only) warp",
     lambda use, t: (
         f"add.u32 %ra, {t['dst_reg']}, {t['offset']};\n"
         f"mad.wide.u32 %rda, {t['index']}, 4, {t['base']};\n"
@@ -69,9 +44,7 @@ define(
         + "cp.async.ca.shared.global [%ra], [%rda], 4;"
     ),
     "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
     sass=("cp.async",),
-    rules=(Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM),),
 )
 
 
@@ -87,40 +60,18 @@ _ORDERED = Rule(
 )
 
 
-def _promote_text(use: UOp, text: dict[str, str]) -> str:
-    factors = pieces(text["factor"])
-    return "\n".join(
-        f"fma.rn.f32 {acc}, {part}, {_picked(use, factors, i)}, {acc};"
-        for i, (acc, part) in enumerate(zip(pieces(text["acc"]), pieces(text["part"]), strict=True))
-    )
-
-
-define(
-    "promote",
-    signature("acc part factor: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _promote_text,
+instruction(
+    "promote(acc: frag*n rw, part: frag*n r, factor: frag r)",
+    each("fma.rn.f32 {acc}, {part}, {factor}, {acc};", picked="factor"),
     "9.7.3.7 fma: sums of a block of K, by their factors, to those of all; the factor of "
     "register i is number order[i], in turn",
-    accesses=accesses(r="part factor", rw="acc"),
-    rules=(
-        Rule("as many registers of both sums", lambda u: u.src[0].arg == u.src[1].arg),
-        _ORDERED,
-    ),
+    (_ORDERED,),
 )
-define(
-    "scale_picked",
-    signature("dst src factor: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
-    lambda use, t: "\n".join(
-        f"mul.rn.f32 {d}, {s}, {_picked(use, pieces(t['factor']), i)};"
-        for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
-    ),
+instruction(
+    "scale_picked(dst: frag*n w, src: frag*n r, factor: frag r)",
+    each("mul.rn.f32 {dst}, {src}, {factor};", picked="factor"),
     "9.7.3.5 mul: the factor of register i is number order[i], in turn",
-    accesses=accesses(r="src factor", w="dst"),
-    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg), _ORDERED),
+    (_ORDERED,),
 )
 
 
@@ -141,19 +92,12 @@ def _silu_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 e", lines)
 
 
-define(
-    "silu_gate",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "silu_gate(dst: frag*n w, src: frag*2n r)",
     _silu_text,
     "9.7.3 ex2, rcp: x g / (1 + e^-g); of each `apart` registers x, the gates g are the next",
-    accesses=OF_ONE,
     sass=("ex2.approx",),
-    rules=(
-        Rule("two registers make one", lambda u: u.src[1].arg == 2 * u.src[0].arg),
-        Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),
-    ),
+    rules=(Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),),
 )
 
 
@@ -175,17 +119,12 @@ def _across_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 o g e, b32 high, pred p", lines)
 
 
-define(
-    "gate_across",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "gate_across(dst: frag*n w, src: frag*n r) warp",
     _across_text,
     "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
     "apart the upper one has the gate g, and both get the result",
-    accesses=OF_ONE,
     sass=("ex2.approx", "shfl.sync.bfly"),
-    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -198,15 +137,11 @@ def _largest_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "largest",
-    signature("src dst: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "largest(src: frag r, dst: frag w)",
     _largest_text,
     "9.7.3 max: the largest magnitude of registers; register i goes to result order[i], in "
     "turn. Floats without sign compare as their bits do",
-    accesses=OF_ONE,
     rules=(_ORDERED,),
 )
 
@@ -224,16 +159,11 @@ def _pack_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b16 low high", lines)
 
 
-define(
-    "pack_fp8",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "pack_fp8(dst: frag*n w, src: frag*4n r)",
     _pack_text,
     "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
-    accesses=OF_ONE,
     sass=("cvt to fp8",),
-    rules=(Rule("four values to a register", lambda u: u.src[1].arg == 4 * u.src[0].arg),),
 )
 
 
@@ -257,29 +187,16 @@ def _exchange_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 odd low high own away, pred p", lines)
 
 
-define(
-    "exchange_pairs",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "exchange_pairs(dst: frag*2n w, src: frag*2n r) warp",
     _exchange_text,
     "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
     "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
     "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
-    accesses=OF_ONE,
     sass=("shfl.sync.bfly",),
-    rules=(
-        Rule(
-            "groups come in pairs",
-            lambda u: u.src[0].arg == u.src[1].arg and u.src[0].arg % 2 == 0,
-        ),
-    ),
 )
-define(
-    "st_global_fp8",
-    signature("base index inside: value, tile: global, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_global_fp8(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
     lambda use, t: scoped(
         "f32 none",
         [
@@ -290,10 +207,5 @@ define(
         ],
     ),
     "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
-    accesses=accesses(r="src", w="tile"),
     sass=("cvt to fp8",),
-    rules=(
-        Rule("it stores one register", lambda u: u.src[-1].arg == 1),
-        Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
-    ),
 )

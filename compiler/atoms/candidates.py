@@ -17,22 +17,11 @@ from ptxflow.compiler.atoms.reductions import (
     KEY_BITS,
     LEAST,
     count_in,
-    scoped,
     skip_unless_any,
     weigh,
 )
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
-from ptxflow.compiler.atoms.threads import pieces, vector
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 SLOT, TALLY, SHARE = 8, 4, 4  # bytes
@@ -120,24 +109,16 @@ def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) 
     return lines
 
 
-define(
-    "sift",
-    signature(
-        "list tally shares overflow: smem, count src window: frag, "
-        "segment chunk accumulate rank: value"
-    ),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "sift(list: smem w, tally: smem*4 w, shares: smem w, overflow: smem a, count: frag rw, "
+    "src: frag r, window: frag*2 r, segment chunk accumulate rank: value) warp",
     _sift_text,
     "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
     "leader; a group in which no lane has an element that may be kept is skipped by a vote",
-    accesses=accesses(r="src window", rw="count", w="list tally shares", a="overflow"),
     defaults=(("unread", "count"),),
     rules=(
         Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
-        Rule("a window is two registers", lambda u: u.src[6].arg == 2),
         Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
-        Rule("a tally has four bytes", lambda u: u.src[1].arg == TALLY),
     ),
 )
 
@@ -212,18 +193,6 @@ def _candidate_temps(use: UOp) -> str:
     )
 
 
-_SOURCES: tuple[tuple[str, str], ...] = (
-    ("list", "smem"),
-    ("tallies", "smem"),
-    ("overflow", "frag"),
-    ("base", "value"),
-    ("index", "value"),
-    ("warp", "value"),
-    ("tile", "global"),
-)
-_FROM_SOURCES = (*accesses(r="list tallies overflow"), *accesses(READ_ONLY, r="tile"))
-
-
 def _refine_text(use: UOp, text: dict[str, str]) -> str:
     shift, bits, quantity = (use.arg.attr(n) for n in ("shift", "bits", "quantity"))
 
@@ -244,20 +213,12 @@ def _refine_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(_candidate_temps(use), [nowhere, *lines])
 
 
-define(
-    "refine",
-    (("bins", "smem"), ("prefix", "frag"), ("above", "frag"), *_SOURCES),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "refine(bins: smem a, prefix above: frag r, list tallies: smem r, overflow: frag r, base "
+    "index warp: value, tile: global r read-only) warp",
     _refine_text,
     "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those above "
     "an element that share the prefix",
-    accesses=(
-        Access("prefix", "r", GENERIC),
-        Access("above", "r", GENERIC),
-        *_FROM_SOURCES,
-        Access("bins", "a", GENERIC),
-    ),
     rules=(
         Rule(
             "digits lie in the key", lambda u: u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS
@@ -285,19 +246,10 @@ def _settle_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(_candidate_temps(use), _candidates(use, text, visit))
 
 
-define(
-    "settle",
-    (("shares", "smem"), ("ties", "smem"), ("key", "frag"), ("window", "frag"), *_SOURCES),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "settle(shares ties: smem a, key window: frag r, list tallies: smem r, overflow: frag r, "
+    "base index warp: value, tile: global r read-only) warp",
     _settle_text,
     "9.7.13.8 red.shared: the weights of candidates above the threshold, and the number of "
     "those equal to it, to the shares and ties of their segments",
-    accesses=(
-        Access("key", "r", GENERIC),
-        Access("window", "r", GENERIC),
-        *_FROM_SOURCES,
-        Access("shares", "a", GENERIC),
-        Access("ties", "a", GENERIC),
-    ),
 )

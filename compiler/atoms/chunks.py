@@ -4,8 +4,8 @@ operands in two terms.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import pieces
+from ptxflow.compiler.atoms.table import instruction
+from ptxflow.compiler.atoms.threads import each, pieces
 from ptxflow.compiler.ir import UOp
 
 WARP = 32
@@ -33,20 +33,10 @@ def _rest_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "pack_rest",
-    signature("dst src packed: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "pack_rest(dst: frag*n w, src: frag*2n r, packed: frag*n r)",
     _rest_text,
     "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
-    accesses=accesses(r="src packed", w="dst"),
-    rules=(
-        Rule(
-            "two values to a register",
-            lambda u: u.src[1].arg == 2 * u.src[0].arg == 2 * u.src[2].arg,
-        ),
-    ),
 )
 
 
@@ -59,24 +49,13 @@ def _prefix_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "prefix_sum",
-    signature("dst: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "prefix_sum(dst: frag*1 rw) warp",
     _prefix_text,
     "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
-    accesses=accesses(rw="dst"),
-    rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )
-define(
-    "keep_inside",
-    signature("dst: frag, inside: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    lambda use, t: "\n".join(
-        f"selp.f32 {d}, {d}, 0f00000000, {t['inside']};" for d in pieces(t["dst"])
-    ),
+instruction(
+    "keep_inside(dst: frag rw, inside: value)",
+    each("selp.f32 {dst}, {dst}, 0f00000000, {inside};"),
     "9.7.7 selp: zero where a condition does not hold",
-    accesses=accesses(rw="dst"),
 )

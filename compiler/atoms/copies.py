@@ -6,36 +6,22 @@ generic proxy: who reads through the async one needs a fence behind the wait.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    define,
-    signature,
-)
-from ptxflow.compiler.atoms.threads import PREFETCHES
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import PREFETCHED
+from ptxflow.compiler.ir import UOp
 
 CHUNK = 16  # bytes of a lane
 LINE = 128  # bytes of eight lanes
-_BASE = Rule("the base is a pointer parameter", lambda u: u.src[2].op is Op.PARAM)
 
-define(
-    "copy_async",
-    signature("dst: smem, offset base index: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index: value, tile: "
+    "global r read-only)",
     "add.u32 %ra, {dst_reg}, {offset};\n"
     "mad.wide.u32 %rda, {index}, 16, {base};\n"
     "cp.async.cg.shared.global [%ra], [%rda], 16;",
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
     "lane's group, and for other lanes once they met",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
     sass=("cp.async",),
-    rules=(_BASE,),
 )
 
 
@@ -50,42 +36,26 @@ def _or_zero_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "copy_or_zero",
-    signature("dst: smem, offset base index inside: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "copy_or_zero(dst: smem w generic copies, offset: value, base: pointer, index inside: "
+    "value, tile: global r read-only)",
     _or_zero_text,
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
     "is read then; index counts 16 bytes; L2 may bring `prefetch` bytes at once",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
     sass=("cp.async",),
     defaults=(("prefetch", 0),),
-    rules=(
-        _BASE,
-        Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
-    ),
+    rules=(PREFETCHED,),
 )
-define(
-    "copies_commit",
-    (),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "copies_commit() orders -> commit",
     "cp.async.commit_group;",
     "9.7.9.25.3.2 cp.async.commit_group",
-    effect="commit",
     defaults=(("pipe", "copies"),),
-    orders=True,
 )
-define(
-    "copies_wait",
-    (),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "copies_wait() orders -> wait_copies",
     "cp.async.wait_group {pending};",
     "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
-    effect="wait_copies",
-    orders=True,
 )
 
 
@@ -100,33 +70,21 @@ def _copy_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "copy_chunks",
-    signature("dst: smem, offset base row column inside: value, tile: global"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "copy_chunks(dst: smem*512 w generic copies, offset: value, base: pointer, row column "
+    "inside: value, tile: global r read-only) warp",
     _copy_text,
     "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
     "offset; zeros where not `inside`; rows are `pitch` bytes apart",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
     sass=("cp.async",),
-    rules=(
-        _BASE,
-        Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),
-        Rule("its lanes fill the slot", lambda u: u.src[0].arg == 32 * CHUNK),
-    ),
+    rules=(Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),),
 )
-define(
-    "copies_arrive",
-    signature("bar: mbar"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "copies_arrive(bar: mbar) orders -> copies_arrive",
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
     "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
     "copied so far has landed",
-    effect="copies_arrive",
     sass=("cp.async.mbarrier.arrive",),
-    orders=True,
 )
 
 
@@ -144,19 +102,15 @@ def _lines_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "copy_lines",
-    signature("dst: smem, offset base index column: value, tile: global"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column: value, "
+    "tile: global r read-only) warp",
     _lines_text,
     "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
     "a row, `first` and up; each lane names the row, the byte and the place in the first block "
     "of its 16 bytes; rows are `pitch` bytes apart",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC, "copies")),
     sass=("cp.async",),
     rules=(
-        _BASE,
         Rule(
             "rows begin at multiples of 16 bytes",
             lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,

@@ -7,9 +7,9 @@ number of elements that equal it, of which the first ones are kept.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.candidates import SHARE
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, scoped, weigh
-from ptxflow.compiler.atoms.table import READ_ONLY, Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import pieces, vector
+from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, weigh
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 _PHILOX = ((0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85))  # multipliers, key increments
@@ -114,19 +114,12 @@ def _pick_segment_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "pick_segment",
-    signature("dst: frag, shares ties: smem, key allowed uniform: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "pick_segment(dst: frag*4 w, shares ties: smem r, key allowed uniform: frag r) warp",
     _pick_segment_text,
     "9.7.1 mul.hi: where a uniform number of 64 bits falls among the kept masses: the segment "
     "and 1 (0 where no mass is), how far into it, how many ties are kept from there on, 0",
-    accesses=accesses(r="shares ties key allowed uniform", w="dst"),
-    rules=(
-        Rule("four registers are found", lambda u: u.src[0].arg == 4),
-        Rule("a lane has up to 32 segments", lambda u: u.arg.attr("segments") <= 1024),
-    ),
+    rules=(Rule("a lane has up to 32 segments", lambda u: u.arg.attr("segments") <= 1024),),
 )
 
 
@@ -192,15 +185,11 @@ def _locate_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, lines)
 
 
-define(
-    "locate",
-    signature("dst found key: frag, base index: value, tile: global"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "locate(dst: frag w, found key: frag r, base index: value, tile: global r read-only) warp",
     _locate_text,
     "9.7.9.6 shfl.sync: the element of a segment that holds the target, in the order of "
     "indices: its index, in every lane; 0 where nothing was found",
-    accesses=(*accesses(r="found key"), *accesses(READ_ONLY, r="tile"), *accesses(w="dst")),
     sass=("redux.sync",),
     rules=(
         Rule(
@@ -239,18 +228,11 @@ def _philox_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 c<4> k<2> h<2> l<2>", lines)
 
 
-define(
-    "philox",
-    signature("dst state: frag, seed_low seed_high offset_low offset_high row: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "philox(dst: frag*1|2|3|4 w, state: frag*4 r, seed_low seed_high offset_low offset_high row: "
+    "value)",
     _philox_text,
     "9.7.1 mul.hi, mul.lo: Philox4x32-10 (Salmon et al., SC 2011) of the counter (offset, row, "
     "0) under the seed: its first words, the lower first. To each word of seed and offset is added "
     "that of the state, without carry",
-    accesses=accesses(r="state", w="dst"),
-    rules=(
-        Rule("it gives up to four words", lambda u: 1 <= u.src[0].arg <= 4),
-        Rule("the state has four words", lambda u: u.src[1].arg == 4),
-    ),
 )

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes, scoped
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, add, atom, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, OF_TWO, each, pieces
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
+from ptxflow.compiler.atoms.table import GENERIC, Access, Rule, add, atom, instruction
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
+from ptxflow.compiler.ir import UOp
 
 LANE_EXPERTS = 8
 GROUPS, KEPT_GROUPS, CHOSEN = 8, 4, 8
 ROW_ALIGN = 8  # rows of an expert begin at a multiple: 32 bytes of their scales
 WORD = 32  # experts
-_EIGHT = Rule(
-    "a lane has eight experts", lambda u: all(s.arg == 8 for s in u.src if s.op is Op.SLOT)
-)
 
 
 def _sigmoid_text(use: UOp, text: dict[str, str]) -> str:
@@ -42,16 +39,11 @@ def _sigmoid_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 a b e", lines)
 
 
-define(
-    "sigmoid",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "sigmoid(dst: frag*n w, src: frag*n r)",
     _sigmoid_text,
     "9.7.3 ex2.approx, 9.7.3.8 div.rn: 1 / (1 + e^-x), within two ulp",
-    accesses=OF_ONE,
     sass=("ex2.approx",),
-    rules=(Rule("as many registers of both", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -76,11 +68,14 @@ def _keys_text(use: UOp, text: dict[str, str]) -> str:
         ]
     lines += ["add.rn.f32 %_top, %_top, %_next;", "mov.b32 %_rank, 0;", "shr.u32 %_g, %lane, 2;"]
     for group in range(GROUPS):
-        lines += [
-            f"shfl.sync.idx.b32 %_o, %_top, {4 * group}, 31, {ALL_LANES};",
+        tie = (
             f"setp.lt.u32 %_p, {group}, %_g;",
             "setp.eq.and.f32 %_p, %_o, %_top, %_p;",
             "@%_p add.u32 %_rank, %_rank, 1;",
+        )
+        lines += [
+            f"shfl.sync.idx.b32 %_o, %_top, {4 * group}, 31, {ALL_LANES};",
+            *(tie if group < GROUPS - 1 else ()),
             "setp.gt.f32 %_p, %_o, %_top;",
             "@%_p add.u32 %_rank, %_rank, 1;",
         ]
@@ -96,16 +91,11 @@ def _keys_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 top next low o q, b32 rank g word sign, pred p", lines)
 
 
-define(
-    "keep_groups",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "keep_groups(dst: frag*8 w, src: frag*8 r) warp",
     _keys_text,
     "9.7.9.6 shfl.sync: keys of the experts in the four groups of which the two largest scores "
     "add up to most, unsigned and in the order of their scores; 0 in other groups",
-    accesses=OF_ONE,
-    rules=(_EIGHT,),
 )
 
 
@@ -133,18 +123,13 @@ def _best_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 top best, pred p q", lines)
 
 
-define(
-    "take_best",
-    signature("chosen keys: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "take_best(chosen: frag w, keys: frag*8 rw) warp",
     _best_text,
     "9.7.13.11 redux.sync: the eight largest keys of the warp, as bits of each lane's keys, "
     "which it empties",
-    accesses=accesses(rw="keys", w="chosen"),
     sass=("redux.sync",),
     defaults=(("unread", "keys"),),
-    rules=(Rule("a lane has eight keys", lambda u: u.src[1].arg == 8),),
 )
 
 
@@ -168,14 +153,10 @@ def _shares_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("f32 sum o, b32 bit, pred p", lines)
 
 
-define(
-    "share_chosen",
-    signature("dst scores chosen factor: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "share_chosen(dst: frag w, scores chosen factor: frag r) warp",
     _shares_text,
     "9.7.3.8 div.rn: scores over the sum of the chosen ones, and 1e-20, times a factor",
-    accesses=accesses(r="scores chosen factor", w="dst"),
 )
 
 
@@ -206,24 +187,12 @@ def _store_chosen_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 own rank up, pred p q", lines)
 
 
-define(
-    "st_chosen",
-    signature(
-        "choices_base shares_base token first: value, choices shares_tile: global, "
-        "chosen shares: frag"
-    ),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "st_chosen(choices_base shares_base: pointer, token first: value, choices shares_tile: "
+    "global w, chosen shares: frag r) warp",
     _store_chosen_text,
     "9.7.9.11 st: a token's chosen experts, counted from the first of `local` ones, and their "
     "shares, in ascending order of experts; all ones for those that are not local",
-    accesses=accesses(r="chosen shares", w="choices shares_tile"),
-    rules=(
-        Rule(
-            "bases are pointer parameters",
-            lambda u: u.src[0].op is Op.PARAM and u.src[1].op is Op.PARAM,
-        ),
-    ),
 )
 
 
@@ -249,16 +218,11 @@ def _choosers_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 mine e bit, pred p", lines)
 
 
-define(
-    "choosers",
-    signature("dst choices: frag, inside: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "choosers(dst: frag*1 w, choices: frag*8 r, inside: value) warp",
     _choosers_text,
     "9.7.13.10 vote.sync: from tokens to experts: each lane gets the set of the warp's tokens "
     "that chose its expert, of the word that begins with `first`",
-    accesses=accesses(r="choices", w="dst"),
-    rules=(Rule("one set of eight choices", lambda u: u.src[0].arg == 1 and u.src[1].arg == 8),),
 )
 add(
     replace(
@@ -266,30 +230,20 @@ add(
         name="ld_global_own",
         isa="9.7.9.8 ld.global of what the kernel itself has written, before its warps met; zeros "
         "where not `inside`",
-        accesses=accesses(r="tile", w="dst"),
+        accesses=(Access("tile", "r", GENERIC), Access("dst", "w", GENERIC)),
         sass=(),
         defaults=(("cache", ""), ("handed", True), ("offset", 0), ("prefetch", 0)),
     )
 )
-define(
-    "add_size",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_size(dst: frag*1 rw, src: frag*1 r)",
     lambda use, t: f"popc.b32 %ra, {t['src']};\nadd.u32 {t['dst']}, {t['dst']}, %ra;",
     "9.7.1 popc: adds the number of members of a set",
-    accesses=accesses(r="src", rw="dst"),
-    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
-define(
-    "add_words",
-    signature("dst a b: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_words(dst: frag*n w, a b: frag*n r)",
     each("add.u32 {dst}, {a}, {b};"),
     "9.7.1.1 add of integers",
-    accesses=OF_TWO,
-    rules=(ALIKE,),
 )
 
 
@@ -299,25 +253,25 @@ def _columns_text(use: UOp, text: dict[str, str]) -> str:
         f"mov.b32 {text['before']}, 0;",
         f"mad.lo.u32 %_at, %lane, 4, {text['counts_reg']};",
     ]
-    for i in range(use.arg.attr("warps")):
+    warps = use.arg.attr("warps")
+    for i in range(warps):
         lines += [
             f"ld.shared.b32 %_x, [%_at+{i * use.arg.attr('pitch')}];",
             f"add.u32 {text['total']}, {text['total']}, %_x;",
-            f"setp.gt.u32 %_p, {text['warp']}, {i};",
-            f"@%_p add.u32 {text['before']}, {text['before']}, %_x;",
         ]
+        if i < warps - 1:  # no warp is behind the last
+            lines += [
+                f"setp.gt.u32 %_p, {text['warp']}, {i};",
+                f"@%_p add.u32 {text['before']}, {text['before']}, %_x;",
+            ]
     return scoped("b32 at x, pred p", lines)
 
 
-define(
-    "add_counts",
-    signature("total before: frag, counts: smem, warp: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_counts(total before: frag w, counts: smem r, warp: value)",
     _columns_text,
     "9.7.9.8 ld: a lane's count, over all warps, and over those before one; a warp's counts "
     "are `pitch` bytes behind those of the warp before",
-    accesses=accesses(r="counts", w="total before"),
 )
 
 
@@ -338,15 +292,11 @@ def _begin_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 own sum up, pred p", lines)
 
 
-define(
-    "begin_experts",
-    signature("start first rows tiles total: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "begin_experts(start first: frag w, rows tiles: frag rw, total: frag r) warp",
     _begin_text,
     "9.7.9.6 shfl.sync.up: where each lane's expert begins, among rows and among tiles of "
     "`tile` of them, behind those of the words before, which it adds to",
-    accesses=accesses(r="total", rw="rows tiles", w="start first"),
     defaults=(("alike", True), ("unread", "rows")),
     rules=(Rule("tiles are powers of two", lambda u: u.arg.attr("tile").bit_count() == 1),),
 )
@@ -378,16 +328,11 @@ def _find_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 e x y, pred p", lines)
 
 
-define(
-    "find_tile",
-    signature("dst: frag, index: value, first start total: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "find_tile(dst: frag*4 rw, index: value, first start total: frag r) warp",
     _find_text,
     "9.7.9.6 shfl.sync.idx: of each lane's tile its expert, its first row and how many rows "
     "the expert has from there; kept as it was where the word's experts come later",
-    accesses=accesses(r="first start total", rw="dst"),
-    rules=(Rule("four words of a tile", lambda u: u.src[0].arg == 4),),
 )
 
 
@@ -409,17 +354,12 @@ def _rank_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 below e set next, pred p", lines)
 
 
-define(
-    "rank_rows",
-    signature("rows next choices set: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "rank_rows(rows: frag*n rw, next: frag rw, choices: frag*n r, set: frag r) warp",
     _rank_text,
     "9.7.9.6 shfl.sync.idx, 9.7.1 popc: a token's rows for its choices in a word: the next "
     "ones of each expert, in the order of lanes, which it passes over",
-    accesses=accesses(r="choices set", rw="rows next"),
     defaults=(("unread", "next"),),
-    rules=(Rule("a row for each choice", lambda u: u.src[0].arg == u.src[2].arg),),
 )
 
 
@@ -434,13 +374,8 @@ def _store_tokens_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("pred p", lines)
 
 
-define(
-    "st_tokens",
-    signature("base token inside: value, tile: global, rows: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_tokens(base: pointer, token inside: value, tile: global w, rows: frag r)",
     _store_tokens_text,
     "9.7.9.11 st: a lane's token at each of its rows, but those that are all ones",
-    accesses=accesses(r="rows", w="tile"),
-    rules=(Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),),
 )

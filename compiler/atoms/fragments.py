@@ -4,7 +4,7 @@ loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
+from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import vector
 from ptxflow.compiler.ir import UOp
 
@@ -18,15 +18,10 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "st_shared_lanes",
-    signature("dst: smem, offset inside: value, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_shared_lanes(dst: smem w, offset inside: value, src: frag*1|2|4 r)",
     _store_text,
     "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it stores one, two or four registers", lambda u: u.src[3].arg in (1, 2, 4)),),
 )
 
 
@@ -37,13 +32,8 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "ld_shared_lanes",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_shared_lanes(dst: frag*1|2|4 w, src: smem r, offset: value)",
     _load_text,
     "9.7.9.8 ld of one, two or four registers",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

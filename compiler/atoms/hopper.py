@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import ASYNC, Lanes, Rule, Scope, accesses, define, signature
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 _HOPPER = ("sm_90a",)
@@ -23,19 +23,14 @@ def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "wgmma",
-    signature("acc: frag, a b: desc, accumulate: value"),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "wgmma(acc: frag rw async wgmma, a b: desc r async wgmma, accumulate: value) warpgroup "
+    "sm_90a -> mma",
     _wgmma_text,
     "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; "
     "transposed, with rows along K",
-    accesses=accesses(ASYNC, "wgmma", r="a b", rw="acc"),
-    effect="mma",
     sass=lambda u: (_SASS[u.arg.attr("dtype")],),
     defaults=(("transposed", False), ("transposed_a", False)),
-    archs=_HOPPER,
     rules=(
         *_ACCUMULATORS,
         Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
@@ -59,67 +54,36 @@ def _wgmma_registers_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "wgmma_registers",
-    signature("acc a: frag, b: desc, accumulate: value"),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "wgmma_registers(acc: frag rw async wgmma, a: frag*4 r async wgmma, b: desc r async wgmma, "
+    "accumulate: value) warpgroup sm_90a -> mma",
     _wgmma_registers_text,
     "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
     "with its rows along K",
-    accesses=accesses(ASYNC, "wgmma", r="a b", rw="acc"),
-    effect="mma",
     sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
     defaults=(("transposed", False),),
-    archs=_HOPPER,
-    rules=(
-        *_ACCUMULATORS,
-        Rule("a thread holds four registers of A", lambda u: u.src[1].arg == 4),
-    ),
+    rules=(*_ACCUMULATORS,),
 )
-define(
-    "wgmma_fence",
-    (),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "wgmma_fence() warpgroup sm_90a orders -> fence_registers",
     "wgmma.fence.sync.aligned;",
     "9.7.15.7.1 wgmma.fence",
-    effect="fence_registers",
-    archs=_HOPPER,
-    orders=True,
 )
-define(
-    "wgmma_commit",
-    (),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "wgmma_commit() warpgroup sm_90a orders -> commit",
     "wgmma.commit_group.sync.aligned;",
     "9.7.15.7.2 wgmma.commit_group",
-    effect="commit",
     defaults=(("pipe", "wgmma"),),
-    archs=_HOPPER,
-    orders=True,
 )
-define(
-    "wgmma_wait",
-    (),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "wgmma_wait() warpgroup sm_90a orders -> wait_group",
     "wgmma.wait_group.sync.aligned {pending};",
     "9.7.15.7.3 wgmma.wait_group",
-    effect="wait_group",
     defaults=(("pipe", "wgmma"),),
-    archs=_HOPPER,
-    orders=True,
 )
-define(
-    "stmatrix_x4",
-    signature("dst: smem, offset: value, src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "stmatrix_x4(dst: smem w, offset: value, src: frag*4 r) warp",
     "add.u32 %ra, {dst_reg}, {offset};\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
     "9.7.14.5.16 stmatrix",
-    accesses=accesses(r="src", w="dst"),
     sass=("stmatrix",),
-    rules=(Rule("x4 stores four registers", lambda u: u.src[2].arg == 4),),
 )

@@ -11,15 +11,9 @@ entries that are not below the bound.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import (
-    ALL_LANES,
-    everywhere,
-    pick_lane,
-    scoped,
-    skip_unless_any,
-)
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import pieces, vector
+from ptxflow.compiler.atoms.reductions import ALL_LANES, everywhere, pick_lane, skip_unless_any
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 POSITION_BITS = 20  # of a token in its row
@@ -45,27 +39,19 @@ def _weigh_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 x", lines)
 
 
-define(
-    "weigh_heads",
-    signature("dst src weights scale: frag, accumulate: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "weigh_heads(dst: frag*1|2 rw, src weights scale: frag r, accumulate: value)",
     _weigh_text,
     "9.7.3 mul, max, fma: of each row the weights of heads times what is above 0 of their "
     "products, scaled; one row, or two with pairs of columns in turn",
-    accesses=accesses(r="src weights scale", rw="dst"),
     rules=(
-        Rule("one row or two", lambda u: u.src[0].arg in (1, 2)),
         Rule("a scale for each row", lambda u: u.src[3].arg == u.src[0].arg),
         Rule("a weight for each column", lambda u: u.src[1].arg == u.src[0].arg * u.src[2].arg),
         Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
     ),
 )
-define(
-    "sort_key",
-    signature("dst src: frag, inside: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "sort_key(dst: frag*1 w, src: frag*1 r, inside: value)",
     lambda use, t: scoped(
         "b32 s",
         [
@@ -77,8 +63,6 @@ define(
         ],
     ),
     "9.7.8 xor: all bits of a negative number, the sign of others; 0 where not inside",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
 
 
@@ -95,14 +79,10 @@ def _count_text(use: UOp, text: dict[str, str]) -> str:
 
 
 _BINS = Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits"))
-define(
-    "count_keys",
-    signature("bins: smem, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "count_keys(bins: smem a, src: frag r)",
     _count_text,
     "9.7.13.8 red.shared: keys by their first digit",
-    accesses=accesses(r="src", a="bins"),
     rules=(_BINS,),
 )
 
@@ -149,16 +129,12 @@ def _count_more_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, "NONE:"])
 
 
-define(
-    "count_entries",
-    signature("bins: smem, src bound: frag, position shift: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "count_entries(bins: smem a, src: frag r, bound: frag*2 r, position shift: value) warp",
     _count_more_text,
     "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
     "`shift`; keys of consecutive positions",
-    accesses=accesses(r="src bound", a="bins"),
-    rules=(_BINS, Rule("a bound is two registers", lambda u: u.src[2].arg == 2)),
+    rules=(_BINS,),
 )
 
 
@@ -226,18 +202,13 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, lines)
 
 
-define(
-    "pick_digit",
-    signature("state bins: smem, bound goal: frag, shift own: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "pick_digit(state: smem*16 w, bins: smem r, bound goal: frag r, shift own: value) warp",
     _pick_text,
     "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the count, from the highest "
     "digit on, above the goal; the state with that digit. With `everywhere` bins are added up "
     "over the CTAs of the cluster",
-    accesses=accesses(r="bins bound goal", w="state"),
     rules=(
-        Rule("a state has four words", lambda u: u.src[0].arg == STATE),
         Rule(
             "there is a bin for each digit, and the sums of the ranges",
             lambda u: u.src[1].arg == (4 << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"),
@@ -295,20 +266,13 @@ def _gather_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, "NONE:"])
 
 
-define(
-    "gather_entries",
-    signature("list count: smem, src bound: frag, position rank: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "gather_entries(list: smem a, count: smem*4 a, src: frag r, bound: frag*2 r, position "
+    "rank: value) warp",
     _gather_text,
     "9.7.13.7 atom.shared: entries that are not below the bound to the leader's list, in any "
     "order, at places that its count gives out; keys of consecutive positions",
-    accesses=accesses(r="src bound", a="count list"),
-    rules=(
-        Rule("a bound is two registers", lambda u: u.src[3].arg == 2),
-        Rule("a list has its slots", lambda u: u.src[0].arg == ENTRY * u.arg.attr("slots")),
-        Rule("a count has four bytes", lambda u: u.src[1].arg == 4),
-    ),
+    rules=(Rule("a list has its slots", lambda u: u.src[0].arg == ENTRY * u.arg.attr("slots")),),
 )
 
 
@@ -324,18 +288,10 @@ def _outrank_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b64 own other, pred p", lines)
 
 
-define(
-    "outrank",
-    signature("rank own others: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "outrank(rank: frag*1 rw, own: frag*2 r, others: frag*2n r)",
     _outrank_text,
     "9.7.6 setp: adds the number of other entries that are greater",
-    accesses=accesses(r="own others", rw="rank"),
-    rules=(
-        Rule("an entry is two registers", lambda u: u.src[1].arg == 2 and u.src[2].arg % 2 == 0),
-        Rule("a rank is one register", lambda u: u.src[0].arg == 1),
-    ),
 )
 
 
@@ -352,23 +308,13 @@ def _keep_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b64 own other, pred p", lines)
 
 
-define(
-    "keep_entry",
-    signature("dst own other: frag, greater: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "keep_entry(dst: frag*2 w, own other: frag*2 r, greater: value)",
     _keep_text,
     "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
-    accesses=accesses(r="own other", w="dst"),
-    rules=(Rule("an entry is two registers", lambda u: all(s.arg == 2 for s in u.src[:3])),),
 )
-define(
-    "put_place",
-    signature("dst: smem, offset inside: value, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "put_place(dst: smem a, offset inside: value, src: frag*1 r)",
     "add.u32 %ra, {dst_reg}, {offset};\n@{inside} red.shared.add.u32 [%ra], {src};",
     "9.7.13.8 red.shared: one register to a place of its own among zeros",
-    accesses=accesses(r="src", a="dst"),
-    rules=(Rule("it puts one register", lambda u: u.src[3].arg == 1),),
 )

@@ -7,8 +7,8 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import OF_ONE
+from ptxflow.compiler.atoms.table import instruction
+from ptxflow.compiler.atoms.threads import written
 from ptxflow.compiler.ir import UOp
 
 
@@ -20,64 +20,35 @@ def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "ldmatrix_x4",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "ldmatrix_x4(dst: frag*4 w, src: smem r, offset: value) warp",
     _load_matrix_text,
     "9.7.14.5.15 ldmatrix: four 8 x 8 matrices; lane 8j + r says where row r of matrix j is",
-    accesses=accesses(r="src", w="dst"),
     sass=lambda u: ("ldmatrix.trans" if u.arg.attr("transposed") else "ldmatrix",),
     defaults=(("transposed", False),),
-    rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
 )
-
-
-def _mma_text(use: UOp, text: dict[str, str]) -> str:
-    dtype, acc = use.arg.attr("dtype"), text["acc"]
-    return (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 "
-        f"{{{acc}}}, {{{text['a']}}}, {{{text['b']}}}, {{{acc}}};"
-    )
-
-
-define(
-    "mma_16816",
-    signature("acc a b: frag"),
-    Scope.WARP,
-    Lanes.ALL,
-    _mma_text,
-    "9.7.14.5.14 mma.sync m16n8k16: adds A B to its accumulators",
-    accesses=accesses(r="a b", rw="acc"),
-    sass=("mma.sync f16/bf16",),
-    rules=(
-        Rule("four accumulators", lambda u: u.src[0].arg == 4),
-        Rule("four registers of A and two of B", lambda u: u.src[1].arg == 4 and u.src[2].arg == 2),
+instruction(
+    "mma_16816(acc: frag*4 rw, a: frag*4 r, b: frag*2 r) warp",
+    written(
+        "",
+        "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{{acc}}}, {{{a}}}, {{{b}}}, "
+        "{{{acc}}};",
     ),
+    "9.7.14.5.14 mma.sync m16n8k16: adds A B to its accumulators",
+    sass=("mma.sync f16/bf16",),
 )
 
 
-define(
-    "shuffle_from",
-    signature("dst src: frag, lane: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "shuffle_from(dst: frag*1 w, src: frag*1 r, lane: value) warp",
     "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
-    accesses=OF_ONE,
-    rules=(Rule("one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )
-define(
-    "count_lanes",
-    signature("dst: frag, inside: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "count_lanes(dst: frag*1 rw, inside: value) warp",
     "vote.sync.ballot.b32 %ra, {inside}, 0xFFFFFFFF;\n"
     "popc.b32 %ra, %ra;\n"
     "add.u32 {dst}, {dst}, %ra;",
     "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
-    accesses=accesses(rw="dst"),
     defaults=(("alike", True),),
-    rules=(Rule("one register", lambda u: u.src[0].arg == 1),),
 )

@@ -10,10 +10,8 @@ bins, of the highest digits the first; these sums lie behind the bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from ptxflow.compiler.atoms.table import Lanes, Rule, Scope, accesses, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, OF_ONE, each, pieces, vector
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import each, pieces, scoped, vector
 from ptxflow.compiler.ir import UOp
 
 KEY_BITS = 28
@@ -21,18 +19,6 @@ LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just ab
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
 QUANTITIES = ("count", "mass")
-
-
-def scoped(registers: str, lines: Iterable[str]) -> str:
-    """Lines with labels and registers of their own: `b32 a b<4>, pred p` declares %_a, %_b0, ...
-
-    The underscore keeps them from hiding an operand.
-    """
-    declared = []
-    for group in registers.split(", "):
-        kind, *names = group.split()
-        declared.append(f".reg .{kind} {', '.join('%_' + name for name in names)};")
-    return "\n".join(["{", *declared, *lines, "}"])
 
 
 def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
@@ -64,11 +50,8 @@ def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
     return lines
 
 
-define(
-    "zero_shared",
-    signature("dst: smem"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "zero_shared(dst: smem*512 w)",
     lambda use, t: scoped(
         "b32 z",
         [
@@ -78,19 +61,12 @@ define(
         ],
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
-    accesses=accesses(w="dst"),
     defaults=(("begun", False), ("unread", "dst")),
-    rules=(Rule("a warp zeroes 512 bytes", lambda u: u.src[0].arg == 512),),
 )
-define(
-    "saturate",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "saturate(dst: frag*n w, src: frag*n r)",
     each("add.sat.f32 {dst}, {src}, 0f00000000;"),
     "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-    accesses=OF_ONE,
-    rules=(ALIKE,),
 )
 
 
@@ -137,16 +113,12 @@ _BINS = Rule(
     "there is a bin for each digit and copy",
     lambda u: u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"),
 )
-define(
-    "tally",
-    signature("bins: smem, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "tally(bins: smem a, src: frag r)",
     lambda use, text: scoped(
         "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
     ),
     "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
-    accesses=accesses(r="src", a="bins"),
     defaults=(("copies", 1),),
     rules=(
         _BITS,
@@ -154,14 +126,10 @@ define(
         Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
     ),
 )
-define(
-    "tally_either",
-    signature("bins: smem, src counts: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "tally_either(bins: smem a, src counts: frag r)",
     _tally_either_text,
     "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
-    accesses=accesses(r="src counts", a="bins"),
     defaults=(("copies", 1),),
     rules=(_BITS, _BINS),
 )
@@ -190,14 +158,10 @@ def _ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(f"b32 at sum w<{wide}>, pred p", lines)
 
 
-define(
-    "sum_range",
-    signature("bins range: smem, warp: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "sum_range(bins: smem r, range: smem*4 w, warp: value) warp",
     _ranges_text,
     "9.7.13.11 redux.sync: the sum of a warp's range of bins, behind them",
-    accesses=accesses(r="bins", w="range"),
     defaults=(("copies", 1),),
     sass=("redux.sync",),
     rules=(
@@ -207,7 +171,6 @@ define(
             "every lane has a word of a range",
             lambda u: (u.arg.attr("copies") << u.arg.attr("bits")) // u.arg.attr("warps") >= 32,
         ),
-        Rule("a sum has four bytes", lambda u: u.src[1].arg == 4),
     ),
 )
 
@@ -223,14 +186,10 @@ def _sum_of_ranges_text(use: UOp, text: dict[str, str]) -> str:
     return scoped("b32 at sum, pred p", lines)
 
 
-define(
-    "sum_of_ranges",
-    signature("dst: frag, ranges: smem"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "sum_of_ranges(dst: frag w, ranges: smem r) warp",
     _sum_of_ranges_text,
     "9.7.13.11 redux.sync: the sum of all ranges",
-    accesses=accesses(r="ranges", w="dst"),
     sass=("redux.sync",),
     rules=(Rule("up to 32 warps have a range each", lambda u: 4 <= u.src[1].arg <= 128),),
 )
@@ -342,21 +301,16 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     return scoped(temps, [*lines, *_digit_lines(use, text, own)])
 
 
-define(
-    "pick_bin",
-    signature("found bins: smem, goal: frag, own: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "pick_bin(found: smem*16 w, bins: smem r, goal: frag r, own: value) warp",
     _pick_text,
     "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the sum, from the highest "
     "digit on, above the goal: its digit and 1, the goal less what is before it, the sum of "
     "all bins, 0; zeros but for the sum where it stays at or below the goal. With `everywhere` "
     "bins are added up over the CTAs of the cluster",
-    accesses=accesses(r="bins goal", w="found"),
     defaults=(("copies", 1), ("peers", 1), ("ranges", 0)),
     rules=(
         _BITS,
-        Rule("four words are found", lambda u: u.src[0].arg == 16),
         Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
         Rule(
             "there is a bin for each digit and copy, and the sums of the ranges",
@@ -366,40 +320,4 @@ define(
             ),
         ),
     ),
-)
-
-
-def _st_vector_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["src"])
-    return (
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\nst.shared.{kind} [%ra], {registers};"
-    )
-
-
-def _ld_vector_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["dst"])
-    return (
-        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
-    )
-
-
-define(
-    "st_shared_vector",
-    signature("dst: smem, offset: value, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _st_vector_text,
-    "9.7.9.11 st of one, two or four registers by every lane",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it stores one, two or four", lambda u: u.src[2].arg in (1, 2, 4)),),
-)
-define(
-    "ld_shared_vector",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _ld_vector_text,
-    "9.7.9.8 ld of one, two or four registers by every lane",
-    accesses=OF_ONE,
-    rules=(Rule("it loads one, two or four", lambda u: u.src[0].arg in (1, 2, 4)),),
 )

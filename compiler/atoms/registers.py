@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import written
+from ptxflow.compiler.ir import UOp
 
-define(
-    "set_max_registers",
-    (),
-    Scope.WARPGROUP,
-    Lanes.ALL,
+instruction(
+    "set_max_registers() warpgroup -> registers",
     "setmaxnreg.{direction}.sync.aligned.u32 {registers};",
     "9.7.19.5 setmaxnreg",
-    effect="registers",
     sass=lambda u: ("setmaxnreg." + u.arg.attr("direction"),),
     rules=(
         Rule(
@@ -45,88 +33,44 @@ def _mov_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(f"mov.{kind} {d}, {text['value']};" for d in text["dst"].split(", "))
 
 
-define(
-    "mov",
-    signature("dst: frag, value: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _mov_text,
-    "9.7.9.3 mov: one value to every register",
-    accesses=accesses(w="dst"),
-)
-define(
-    "pack",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction("mov(dst: frag w, value: value)", _mov_text, "9.7.9.3 mov: one value to every register")
+instruction(
+    "pack(dst: frag*n w, src: frag*2n r)",
     _pack_text,
     "9.7.9.22 cvt: the first source goes to the upper half",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("two values to a register", lambda u: u.src[1].arg == 2 * u.src[0].arg),),
 )
-define(
-    "st_shared_v4",
-    signature("dst: smem, offset: value, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_shared_v4(dst: smem w, offset: value, src: frag*4 r)",
     "add.u32 %ra, {dst_reg}, {offset};\nst.shared.v4.b32 [%ra], {{{src}}};",
     "9.7.9.11 st",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it stores four registers", lambda u: u.src[2].arg == 4),),
 )
-define(
-    "ld_shared_v4",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_shared_v4(dst: frag*4 w, src: smem r, offset: value)",
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.v4.b32 {{{dst}}}, [%ra];",
     "9.7.9.8 ld",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
 )
-
-
-def _store_async_text(use: UOp, text: dict[str, str]) -> str:
-    return (
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
-        f"mapa.shared::cluster.u32 %ra, %ra, {text['rank']};\n"
-        f"mapa.shared::cluster.u32 %rb, {text['bar_reg']}, {text['rank']};\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
-        f"[%ra], {{{text['src']}}}, [%rb];"
-    )
-
-
-define(
-    "st_async_v4",
-    signature("dst: smem, offset: value, src: frag, bar: mbar, rank: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _store_async_text,
+instruction(
+    "st_async_v4(dst: smem w generic mbar, offset: value, src: frag*4 r, bar: mbar, rank: value) "
+    "-> st_async",
+    written(
+        "",
+        "add.u32 %ra, {dst_reg}, {offset};",
+        "mapa.shared::cluster.u32 %ra, %ra, {rank};",
+        "mapa.shared::cluster.u32 %rb, {bar_reg}, {rank};",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%ra], {{{src}}}, [%rb];",
+    ),
     "9.7.9.12 st.async: into a CTA of the cluster, its bytes counted on a barrier there",
-    accesses=(Access("src", "r", GENERIC), Access("dst", "w", GENERIC, "mbar")),
-    effect="st_async",
     sass=("st.async",),
-    rules=(Rule("it stores four registers", lambda u: u.src[2].arg == 4),),
 )
-
-
-def _load_peer_text(use: UOp, text: dict[str, str]) -> str:
-    return (
-        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\n"
-        f"mapa.shared::cluster.u32 %ra, %ra, {text['rank']};\n"
-        f"ld.shared::cluster.v4.b32 {{{text['dst']}}}, [%ra];"
-    )
-
-
-define(
-    "ld_peer_v4",
-    signature("dst: frag, src: smem, offset rank: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _load_peer_text,
+instruction(
+    "ld_peer_v4(dst: frag*4 w, src: smem r, offset rank: value)",
+    written(
+        "",
+        "add.u32 %ra, {src_reg}, {offset};",
+        "mapa.shared::cluster.u32 %ra, %ra, {rank};",
+        "ld.shared::cluster.v4.b32 {{{dst}}}, [%ra];",
+    ),
     "9.7.9.8 ld from the shared memory of a CTA of the cluster",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it loads four registers", lambda u: u.src[0].arg == 4),),
 )
 
 
@@ -143,51 +87,25 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "st_global",
-    signature("base index inside: value, tile: global, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "st_global(base: pointer, index inside: value, tile: global w, src: frag*1|2|4 r)",
     _store_text,
     "9.7.9.11 st; index counts elements, offset bytes, `inside` is the lane's bounds predicate",
-    accesses=accesses(r="src", w="tile"),
     defaults=(("cache", ""), ("offset", 0)),
-    rules=(
-        Rule("it stores one, two or four registers", lambda u: u.src[-1].arg in (1, 2, 4)),
-        Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
-    ),
 )
-
-
-def _store_narrow_text(use: UOp, text: dict[str, str]) -> str:
-    return (
-        f"cvt.rn.{use.arg.attr('dtype')}.f32 %rh, {text['src']};\n"
-        f"mad.wide.u32 %rda, {text['index']}, 2, {text['base']};\n"
-        f"@{text['inside']} st.global.b16 [%rda], %rh;"
-    )
-
-
-define(
-    "st_global_narrow",
-    signature("base index inside: value, tile: global, src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _store_narrow_text,
+instruction(
+    "st_global_narrow(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
+    written(
+        "",
+        "cvt.rn.{dtype}.f32 %rh, {src};",
+        "mad.wide.u32 %rda, {index}, 2, {base};",
+        "@{inside} st.global.b16 [%rda], %rh;",
+    ),
     "9.7.9.11 st of one float32 register, rounded to 16 bits (9.7.9.22 cvt)",
-    accesses=accesses(r="src", w="tile"),
-    rules=(
-        Rule("it stores one register", lambda u: u.src[-1].arg == 1),
-        Rule("the base is a pointer parameter", lambda u: u.src[0].op is Op.PARAM),
-    ),
 )
-define(
-    "movmatrix",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "movmatrix(dst: frag*1 w, src: frag*1 r) warp",
     "movmatrix.sync.aligned.m8n8.trans.b16 {dst}, {src};",
     "9.7.14.5.17 movmatrix: a warp's 8 x 8 matrix of 16-bit elements, transposed",
-    accesses=accesses(r="src", w="dst"),
     sass=("movmatrix",),
-    rules=(Rule("it moves one register", lambda u: u.src[0].arg == u.src[1].arg == 1),),
 )

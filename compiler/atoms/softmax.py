@@ -9,37 +9,16 @@ whole are as tcgen05.ld gives them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ptxflow.compiler.atoms.table import Atom, Lanes, Rule, Scope, accesses, add, define, signature
-from ptxflow.compiler.atoms.threads import ALIKE, BINARY, OF_ONE, OF_TWO, pieces
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import each, pieces
 from ptxflow.compiler.ir import UOp
 
 ROW = 128  # bytes of a row of a column block in shared memory
 MINUS_INFINITY = "0fFF800000"
-_SAME = Rule("as many registers as it reads", lambda u: u.src[0].arg == u.src[1].arg)
 _QUADS = Rule("rows hold whole groups of eight columns", lambda u: u.src[0].arg % 4 == 0)
 
-Pick = Callable[[int, list[str]], str]  # what a register goes with, by its number
 
-
-def _of_row(index: int, given: list[str]) -> str:
-    return given[index >> 1 & 1]
-
-
-def _in_turn(index: int, given: list[str]) -> str:
-    return given[index % len(given)]
-
-
-def _two(operand: int) -> Rule:
-    return Rule("two rows", lambda u: u.src[operand].arg == 2)
-
-
-def _turns(operand: int, what: str) -> Rule:
-    return Rule(f"{what} in turn", lambda u: u.src[0].arg % u.src[operand].arg == 0)
-
-
-def _fold(name: str, operation: str, isa: str) -> Atom:
+def _fold(name: str, operation: str, isa: str) -> None:
     """All registers of src into each of dst in turn: the first ones begin it."""
 
     def write(use: UOp, text: dict[str, str]) -> str:
@@ -51,30 +30,16 @@ def _fold(name: str, operation: str, isa: str) -> Atom:
             lines += [f"{operation} {d}, {d}, {s};" for s in mine[1:]]
         return "\n".join(lines)
 
-    return Atom(
-        name,
-        signature("dst src: frag"),
-        Scope.THREAD,
-        Lanes.ALL,
-        write,
-        isa,
-        accesses=OF_ONE,
-        rules=(Rule("each result gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-    )
+    alike = Rule("each result gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0)
+    instruction(f"{name}(dst: frag w, src: frag r)", write, isa, (alike,))
 
 
-add(_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"))
-add(_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n"))
-define(
-    "hide",
-    signature("dst: frag, inside: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    lambda use, t: "\n".join(
-        f"selp.f32 {d}, {d}, {MINUS_INFINITY}, {t['inside']};" for d in pieces(t["dst"])
-    ),
+_fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n")
+_fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n")
+instruction(
+    "hide(dst: frag rw, inside: value)",
+    each(f"selp.f32 {{dst}}, {{dst}}, {MINUS_INFINITY}, {{inside}};"),
     "9.7.7 selp: minus infinity where a condition does not hold",
-    accesses=accesses(rw="dst"),
 )
 
 
@@ -89,112 +54,73 @@ def _hidden(dst: str, src: str, ends: list[tuple[str, int]]) -> str:
 
 def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
     rooms = [text["first"], text["second"]]
-    ends = [(_of_row(i, rooms), 8 * (i >> 2) + (i & 1)) for i in range(use.src[0].arg)]
+    ends = [(rooms[i >> 1 & 1], 8 * (i >> 2) + (i & 1)) for i in range(use.src[0].arg)]
     return _hidden(text["dst"], text["src"], ends)
 
 
-define(
-    "hide_columns",
-    signature("dst src: frag, first second: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "hide_columns(dst: frag*n w, src: frag*n r, first second: value)",
     _hide_columns_text,
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
     "counted from the lane's first one, signed",
-    accesses=OF_ONE,
-    rules=(_SAME, _QUADS),
+    rules=(_QUADS,),
 )
 
 
-def _hide_behind_text(use: UOp, text: dict[str, str]) -> str:
-    first = use.arg.attr("first")
-    ends = [(text["visible"], first + i) for i in range(use.src[0].arg)]
-    return _hidden(text["dst"], text["src"], ends)
-
-
-define(
-    "hide_behind",
-    signature("dst src: frag, visible: value"),
-    Scope.THREAD,
-    Lanes.ALL,
-    _hide_behind_text,
+instruction(
+    "hide_behind(dst: frag*n w, src: frag*n r, visible: value)",
+    lambda use, t: _hidden(
+        t["dst"],
+        t["src"],
+        [(t["visible"], use.arg.attr("first") + i) for i in range(use.src[0].arg)],
+    ),
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `visible`, signed; "
     "registers are columns `first` and up of the lane's row",
-    accesses=OF_ONE,
     defaults=(("first", 0),),
-    rules=(_SAME,),
 )
 
 
-def _exp2(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
-    """2^(x scale + shift), where a register picks its shift."""
-
-    def write(use: UOp, text: dict[str, str]) -> str:
-        shifts = pieces(text["shift"])
-        return "\n".join(
-            f"fma.rn.f32 {d}, {s}, {text['scale']}, {pick(i, shifts)};\n"
-            f"ex2.approx.ftz.f32 {d}, {d};"
-            for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True))
-        )
-
-    return Atom(
-        name,
-        signature("dst src scale shift: frag"),
-        Scope.THREAD,
-        Lanes.ALL,
-        write,
-        f"9.7.3 fma, ex2.approx: {isa}; relative error 2^-22.5",
-        accesses=accesses(r="src scale shift", w="dst"),
-        sass=("ex2.approx",),
-        rules=(_SAME, Rule("one factor", lambda u: u.src[2].arg == 1), *rules),
-    )
+_EXP2 = "fma.rn.f32 {dst}, {src}, {scale}, {shift};\nex2.approx.ftz.f32 {dst}, {dst};"
+_SCALE = "mul.rn.f32 {dst}, {dst}, {factor};"
 
 
-add(_exp2("shift_exp2", _in_turn, "2^(x scale + shift); shifts in turn", _turns(3, "shifts")))
-add(_exp2("exp2_rows", _of_row, "2^(x scale + shift of the row)", _QUADS, _two(3)))
+def _turns(operand: int, what: str) -> Rule:
+    return Rule(f"{what} in turn", lambda u: u.src[0].arg % u.src[operand].arg == 0)
 
 
-def _rescale(name: str, pick: Pick, isa: str, *rules: Rule) -> Atom:
-    """Registers times factors, where a register picks its own."""
-
-    def write(use: UOp, text: dict[str, str]) -> str:
-        factors = pieces(text["factor"])
-        return "\n".join(
-            f"mul.rn.f32 {d}, {d}, {pick(i, factors)};" for i, d in enumerate(pieces(text["dst"]))
-        )
-
-    return Atom(
-        name,
-        signature("dst factor: frag"),
-        Scope.THREAD,
-        Lanes.ALL,
-        write,
-        f"9.7.3.5 mul: {isa}",
-        accesses=accesses(r="factor", rw="dst"),
-        rules=rules,
-    )
-
-
-add(_rescale("rescale", _in_turn, "accumulators by factors, in turn", _turns(1, "factors")))
-add(_rescale("rescale_rows", _of_row, "every register by its row's factor", _QUADS, _two(1)))
-define(
-    "finite_or_zero",
-    BINARY,
-    Scope.THREAD,
-    Lanes.ALL,
-    lambda use, t: "\n".join(
-        f"setp.eq.f32 %pw, {b}, {MINUS_INFINITY};\nselp.f32 {d}, 0f00000000, {a}, %pw;"
-        for d, a, b in zip(*(pieces(t[n]) for n in ("dst", "a", "b")), strict=True)
-    ),
+instruction(
+    "shift_exp2(dst: frag*n w, src: frag*n r, scale: frag*1 r, shift: frag r)",
+    each(_EXP2),
+    "9.7.3 fma, ex2.approx: 2^(x scale + shift); shifts in turn; relative error 2^-22.5",
+    (_turns(3, "shifts"),),
+    ("ex2.approx",),
+)
+instruction(
+    "exp2_rows(dst: frag*n w, src: frag*n r, scale: frag*1 r, shift: frag*2 r)",
+    each(_EXP2, rows="shift"),
+    "9.7.3 fma, ex2.approx: 2^(x scale + shift of the row); relative error 2^-22.5",
+    (_QUADS,),
+    ("ex2.approx",),
+)
+instruction(
+    "rescale(dst: frag rw, factor: frag r)",
+    each(_SCALE),
+    "9.7.3.5 mul: accumulators by factors, in turn",
+    (_turns(1, "factors"),),
+)
+instruction(
+    "rescale_rows(dst: frag rw, factor: frag*2 r)",
+    each(_SCALE, rows="factor"),
+    "9.7.3.5 mul: every register by its row's factor",
+    (_QUADS,),
+)
+instruction(
+    "finite_or_zero(dst: frag*n w, a b: frag*n r)",
+    each(f"setp.eq.f32 %pw, {{b}}, {MINUS_INFINITY};\nselp.f32 {{dst}}, 0f00000000, {{a}}, %pw;"),
     "9.7.6 setp, selp: a, or zero where b is minus infinity",
-    accesses=OF_TWO,
-    rules=(ALIKE,),
 )
-define(
-    "warp_sync_behind",
-    signature("src: frag, zero: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "warp_sync_behind(src: frag r, zero: value) warp -> warp_sync",
     lambda use, t: "\n".join(
         [
             f"mov.b32 %ra, {pieces(t['src'])[0]};",
@@ -206,8 +132,6 @@ define(
     ),
     "9.7.13.2 bar.warp.sync of all lanes, which depends on registers: with a zero that ptxas "
     "does not know, it cannot put off what they are computed from to behind what follows",
-    accesses=accesses(r="src"),
-    effect="warp_sync",
 )
 
 
@@ -221,13 +145,9 @@ def _clear_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines).replace("%rz", "0")
 
 
-define(
-    "clear_rows",
-    signature("dst: smem, keep: value"),
-    Scope.WARP,
-    Lanes.ALL,
+instruction(
+    "clear_rows(dst: smem rw, keep: value) warp",
     _clear_text,
     "9.7.9.11 st: zeros over rows of 128 bytes but the first few, whose number is signed",
-    accesses=accesses(rw="dst"),
     rules=(Rule("it has groups of four rows", lambda u: u.src[0].arg % (4 * ROW) == 0),),
 )

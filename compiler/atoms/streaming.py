@@ -6,65 +6,32 @@ A bulk load reads what the kernel never writes; a bulk store belongs to its thre
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import (
-    ASYNC,
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
-from ptxflow.compiler.atoms.threads import CACHES
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.threads import CACHED
+from ptxflow.compiler.ir import UOp
 
-_BASE = Rule("the base is a pointer parameter", lambda u: any(s.op is Op.PARAM for s in u.src))
+_FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
 _COUNTED = Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20)
 
-define(
-    "bulk_load",
-    signature("dst: smem, base index: value, tile: global, bar: mbar"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "bulk_load(dst: smem w async mbar, base: pointer, index: value, tile: global r read-only, "
+    "bar: mbar) one -> bulk_load",
     "mad.wide.u32 %rda, {index}, {element}, {base};\n"
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
     "[{dst}], [%rda], {bytes}, [{bar}];",
     "9.7.9 cp.async.bulk; index counts elements; its bytes complete on the barrier",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", ASYNC, "mbar")),
-    effect="bulk_load",
     sass=("bulk copy g->s",),
-    rules=(
-        _BASE,
-        _WHOLE,
-        _COUNTED,
-        Rule(
-            "it fills its shared-memory slot exactly",
-            lambda u: u.src[0].arg == u.arg.attr("bytes"),
-        ),
-    ),
+    rules=(_WHOLE, _COUNTED, _FILLED),
 )
-define(
-    "bulk_store",
-    signature("src: smem, base index: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "bulk_store(src: smem r async bulk, base: pointer, index: value, tile: global w async bulk) "
+    "one",
     "mad.wide.u32 %rda, {index}, {element}, {base};\n"
     "cp.async.bulk.global.shared::cta.bulk_group [%rda], [{src}], {bytes};",
     "9.7.9 cp.async.bulk; index counts elements; complete with its bulk group",
-    accesses=accesses(ASYNC, "bulk", r="src", w="tile"),
     sass=("bulk copy s->g",),
-    rules=(
-        _BASE,
-        _WHOLE,
-        Rule(
-            "it empties its shared-memory slot",
-            lambda u: u.src[0].arg == u.arg.attr("bytes"),
-        ),
-    ),
+    rules=(_WHOLE, _FILLED),
 )
 
 
@@ -77,22 +44,11 @@ def _narrow_text(use: UOp, text: dict[str, str]) -> str:
     )
 
 
-define(
-    "ld_global_narrow",
-    signature("dst: frag, base index: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_global_narrow(dst: frag*1 w, base: pointer, index: value, tile: global r read-only)",
     _narrow_text,
     "9.7.9.9 ld.global.nc of one 16-bit value, widened (9.7.9.22 cvt); index counts elements",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
     sass=("ld.global.nc",),
     defaults=(("cache", ""),),
-    rules=(
-        _BASE,
-        Rule("it loads one register", lambda u: u.src[0].arg == 1),
-        Rule(
-            "the cache hint is one of " + ", ".join(filter(None, CACHES)),
-            lambda u: u.arg.attr("cache") in CACHES,
-        ),
-    ),
+    rules=(CACHED,),
 )

@@ -7,10 +7,11 @@ complete, what it does to barriers, its text and the machine code that must come
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ParamSpec
+from typing import Any
 
 from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
 
@@ -49,18 +50,6 @@ class Access:
     mode: str  # r, w, rw, a (an atomic update: in any order with others, but with nothing else)
     proxy: str
     done: str = "now"
-
-
-def accesses(proxy: str = GENERIC, done: str = "now", **modes: str) -> tuple[Access, ...]:
-    """Accesses through one proxy, in this order: `accesses(r="a b", w="dst")`."""
-    pairs = [(name, mode) for mode, names in modes.items() for name in names.split()]
-    return tuple(Access(name, mode, proxy, done) for name, mode in pairs)
-
-
-def signature(text: str) -> tuple[tuple[str, str], ...]:
-    """The operands of a row with their kinds: `signature("dst src: frag, index: value")`."""
-    entries = [entry.split(": ") for entry in text.split(", ")]
-    return tuple((name, kind) for names, kind in entries for name in names.split())
 
 
 @dataclass(frozen=True)
@@ -157,14 +146,67 @@ def add(row: Atom) -> Callable[..., UOp]:
     return build
 
 
-P = ParamSpec("P")
+_HEAD = re.compile(r"(\w+)\((.*)\)([\w ]*)(?: -> (\w+))?")
+_MODES = ("r", "rw", "w", "a")  # in this order accesses happen
 
 
-def _added(make: Callable[P, Atom]) -> Callable[P, Callable[..., UOp]]:
-    def define(*args: P.args, **fields: P.kwargs) -> Callable[..., UOp]:
-        return add(make(*args, **fields))
+def instruction(
+    head: str,
+    ptx: str | Callable[[UOp, dict[str, str]], str],
+    isa: str,
+    rules: tuple[Rule, ...] = (),
+    sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = (),
+    defaults: tuple[tuple[str, Any], ...] = (),
+    label: bool = False,
+) -> Callable[..., UOp]:
+    """A row by its head: `name(dst: smem w async mbar, c0 c1: value) warp one -> effect`.
 
-    return define
+    Operands have a kind, where it matters an extent (`frag*4`, `frag*1|2`, `frag*n` and `frag*2n`),
+    and where they are accessed a mode, the proxy (generic) and what completes it (now). A `pointer`
+    is a parameter. Words behind: scope (thread), lanes (all), `orders`, an architecture (both).
+    """
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        raise ValueError(f"{head!r} is no head of an instruction: name(operands) words -> effect")
+    name, operands, words, effect = found.groups("")
+    kinds, accessed, told = list[tuple[str, str]](), list[Access](), set(words.split())
+    extents, stated = list[str](), list[Rule]()
+    for group in filter(None, operands.split(", ")):
+        names, what = group.split(": ")
+        kind, mode, proxy, done = (*what.split(), *("", GENERIC, "now")[what.count(" ") :])
+        kind, _, extent = kind.partition("*")
+        for operand in names.split():
+            if kind == "pointer":
+                stated.append(_parameter(operand, len(kinds)))
+            kinds.append((operand, "value" if kind == "pointer" else kind))
+            extents.append(extent)
+            if mode:
+                accessed.append(Access(operand, mode, proxy, done))
+    if any(extents):
+        stated.insert(0, _extents([n for n, _ in kinds], extents))
+    scope = next((s for s in Scope if s.name.lower() in told), Scope.THREAD)
+    lanes = next((x for x in Lanes if x.name.lower() in told), Lanes.ALL)
+    order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
+    row = Atom(name, tuple(kinds), scope, lanes, ptx, isa, order, effect, (*stated, *rules), sass)
+    archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
+    return add(replace(row, archs=archs, label=label, orders=orders, defaults=defaults))
 
 
-define = _added(Atom)  # a row by its fields
+def _parameter(name: str, index: int) -> Rule:
+    return Rule(f"{name} is a pointer parameter", lambda u: u.src[index].op is Op.PARAM)
+
+
+def _extents(names: Sequence[str], extents: Sequence[str]) -> Rule:
+    """Of registers, bytes or columns of the operands, as `instruction` says them."""
+
+    def holds(use: UOp) -> bool:
+        units = set[float]()  # what n is, by each operand that says so
+        for node, extent in zip(use.src, extents, strict=True):
+            if extent.endswith("n"):
+                units.add(node.arg / int(extent[:-1] or 1))
+            elif extent and str(node.arg) not in extent.split("|"):
+                return False
+        return len(units) <= 1 and all(n == int(n) for n in units)
+
+    said = ", ".join(f"{n} of {e}" for n, e in zip(names, extents, strict=True) if e)
+    return Rule(f"extents are {said}", holds)

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from string import Formatter
+from typing import Any
 
-from ptxflow.compiler.atoms.table import (
-    GENERIC,
-    READ_ONLY,
-    Access,
-    Lanes,
-    Rule,
-    Scope,
-    accesses,
-    define,
-    signature,
-)
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.ir import UOp
 
+Text = Callable[[UOp, dict[str, str]], str]  # what writes a use of a row
 CACHES = ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last")
 PREFETCHES = (0, 128, 256)  # bytes that a miss brings into L2 around it; 0: not said
+CACHED = Rule(
+    "the cache hint is one of " + ", ".join(filter(None, CACHES)),
+    lambda u: u.arg.attr("cache") in CACHES,
+)
+PREFETCHED = Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES)
 
 
 def cache_hint(choice: str) -> str:
@@ -48,6 +45,66 @@ def vector(registers: str) -> tuple[str, str]:
     return ("b32", registers) if count == 1 else (f"v{count}.b32", f"{{{registers}}}")
 
 
+def scoped(registers: str, lines: Iterable[str]) -> str:
+    """Lines with labels and registers of their own: `b32 a b<4>, pred p` declares %_a, %_b0, ...
+
+    The underscore keeps them from hiding an operand.
+    """
+    declared = []
+    for group in registers.split(", "):
+        kind, *names = group.split()
+        declared.append(f".reg .{kind} {', '.join('%_' + name for name in names)};")
+    return "\n".join(["{", *declared, *lines, "}"])
+
+
+class _Registers(str):
+    """An operand's text, of which `[i]` is a register."""
+
+    def __getitem__(self, index: Any) -> str:
+        return str(self.split(", ")[index])
+
+
+class _Named:
+    """Operands and attributes of a use by name, as templates take them."""
+
+    def __init__(self, use: UOp, operands: dict[str, str]):
+        self.attrs, self.operands = dict(use.arg.attrs), operands
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attrs[name] if name in self.attrs else _Registers(self.operands[name])
+
+
+def written(temps: str, *lines: str) -> Text:
+    """Lines as templates of operands, `{found[0]}` one of its registers, and of attributes, with
+    registers of their own, if there are any: see `scoped`."""
+
+    def write(use: UOp, operands: dict[str, str]) -> str:
+        text = [line.format_map(_Named(use, operands)) for line in lines]
+        return scoped(temps, text) if temps else "\n".join(text)
+
+    return write
+
+
+def each(text: str, rows: str = "", picked: str = "") -> Text:
+    """The text once for each register, with the operands and attributes that it names in step, and
+    those of fewer registers in turn. `rows`: an operand of two, one for each of a lane's rows of a
+    fragment; `picked`: one of whose registers the attribute `order` names some, in turn."""
+    names = {name for _, name, _, _ in Formatter().parse(text) if name}
+
+    def write(use: UOp, operands: dict[str, str]) -> str:
+        named, order = _Named(use, operands), use.arg.attr("order")
+        held = {n: pieces(x) if isinstance(x := named[n], str) else [x] for n in names}
+
+        def of(name: str, i: int) -> Any:
+            at = i >> 1 & 1 if name == rows else order[i % len(order)] if name == picked else i
+            return held[name][at % len(held[name])]
+
+        count = max(len(x) for n, x in held.items() if n != picked)
+        return "\n".join(text.format_map({n: of(n, i) for n in names}) for i in range(count))
+
+    return write
+
+
 def _load_text(use: UOp, text: dict[str, str]) -> str:
     cache, prefetch = use.arg.attr("cache"), use.arg.attr("prefetch")
     kind, registers = vector(text["dst"])
@@ -63,26 +120,14 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     return zero + load.replace("{guard}", f"@{text['inside']} ")
 
 
-define(
-    "ld_global",
-    signature("dst: frag, base index inside: value, tile: global"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_global(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r read-only)",
     _load_text,
     "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
     "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
-    accesses=(Access("tile", "r", READ_ONLY), Access("dst", "w", GENERIC)),
     sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
     defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
-    rules=(
-        Rule("it loads one, two or four registers", lambda u: u.src[0].arg in (1, 2, 4)),
-        Rule("the base is a pointer parameter", lambda u: u.src[1].op is Op.PARAM),
-        Rule(
-            "the cache hint is one of " + ", ".join(filter(None, CACHES)),
-            lambda u: u.arg.attr("cache") in CACHES,
-        ),
-        Rule("L2 prefetches 128 or 256 bytes", lambda u: u.arg.attr("prefetch") in PREFETCHES),
-    ),
+    rules=(CACHED, PREFETCHED),
 )
 
 
@@ -93,16 +138,11 @@ def _after_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([first, *moves])
 
 
-define(
-    "after_load",
-    signature("dst src other: frag, zero: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "after_load(dst: frag*n w, src: frag*n r, other: frag r, zero: value)",
     _after_text,
     "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
     "where ptxas would put off loading the other",
-    accesses=accesses(r="src other", w="dst"),
-    rules=(Rule("as many registers as before", lambda u: u.src[0].arg == u.src[1].arg),),
 )
 
 
@@ -123,15 +163,10 @@ def _unpack_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-define(
-    "unpack",
-    signature("dst src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "unpack(dst: frag*2n w, src: frag*n r)",
     _unpack_text,
     "9.7.9.22 cvt: 16-bit pairs to float32, exactly; lower half first; last: not read again",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("two values of a register", lambda u: u.src[0].arg == 2 * u.src[1].arg),),
 )
 
 
@@ -155,93 +190,39 @@ def _add_text(use: UOp, text: dict[str, str]) -> str:
     return "\n".join([*moves, *_squares(sums, pieces(text["src"]))])
 
 
-define(
-    "sum_squares",
-    signature("dst src: frag, accumulate: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "sum_squares(dst: frag rw, src: frag r, accumulate: value)",
     _sum_text,
     "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
-    accesses=accesses(r="src", rw="dst"),
     rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
 )
 
 
-define(
-    "add_squares",
-    signature("dst sum src: frag"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "add_squares(dst: frag*n w, sum: frag*n r, src: frag r)",
     _add_text,
     "9.7.3.7 fma: as sum_squares, from sums to others",
-    accesses=accesses(r="sum src", w="dst"),
-    rules=(
-        Rule("as many sums as before", lambda u: u.src[0].arg == u.src[1].arg),
-        Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),
-    ),
+    rules=(Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),),
 )
-
-
-def each(text: str) -> Callable[[UOp, dict[str, str]], str]:
-    """The text once for each register of dst, with the operands that it names in step; an operand
-    of one register serves all."""
-    names = {name for _, name, _, _ in Formatter().parse(text) if name}
-
-    def write(use: UOp, operands: dict[str, str]) -> str:
-        split = {name: pieces(operands[name]) for name in names}
-        return "\n".join(
-            text.format_map({n: held[i % len(held)] for n, held in split.items()})
-            for i in range(len(split["dst"]))
-        )
-
-    return write
 
 
 ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
-BINARY = (("dst", "frag"), ("a", "frag"), ("b", "frag"))
-OF_TWO = accesses(r="a b", w="dst")
-OF_ONE = accesses(r="src", w="dst")
 
 
-def _shuffle_text(use: UOp, text: dict[str, str]) -> str:
-    lanes = use.arg.attr("lanes")
-    return each(f"shfl.sync.bfly.b32 {{dst}}, {{src}}, {lanes}, 31, 0xFFFFFFFF;")(use, text)
-
-
-define(
-    "shuffle_xor",
-    signature("dst src: frag"),
-    Scope.WARP,
-    Lanes.ALL,
-    _shuffle_text,
+instruction(
+    "shuffle_xor(dst: frag*n w, src: frag*n r) warp",
+    each("shfl.sync.bfly.b32 {dst}, {src}, {lanes}, 31, 0xFFFFFFFF;"),
     "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
-    accesses=OF_ONE,
     sass=("shfl.sync.bfly",),
-    rules=(
-        ALIKE,
-        Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),
-    ),
+    rules=(Rule("it reaches another lane of the warp", lambda u: 1 <= u.arg.attr("lanes") < 32),),
 )
-define(
-    "st_shared",
-    signature("dst: smem, src: frag"),
-    Scope.THREAD,
-    Lanes.ONE,
+instruction(
+    "st_shared(dst: smem*4 w, src: frag*1 r) one",
     "st.shared.b32 [{dst}], {src};",
     "9.7.9.11 st of one register by one lane",
-    accesses=accesses(r="src", w="dst"),
-    rules=(
-        Rule("it stores one register", lambda u: u.src[1].arg == 1),
-        Rule("a register has four bytes", lambda u: u.src[0].arg == 4),
-    ),
 )
-define(
-    "ld_shared",
-    signature("dst: frag, src: smem, offset: value"),
-    Scope.THREAD,
-    Lanes.ALL,
+instruction(
+    "ld_shared(dst: frag*1 w, src: smem r, offset: value)",
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
     "9.7.9.8 ld of one register",
-    accesses=accesses(r="src", w="dst"),
-    rules=(Rule("it loads one register", lambda u: u.src[0].arg == 1),),
 )

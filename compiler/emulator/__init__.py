@@ -74,17 +74,19 @@ def emulate(
     axes: Mapping[str, int],
     *,
     seed: int = 0,
-    clusters: Sequence[int] | None = None,
+    some: Sequence[int] = (),
     grid: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
+    limit: int = 0,
 ) -> Report:
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
     `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits);
     an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
-    can, others mix. `clusters` runs some clusters of the (first) grid only; `grid` (CTAs along x)
-    replaces the (first) launch's, for persistent kernels. `arguments` are what parameters take
-    besides tensors. A workspace begins as NaN.
+    can, others mix. `some` has the number of clusters that run of each launch, spread over its
+    grid; 0, or none, runs all. `grid` (CTAs along x) replaces the (first) launch's, for persistent
+    kernels. `arguments` are what parameters take besides tensors. A launch of more than `limit`
+    instructions (0: 50 million a cluster) does not end. A workspace begins as NaN.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
@@ -95,9 +97,9 @@ def emulate(
     touched: dict[str, Array] = {}
     for i, step in enumerate(launch.steps):
         program = Program(parse(ptx, step.entry))
-        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments)
+        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
         try:
-            whole.add(machine.run(None if i else clusters))
+            whole.add(machine.run(some[i] if i < len(some) else 0))
         finally:
             whole.cover(step.entry, program.coverage)
         for buffer in machine.memory.buffers:

@@ -73,19 +73,18 @@ class Order:
         )
 
 
-def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool, writes: bool) -> None:
-    """What a strong access at a word learns and leaves there."""
+def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool) -> None:
+    """What a strong access learns at a word, before it is noted itself; or leaves there, after."""
     signals, actor, me = w.cta.machine.signals, w.actor, (w.cta.cluster, w.cta.rank)
     if reads:
         seen = signals.seen(me, key, order.scope)
         (actor if order.acquires else actor.observed).join(seen)
-    if writes:
-        if order.releases:
-            signals.release(me, key, order.scope, actor.publish())
-        else:
-            message = actor.released if order.scope in WIDE else actor.released_cta
-            if message is not None:
-                signals.release(me, key, order.scope, message)
+    elif order.releases:
+        signals.release(me, key, order.scope, actor.publish())
+    else:
+        message = actor.released if order.scope in WIDE else actor.released_cta
+        if message is not None:
+            signals.release(me, key, order.scope, message)
 
 
 def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:
@@ -132,8 +131,10 @@ def atomic(line: Line) -> Step:
         for lane, place, at in zip(lanes.tolist(), index.tolist(), offsets.tolist(), strict=True):
             before[lane] = words[place]
             typed[place] = compute(typed[place], given[lane], third[lane])
-            order_access(w, (id(shadow), at), order, reads=True, writes=True)
+            order_access(w, (id(shadow), at), order, reads=True)
         touch(w, shadow, offsets, width // 8, "a", lanes)
+        for at in offsets.tolist():
+            order_access(w, (id(shadow), at), order, reads=False)
         if write:
             write(w, before)
 
@@ -159,9 +160,12 @@ def strong(line: Line) -> Step:
         given = w.vector(value(w), wide) if value else None
         w.sure()
         words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
+        if not loads:
+            touch(w, shadow, offsets, width // 8, "a", lanes)
         for at in offsets.tolist():
-            order_access(w, (id(shadow), at), order, reads=loads, writes=not loads)
-        touch(w, shadow, offsets, width // 8, "a", lanes)
+            order_access(w, (id(shadow), at), order, reads=loads)
+        if loads:
+            touch(w, shadow, offsets, width // 8, "a", lanes)
         if given is not None:
             words[index] = given[lanes]
         elif write is not None:

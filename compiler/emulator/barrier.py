@@ -110,6 +110,7 @@ class NamedBarrier:
     generation: int = 0
     message: Clocks = field(default_factory=Clocks)
     waiting: list[Actor] = field(default_factory=list)
+    line: int = 0  # of the last arrival
 
     def arrive(
         self, warp: int, threads: int, name: str, needed: int, actor: Actor, waits: bool

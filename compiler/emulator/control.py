@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
-from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
+from ptxflow.compiler.emulator.clocks import GENERIC, GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import LANES, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
@@ -169,6 +169,7 @@ def barrier_sync(line: Line) -> Step:
         if index >= 16:
             raise Fault(f"there is no barrier {index}")
         bar, name = w.cta.named[index], f"barrier {index}"
+        bar.line = line.ins.line
         if threads is None:
             live = 32 * w.cta.live
             mine = bar.arrive(w.index, 0, name, live, w.actor, waits)
@@ -270,8 +271,6 @@ def _barrier(w: Warp, line: Line, at: int, remote: bool) -> MBarrier:
     if not remote:
         own(w, at)
     _, bar = w.cta.machine.barrier(at)
-    if at >> RANK_SHIFT != w.cta.rank and not bar.published:
-        w.cta.machine.hazard(line.ins.line, f"{bar.where} was not fenced after its init")
     use_barrier(w, bar)
     return bar
 
@@ -380,8 +379,18 @@ def fence_init(line: Line) -> Step:
 def fence_proxy(line: Line) -> Step:
     """Generic accesses that the executing lanes know of come before later asynchronous ones."""
     space = (line.match[1] or "").split("::")[0]
-    rows = {"": (SHARED_ASYNC, GLOBAL_ASYNC), "shared": (SHARED_ASYNC,), "global": (GLOBAL_ASYNC,)}
-    return lambda w: w.actor.fence_proxy(w.mask, rows[space])
+    every = {"": (SHARED_ASYNC, GLOBAL_ASYNC), "shared": (SHARED_ASYNC,), "global": (GLOBAL_ASYNC,)}
+    rows = every[space]
+
+    def run(w: Warp) -> None:
+        w.actor.fence_proxy(w.mask, rows)
+        if SHARED_ASYNC in rows:  # an mbarrier's init is a generic access, too
+            for bar in w.cta.barriers.values():
+                made = bar.created
+                own = made.agent == w.actor.agent
+                bar.published |= own or w.actor.knows(GENERIC, made.agent, made.clock)
+
+    return run
 
 
 @operation(r"fence\.(?:acq_rel|sc)\.(cta|cluster|gpu|sys)|membar\.(cta|gl|sys)")
@@ -409,8 +418,15 @@ def fence_tensor(line: Line) -> Step:
     return run
 
 
-@operation(r"griddepcontrol\.(?:wait|launch_dependents)")
+@operation(r"griddepcontrol\.(wait|launch_dependents)")
 def dependent_grids(line: Line) -> Step:
-    """The grids before have completed when a run begins, and nobody runs after it."""
+    """The grids before have completed, known to who waits, and nobody runs after this one."""
     line.count(0)
-    return lambda w: None
+    waits = line.match[1] == "wait"
+
+    def run(w: Warp) -> None:
+        before = w.cta.machine.races.before
+        if waits and before >= 0:
+            w.actor.completed(before, 1)
+
+    return run

@@ -11,7 +11,7 @@ from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array, lanes_in
-from ptxflow.compiler.emulator.memory import LANDING, READY
+from ptxflow.compiler.emulator.memory import LANDING, READY, Buffer
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate
@@ -22,13 +22,16 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 
 @dataclass
 class Copy:
-    """One instruction's copies: byte addresses in shared memory [lanes, bytes], global sources."""
+    """One instruction's copies: byte addresses in shared memory [lanes, bytes], global sources.
+
+    Bytes that no source fills are zeros."""
 
     line: int
     lanes: int
     target: Array
-    source: Array  # first byte of each lane
-    kept: Array  # bytes of each lane that are copied; the rest are zeros
+    source: tuple[
+        tuple[Array, Buffer, Array], ...
+    ]  # lanes, and the bytes [lanes, n] that they read
 
 
 @dataclass
@@ -77,13 +80,16 @@ def copy(line: Line) -> Step:
         shared.state[where] = LANDING
         by = stream(w, COPY)
         issue(w, by, shared.shadow, *granules(first, count), "w", GENERIC)
-        for kept_bytes in np.unique(bytes_kept[bytes_kept > 0]).tolist():
-            starts = origin[bytes_kept == kept_bytes]
-            buffer = w.cta.machine.memory.find(int(starts.min()), int(starts.max()) + kept_bytes)
-            read = granules(starts - buffer.base, kept_bytes)
-            issue(w, by, buffer.shadow, *read, "r", GENERIC)
+        sources = []
+        for length in sorted(set(bytes_kept.tolist()) - {0}):
+            mine = bytes_kept == length
+            starts = origin[mine]
+            buffer = w.cta.machine.memory.find(int(starts.min()), int(starts.max()) + length)
+            starts -= buffer.base
+            issue(w, by, buffer.shadow, *granules(starts, length), "r", GENERIC)
+            sources.append((mine, buffer, starts[:, None] + np.arange(length)))
         w.actor.unfenced[shared.shadow.row] |= w.mask
-        w.unit(CopyGroups).open.append(Copy(line.ins.line, w.mask, where, origin, bytes_kept))
+        w.unit(CopyGroups).open.append(Copy(line.ins.line, w.mask, where, tuple(sources)))
 
     return run
 
@@ -148,11 +154,9 @@ def arrive(line: Line) -> Step:
 
 def land(w: Warp, copy: Copy) -> None:
     """The bytes arrive."""
-    shared, memory = w.cta.shared, w.cta.machine.memory
-    for where, origin, kept in zip(copy.target, copy.source.tolist(), copy.kept, strict=True):
-        data = np.zeros(len(where), np.uint8)
-        if kept:
-            buffer = memory.find(origin, origin + int(kept))
-            data[:kept] = buffer.data[origin - buffer.base :][:kept]
-        shared.data[where] = data
-        shared.state[where] = READY
+    shared = w.cta.shared
+    data = np.zeros(copy.target.shape, np.uint8)
+    for lanes, buffer, at in copy.source:
+        data[lanes, : at.shape[1]] = buffer.data[at]
+    shared.data[copy.target] = data
+    shared.state[copy.target] = READY

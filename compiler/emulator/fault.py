@@ -10,5 +10,9 @@ class Fault(Exception):
     """The PTX text cannot be run further: unknown instruction, bad access, deadlock, leak."""
 
 
+class Endless(Fault):
+    """A run was stopped at its limit of instructions: it says nothing of what would follow."""
+
+
 class PtxSyntaxError(Fault):
     """The text is not the PTX that this emulator knows."""

@@ -161,6 +161,7 @@ class Grid:
     grid: tuple[int, int, int]  # CTAs
     clusters: tuple[int, int, int]
     cluster_size: int
+    block: tuple[int, int, int]  # threads
     shared_bytes: int
     launch_registers: int  # a thread
     ctas: list[Cta]
@@ -176,6 +177,20 @@ class Grid:
         self.report = Report()
         self.races = Races(module.code, self._note)
         self.signals = Signals()
+
+    def parameter(self, at: int, size: int) -> int:
+        """`size` bytes of parameter space, as an unsigned number."""
+        held, value = self.constants.get(at, (0, 0))
+        if held == size:
+            return value
+        octets = {
+            start + i: value >> 8 * i & 0xFF
+            for start, (count, value) in self.constants.items()
+            for i in range(count)
+        }
+        if any(at + i not in octets for i in range(size)):
+            raise Fault(f"no scalar parameter of {8 * size} bits at 0x{at:X}")
+        return sum(octets[at + i] << 8 * i for i in range(size))
 
     def peer(self, rank: int) -> Cta:
         """A CTA of the cluster that is alive."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from ptxflow.compiler.emulator import tensormap
 from ptxflow.compiler.emulator.barrier import ClusterBarrier
-from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.fault import Endless, Fault
 from ptxflow.compiler.emulator.grid import Cta, Grid, Landing, Report
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import PARAM_BASE
@@ -35,6 +35,7 @@ from ptxflow.compiler.launch import (
 )
 
 LIMIT = 50_000_000  # instructions of a cluster: more is an endless loop
+TURN = 1 << 16  # instructions with nobody waiting: somebody polls, and something lands
 MAX_SHARED = 232_448  # bytes a block gets at most
 
 
@@ -50,8 +51,12 @@ class Machine(Grid):
         seed: int,
         grid: int | None,
         arguments: Arguments,
+        limit: int = 0,
+        block: tuple[int, int, int] | None = None,
     ):
+        """`block`: the sides of a block that is not along x alone."""
         super().__init__(program.module, launch, tensors)
+        self.block = block or (launch.block, 1, 1)
         self.program, self.coverage = program, program.coverage
         x, y, z = (evaluate(side, axes) for side in launch.grid)
         self.grid = (x if grid is None else grid, y, z)
@@ -61,6 +66,7 @@ class Machine(Grid):
         self.launch_registers = self._launch_registers()
         self._bind(axes, arguments)
         self.rng = random.Random(seed) if seed else None
+        self.limit = limit or 1 << 60  # instructions of all clusters
         self.strict = seed % 2 == 1  # a warp runs only when none before it can
         self.early = (0.0, 1.0, 0.25, 0.0)[seed % 4]  # chance that something lands unforced
         self.seed = seed
@@ -78,8 +84,9 @@ class Machine(Grid):
         self.clusters = (x, y, z)
         if launch.block % 32 or not 32 <= launch.block <= 1024:
             raise ValueError(f"a block of {launch.block} threads is not 1..32 whole warps")
-        if "reqntid" in directives and directives["reqntid"][0] != launch.block:
-            raise ValueError(f".reqntid {directives['reqntid'][0]}, launched with {launch.block}")
+        required = (*directives.get("reqntid", self.block), 1, 1)[:3]
+        if required != self.block:
+            raise ValueError(f".reqntid {required}, launched with {self.block}")
         declared = (*directives.get("reqnctapercluster", ()), 1, 1, 1)[:3]
         if declared != tuple(launch.cluster):
             raise ValueError(f"cluster of {declared} declared, {launch.cluster} launched")
@@ -123,12 +130,12 @@ class Machine(Grid):
 
     # -- one cluster --------------------------------------------------------------------------
 
-    def run(self, clusters: Iterable[int] | None) -> Report:
-        """Run the clusters given (all of the grid by default), one after another."""
+    def run(self, some: int = 0) -> Report:
+        """Run all clusters of the grid, one after another, or `some`: the first, the last, and
+        others between."""
         count = math.prod(self.clusters)
-        for index in range(count) if clusters is None else clusters:
-            if not 0 <= index < count:
-                raise ValueError(f"no cluster {index} in a grid of {self.grid} CTAs")
+        spread = {round(place) for place in np.linspace(0, count - 1, min(some, count))}
+        for index in sorted(spread) if some else range(count):
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
             self.report.clusters += 1
@@ -143,7 +150,7 @@ class Machine(Grid):
         self.cluster_barrier = ClusterBarrier(len(warps))
         self.priority: dict[tuple[int, int], int] = {}
         self.races.forget_steps()
-        executed = 0
+        executed = polled = 0
         while warps:
             self._reorder(warps)
             if self.landings and self.rng and self.rng.random() < self.early:
@@ -152,16 +159,24 @@ class Machine(Grid):
             progress = False
             for w in warps:
                 if w.runnable():
-                    executed += self._turn(w)
+                    count = self._turn(w)
+                    executed += count
+                    polled = 0 if w.wait else polled + count
                     progress = True
                     if self.strict:
                         break
             warps = [w for w in warps if not w.done]
-            if executed > LIMIT:
-                raise Fault(f"{executed} instructions: the run does not end")
+            if executed > min(LIMIT, self.limit - self.report.instructions):
+                raise Endless(
+                    self._standing(warps, f"{executed} instructions: the run does not end")
+                )
+            if polled >= TURN and self.landings:
+                polled = 0
+                self._land()
             if not progress and warps:
                 if not self.landings:
-                    raise Fault(self._deadlock(warps))
+                    what = "deadlock: nobody can go on and nothing is in flight"
+                    raise Fault(self._standing(warps, what))
                 self._land()
         self.report.instructions += executed
 
@@ -177,7 +192,7 @@ class Machine(Grid):
             warps.sort(key=lambda w: (self.priority[w.cta.rank, w.index // 4], w.index))
 
     def _turn(self, w: Warp) -> int:
-        budget = self.rng.randint(1, 300) if self.rng else 1 << 30
+        budget = self.rng.randint(1, 300) if self.rng else min(TURN, self.limit + 1)
         try:
             count = w.run(budget)
             if w.done:
@@ -198,6 +213,10 @@ class Machine(Grid):
                 barrier.release(32 * cta.live)
         if not cta.exited:
             return
+        for number, barrier in enumerate(cta.named):
+            if barrier.arrived:
+                came = f"{32 * len(barrier.arrived)} of {barrier.threads} threads arrived"
+                self.hazard(barrier.line, f"barrier {number} is left half way: {came}, none waits")
         for unit in cta.units.values():
             self._nothing_left(unit.left())
         for landing in self.landings:
@@ -228,8 +247,9 @@ class Machine(Grid):
             where = f"{chosen.who}: line {chosen.ins.line}: `{shorten(chosen.ins.text)}`"
             raise Fault(f"{where}, as it completes: {fault}") from None
 
-    def _deadlock(self, warps: list[Warp]) -> str:
-        out = ["deadlock: nobody can go on and nothing is in flight"]
+    def _standing(self, warps: list[Warp], what: str) -> str:
+        """A sentence, and a line for each part of a warp: where it stands, what it waits for."""
+        out = [what]
         for w in sorted(warps, key=lambda w: (w.cta.rank, w.index)):
             for pc, mask, what in w.stands():
                 ins = self.module.code[pc]

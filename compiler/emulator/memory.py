@@ -83,8 +83,8 @@ class Shared:
         out: Array = self.words[size][at // size]
         return out
 
-    def store(self, at: Array, values: Array, size: int) -> None:
-        """Generic write."""
+    def store(self, at: Array, values: Array, size: int) -> bool:
+        """Generic write; whether the same values were there."""
         first, last = int(at.min()), int(at.max()) + size
         self.check(first, last, size)
         bytes_at = (at[..., None] + span(size)).ravel()
@@ -92,8 +92,11 @@ class Shared:
         if (states == LANDING).any() or (states == BARRIER).any():
             problem = self.unreadable(states, bytes_at, (UNWRITTEN, READY))
             raise Fault(f"writes: {problem}")
-        self.words[size][at // size] = values
+        index = at // size
+        same = bool((states == READY).all() and (self.words[size][index] == values).all())
+        self.words[size][index] = values
         self.state[bytes_at] = READY
+        return same
 
     def begin_write(self, chunks: Array) -> None:
         """An asynchronous write of 16-byte chunks has been issued."""

@@ -8,7 +8,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
 from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
-from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation
+from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch, touch_words
@@ -31,8 +31,10 @@ def convert_address(line: Line) -> Step:
     write, a = line.write(0, width), line.read(1, width)
     if line.match[2] != "shared":
         return lambda w: write(w, a(w))
-    if to or width != 64:
-        raise line.refuse("generic addresses to shared ones are not modelled")
+    if width != 64:
+        raise line.refuse("generic addresses have 64 bits")
+    if to:
+        return lambda w: write(w, (a(w) - SHARED_BASE) & MASKS[64])
     return lambda w: write(w, a(w) + SHARED_BASE)
 
 
@@ -57,23 +59,23 @@ def store_parameter(line: Line) -> Step:
     return lambda w: w.put(slot, value(w))
 
 
-@operation(r"ld\.param\.[busf](16|32|64)")
+@operation(r"ld\.param(?:\.v([24]))?\.([busf])(8|16|32|64)")
 def load_parameter(line: Line) -> Step:
-    passed = _passed(line, 1)
-    if passed is not None:
-        line.count(2)
-        store, held = line.write(0, int(line.match[1])), line.reader(passed, int(line.match[1]))
-        return lambda w: store(w, held(w))
     line.count(2)
-    width = int(line.match[1])
-    write, address = line.write(0, width), line.address(1)
+    passed, width = _passed(line, 1), int(line.match[3])
+    if passed is not None:
+        store, held = line.write(0, width), line.reader(passed, width)
+        return lambda w: store(w, held(w))
+    to, size, sign = register_width(line, 0), width // 8, 1 << width - 1
+    slots, address, signed = line.slots(0, to), line.address(1), line.match[2] == "s"
+    if len(slots) != int(line.match[1] or 1):
+        raise line.refuse(f"{len(slots)} registers")
 
     def run(w: Warp) -> None:
-        at = address(w)
-        found = w.cta.machine.constants.get(at)
-        if found is None or found[0] * 8 != width:
-            raise Fault(f"no scalar parameter of {width} bits at 0x{at:X}")
-        write(w, found[1] & ((1 << width) - 1))
+        at = uniform(w, address(w), "the address of a parameter")
+        for i, slot in enumerate(slots):
+            value = w.cta.machine.parameter(at + i * size, size) & MASKS[width]
+            w.put(slot, (value ^ sign) - sign & MASKS[to] if signed else value)
 
     return run
 
@@ -100,7 +102,7 @@ def own_offsets(w: Warp, at: Array) -> Array:
 
 @operation(
     rf"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?{_HINT}(?:\.L2::\d+B)?"
-    r"(?:\.v([24]))?\.[busf](8|16|32|64)"
+    r"(?:\.v([248]))?\.[busf](8|16|32|64)"
 )
 def load(line: Line) -> Step:
     line.count(2)
@@ -147,7 +149,8 @@ def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
 
 
 @operation(
-    rf"st\.(shared|shared::cta|shared::cluster|global){_HINT}(?:\.v([24]))?\.[busf](8|16|32|64)"
+    rf"st(?:\.(shared|shared::cta|shared::cluster|global))?{_HINT}"
+    r"(?:\.v([248]))?\.[busf](8|16|32|64)"
 )
 def store(line: Line) -> Step:
     line.count(2)
@@ -160,13 +163,14 @@ def store(line: Line) -> Step:
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
         data = columns(w, values, lanes)
-        if space == "global":
+        if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
+            _store_cluster(w, line.ins.line, at & 0xFFFFFFFF, data, size, lanes)
+        elif space in ("global", None):
             words, index = w.cta.machine.memory.words(at, size)
             same_value(w, at, data)
+            mode = "s" if (words[index] == data).all() else "w"
             words[index] = data
-            touch_words(w, at, size, "w", lanes)
-        elif space == "shared::cluster":
-            _store_cluster(w, line.ins.line, at, data, size, lanes)
+            touch_words(w, at, size, mode, lanes)
         else:
             write_shared(w, line.ins.line, own_offsets(w, at), data, size, lanes)
 
@@ -205,8 +209,8 @@ def write_shared(
     owner = cta or w.cta
     w.cta.machine.hazard(line, owner.retire((at[..., None] + np.arange(size)).ravel()))
     same_value(w, at, data)
-    owner.shared.store(at, data, size)
-    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, "w", lanes)
+    mode = "s" if owner.shared.store(at, data, size) else "w"
+    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, mode, lanes)
 
 
 def same_value(w: Warp, at: Array, data: Array) -> None:

@@ -60,6 +60,11 @@ class Program:
             self.symbols[variable.name] = LOCAL_BASE + at
             self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
+        code = module.code
+        beyond = any(len(code) in ins.targets for ins in code)
+        if beyond or not code or code[-1].guard or code[-1].opcode not in ("ret", "exit"):
+            line = code[-1].line if code else 0
+            code.append(Instruction("ret", (), None, line, "the end of the body"))
         self.coverage = Coverage.of(module.code)
         self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
 
@@ -239,17 +244,24 @@ def uniform(w: Warp, value: Value, what: str) -> int:
 
 
 SPECIALS: dict[str, Read] = {
-    "%tid.x": lambda w: LANE_IDS + np.uint32(32 * w.index),
     "%laneid": lambda w: LANE_IDS,
     "%warpid": lambda w: w.index,
-    "%ntid.x": lambda w: w.cta.machine.launch.block,
     "%cluster_ctarank": lambda w: w.cta.rank,
     "%cluster_nctarank": lambda w: w.cta.machine.cluster_size,
 }
 
 
-def _special(name: str, axis: int, read: Callable[[Warp], tuple[int, int, int]]) -> None:
+def _special(name: str, axis: int, read: Callable[[Warp], tuple[Value, Value, Value]]) -> None:
     SPECIALS[f"%{name}.{'xyz'[axis]}"] = lambda w: read(w)[axis]
+
+
+def _thread(w: Warp) -> tuple[Value, Value, Value]:
+    """Of the lanes in their block."""
+    x, y, _ = w.cta.machine.block
+    at = LANE_IDS + np.uint32(32 * w.index)
+    if x == w.cta.machine.launch.block:
+        return at, 0, 0
+    return at % np.uint32(x), at // np.uint32(x) % np.uint32(y), at // np.uint32(x * y)
 
 
 def _position(w: Warp, outer: bool) -> tuple[int, int, int]:
@@ -267,5 +279,5 @@ for _axis in range(3):
     _special("cluster_ctaid", _axis, lambda w: _position(w, False))
     _special("nclusterid", _axis, lambda w: w.cta.machine.clusters)
     _special("cluster_nctaid", _axis, lambda w: w.cta.machine.launch.cluster)
-for _letter in "yz":  # blocks are along x
-    SPECIALS |= {f"%tid.{_letter}": lambda w: 0, f"%ntid.{_letter}": lambda w: 1}
+    _special("ntid", _axis, lambda w: w.cta.machine.block)
+    _special("tid", _axis, _thread)

@@ -7,7 +7,10 @@ the machine never sees a name. Anything that is not understood is an error with 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ptxflow.compiler.emulator import functions
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
@@ -27,6 +30,7 @@ _VARIABLE = re.compile(
 _REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
 _SPECIAL = re.compile(r"%[a-z_]+(\.[xyzw])?$")
 _IGNORED = (".loc", ".file", ".pragma")  # directives
+MOST = 1 << 18  # registers, or instructions: more is no kernel
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
+    """`kind` is its type, or that of its elements; `elements` is 0 for a scalar."""
+
     name: str
     bytes: int
     align: int
+    kind: str = ""
+    elements: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,12 +142,17 @@ class Module:
     code: list[Instruction] = field(default_factory=list)
 
 
+@lru_cache(maxsize=8)
 def parse(text: str, entry: str = "") -> Module:
-    """The kernel of that name in a PTX text, by default the only one.
+    """The kernel of that name in a PTX text, by default the only one; not to be changed.
 
     Raises PtxSyntaxError with the line.
     """
-    return _Parser(text, entry).module()
+    parser = _Parser(text, entry)
+    try:
+        return parser.module()
+    except RecursionError:
+        raise parser._fail("nested too deeply") from None
 
 
 def split(text: str, separator: str = ",") -> list[str]:
@@ -163,21 +176,17 @@ class _Scope:
         self.registers: dict[str, Register] = {}
         self.labels: dict[str, int] = {}
 
-    def register(self, name: str) -> Register | None:
+    def _outwards(self) -> Iterator[_Scope]:
         scope: _Scope | None = self
         while scope:
-            if name in scope.registers:
-                return scope.registers[name]
+            yield scope
             scope = scope.outer
-        return None
+
+    def register(self, name: str) -> Register | None:
+        return next((s.registers[name] for s in self._outwards() if name in s.registers), None)
 
     def label(self, name: str) -> int | None:
-        scope: _Scope | None = self
-        while scope:
-            if name in scope.labels:
-                return scope.labels[name]
-            scope = scope.outer
-        return None
+        return next((s.labels[name] for s in self._outwards() if name in s.labels), None)
 
 
 class _Parser:
@@ -185,8 +194,8 @@ class _Parser:
         self.entry = entry
         blank = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
         self.text = blank.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
-        self.at = 0
-        self.out = Module()
+        self.newlines = [m.start() for m in re.finditer("\n", self.text)]
+        self.at, self.out = 0, Module()
         self.branches: list[tuple[int, _Scope, str]] = []
         self.tables: dict[tuple[int, str], list[tuple[_Scope, str]]] = {}  # of brx.idx
         self.functions = functions.functions(self.text)
@@ -220,7 +229,7 @@ class _Parser:
         return self.at < len(self.text)
 
     def _line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        return bisect_left(self.newlines, self.at) + 1
 
     def _fail(self, what: str, line: int = 0) -> PtxSyntaxError:
         return PtxSyntaxError(f"line {line or self._line()}: {what}")
@@ -229,35 +238,38 @@ class _Parser:
         stop = self.text.find(end, self.at)
         if stop < 0:
             raise self._fail(f"no {end!r} after {self.text[self.at : self.at + 40]!r}")
-        out = self.text[self.at : stop]
-        self.at = stop + len(end)
+        out, self.at = self.text[self.at : stop], stop + len(end)
         return " ".join(out.split())
 
     def _top_level(self) -> None:
-        line = self._until("\n") if not self._ends_with_semicolon() else self._until(";")
+        end = self.text.find("\n", self.at)
+        line = self._until(";" if ";" in self.text[self.at : end if end >= 0 else None] else "\n")
         head = line.split()[0]
         if head == ".target":
-            self.out.target = line.split()[1].rstrip(",")
-        elif head == ".global":
+            self.out.target = [*line.replace(",", " ").split(), ""][1]
+        elif head in (".global", ".const"):
             pass  # constants of assertions; a use of one is an unknown symbol
+        elif head == ".section":  # debug information
+            self.at = len(self.text)
         elif ".shared" in line:
             line = line.replace(".extern ", "").replace(".visible ", "")
             self.out.shared.append(self._variable(line))
         elif head not in (".version", ".address_size", *_IGNORED):
             raise self._fail(f"unknown directive {line!r}")
 
-    def _ends_with_semicolon(self) -> bool:
-        end = self.text.find("\n", self.at)
-        return ";" in self.text[self.at : end if end >= 0 else None]
+    def _size(self, kind: str) -> int:
+        """Bytes of a type that memory holds."""
+        if kind not in WIDTHS or WIDTHS[kind] < 8:
+            raise self._fail(f"unknown type .{kind}")
+        return WIDTHS[kind] // 8
 
     def _variable(self, declaration: str) -> Variable:
         match = _VARIABLE.match(declaration)
         if not match:
             raise self._fail(f"unknown declaration {declaration!r}")
         align, kind, name, array, count = match.groups()
-        size = WIDTHS[kind] // 8
-        elements = int(count) if count else (0 if array else 1)
-        return Variable(name, size * elements, int(align or size))
+        size, elements = self._size(kind), int(count) if count else (0 if array else 1)
+        return Variable(name, size * elements, max(int(align or size), 1))
 
     def _entry(self) -> None:
         match = _ENTRY.match(self.text, self.at)
@@ -284,16 +296,17 @@ class _Parser:
             found = re.compile("[{}]").search(self.text, self.at)
             if found is None:
                 raise self._fail("the body does not end")
-            depth += 1 if found[0] == "{" else -1
-            self.at = found.end()
+            depth, self.at = depth + (1 if found[0] == "{" else -1), found.end()
 
     def _parameter(self, declared: str) -> None:
         match = _PARAM.match(declared)
         if not match:
             raise self._fail(f"unknown parameter {declared!r}")
         align, kind, name, count = match.groups()
-        size = WIDTHS[kind] // 8
-        self.out.parameters.append(Parameter(name, size * int(count or 1), int(align or size)))
+        size, elements = self._size(kind), int(count or 0)
+        self.out.parameters.append(
+            Parameter(name, size * (elements or 1), max(int(align or size), 1), kind, elements)
+        )
 
     # -- the body -----------------------------------------------------------------------------
 
@@ -302,15 +315,12 @@ class _Parser:
             if not self._skip_space():
                 raise self._fail("the body does not end")
             char = self.text[self.at]
-            if char == "{":
+            if char in "{}":
                 self.at += 1
-                scope = _Scope(scope)
-                continue
-            if char == "}":
-                self.at += 1
-                if scope.outer is None:
+                inside = _Scope(scope) if char == "{" else scope.outer
+                if inside is None:
                     break
-                scope = scope.outer
+                scope = inside
                 continue
             label = _LABEL.match(self.text, self.at)
             if label:
@@ -339,7 +349,7 @@ class _Parser:
             return
         text = self._until(";")
         if text.startswith(".branchtargets"):
-            targets = [(scope, name) for name in split(text.split(None, 1)[1])]
+            targets = [(scope, name) for name in split(text.removeprefix(".branchtargets"))]
             self.tables[id(scope), self.labelled] = targets
         elif text.startswith(".reg"):
             self._registers(text, scope, line)
@@ -358,13 +368,15 @@ class _Parser:
             self._instruction(text, scope, line)
 
     def _registers(self, text: str, scope: _Scope, line: int) -> None:
-        _, kind, names = text.split(None, 2)
+        _, kind, names = (*text.split(None, 2), "", "")[:3]
         width = WIDTHS.get(kind[1:])
         for declared in split(names):
             match = _REGISTER.match(declared)
-            if not match:
+            if not match or len(match[2] or "") > 9:
                 raise self._fail(f"unknown register {declared!r}", line)
             name, count = match.groups()
+            if len(self.out.registers) + int(count or 1) > MOST:
+                raise self._fail(f"more than {MOST} registers", line)
             for full in [f"{name}{i}" for i in range(int(count))] if count else [name]:
                 self._register(full, width, scope, line)
 
@@ -379,7 +391,7 @@ class _Parser:
 
     def _call(self, tail: str, guard: Register | None, scope: _Scope, line: int) -> None:
         """The function's body, here; its formal parameters are the registers that are passed."""
-        parts = split(tail)
+        parts = split(tail) or [""]
         results = parts.pop(0) if parts[0].startswith("(") else "()"
         name, given = parts[0], parts[1] if len(parts) > 1 else "()"
         function = self.functions.get(name)
@@ -418,12 +430,14 @@ class _Parser:
     def _instruction(self, text: str, scope: _Scope, line: int) -> None:
         rest, guard = text, None
         if text.startswith("@"):
-            head, rest = text[1:].split(None, 1)
+            head, rest = (*text[1:].split(None, 1), "", "")[:2]
             held = self._operand(head, scope, line)
             if not isinstance(held, Register) or held.width != 1:
                 raise self._fail(f"guard {head!r} is not a predicate", line)
             guard = held
         opcode, _, tail = rest.partition(" ")
+        if len(self.out.code) >= MOST:
+            raise self._fail(f"more than {MOST} instructions, calls put in", line)
         self.real = "<d" if opcode.endswith(".f64") else "<f"
         if opcode in ("call", "call.uni"):
             self._call(tail, guard, scope, line)
@@ -433,7 +447,9 @@ class _Parser:
             self.out.code.append(Instruction("bra", (), guard, line, text))
             return
         if opcode.split(".")[0] in ("bra", "brx"):
-            *index, label = split(tail)
+            if not (index := split(tail)):
+                raise self._fail(f"{opcode} names no label", line)
+            label = index.pop()
             self.branches.append((len(self.out.code), scope, label))
             operands = tuple(self._operand(o, scope, line) for o in index)
         else:
@@ -447,12 +463,9 @@ class _Parser:
             return Vector(tuple(self._operand(o, scope, line) for o in split(text[1:-1])))
         if text[:1] == "[" and text[-1:] == "]":
             return self._address(text[1:-1].strip(), scope, line)
-        if "|" in text:
-            first, second = text.split("|")
-            return Pair(
-                self._operand(first.strip(), scope, line),
-                self._operand(second.strip(), scope, line),
-            )
+        if text.count("|") == 1:
+            first, second = (self._operand(t.strip(), scope, line) for t in text.split("|"))
+            return Pair(first, second)
         value = number(text, self.real)
         if value is not None:
             return Immediate(value)
@@ -468,6 +481,8 @@ class _Parser:
 
     def _address(self, text: str, scope: _Scope, line: int) -> Address:
         parts = split(text)
+        if len(parts) not in (1, 2):
+            raise self._fail(f"unknown address [{text}]", line)
         base, offset = parts[0], 0
         match = re.match(rf"({_NAME})\s*([+-].+)$", base)
         if match:
@@ -482,6 +497,4 @@ class _Parser:
             if not isinstance(held, Vector):
                 raise self._fail(f"{parts[1]!r} is not a vector of coordinates", line)
             coordinates = held
-        elif len(parts) != 1:
-            raise self._fail(f"unknown address [{text}]", line)
         return Address(self._operand(base, scope, line), offset, coordinates)

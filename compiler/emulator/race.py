@@ -18,8 +18,10 @@ from ptxflow.compiler.emulator.parse import Instruction
 
 GRANULE = 16
 FULL = 0xFFFF
+PENDING = 200_000  # reads of a memory that nobody wrote, which are remembered as they were
 READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
 COPY = "cp.async"
+BEFORE = "the grid before"
 #: streams of the asynchronous proxy, and what their user lacks if it does not know them complete
 COMPLETIONS = {
     "TMA load": "a wait for the phase of the mbarrier that it signals",
@@ -28,15 +30,17 @@ COMPLETIONS = {
     "bulk write": "its issuer's cp.async.bulk.wait_group (without .read), handed on",
     "wgmma": "wgmma.wait_group by that warpgroup, handed on",
     "tcgen05": "a tcgen05.commit and a wait for its mbarrier",
+    BEFORE: "griddepcontrol.wait, handed on",
 }
-_VERB = {"r": "reads", "w": "writes", "a": "updates", "m": "uses"}
-_PAST = {"r": "was read", "w": "was written", "a": "was updated"}
+_VERB = {"r": "reads", "w": "writes", "s": "writes", "a": "updates", "m": "uses"}
+_PAST = {"r": "was read", "w": "was written", "s": "was written", "a": "was updated"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Access:
-    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, a (atomic), m (use
-    of an mbarrier). `lane` >= 0: the lane, where the warp had diverged in `segment`."""
+    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, s (writes what is
+    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged
+    in `segment`."""
 
     agent: int
     clock: int
@@ -51,13 +55,21 @@ class Access:
 class Shadow:
     """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
 
-    `touched`: granules that were read, and those that were written.
+    `touched`: granules that were read, and those that were written. Reads conflict with nothing
+    until somebody writes: those before the first write are `pending`, and None after it. `blank`:
+    nothing was written before the kernel began, and reads of that are told.
     """
 
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
         self.touched = np.zeros((2, len(self.ids)), np.bool_)
+        self.pending: list[tuple[Array, Array | None, Access, Actor]] | None = []
+        self.blank = False
+
+    def begin_blank(self) -> None:
+        """What nobody wrote is not to be read."""
+        self.blank, self.pending = True, None
 
 
 Entry = tuple[Access, int]
@@ -78,6 +90,16 @@ class Races:
         self.steps: dict[tuple[int, int, Access], int] = {}
         self.accesses: dict[tuple[int, ...], Access] = {}
         self.found: dict[tuple[int, str], str] = {}
+        self.before = -1  # the agent that is the grid before, where it may still run
+
+    def depend(self, shadows: Sequence[Shadow]) -> None:
+        """The grid before accesses these memories until a warp has waited for it."""
+        self.before = self.agent(BEFORE)
+        first = (Access(self.before, 1, "w", GENERIC, -1, (0, 0)), FULL)
+        number = self.numbers[(first,)] = len(self.histories)
+        self.histories.append((first,))
+        for shadow in shadows:
+            shadow.ids[:], shadow.pending = number, None
 
     def agent(self, kind: str) -> int:
         self.kinds.append(kind)
@@ -132,25 +154,32 @@ class Races:
         if not len(granules):
             return
         shadow.touched[int(access.mode != "r"), granules] = True
-        ids = shadow.ids[granules]
-        if masks is None:
-            first = int(ids[0])
-            if (ids == first).all():
-                place = int(granules[0])
-                new = self._step(shadow, first, FULL, access, clocks, place, lanes)
-                shadow.ids[granules] = new
+        if (pending := shadow.pending) is not None:
+            if access.mode == "r" and len(pending) < PENDING:
+                pending.append((granules, masks, access, clocks))
                 return
-            kinds, first_at, inverse = np.unique(ids, return_index=True, return_inverse=True)
-            keys = [(int(k), FULL) for k in kinds]
-        else:
-            both = ids.astype(np.int64) << 16 | masks
-            kinds, first_at, inverse = np.unique(both, return_index=True, return_inverse=True)
-            keys = [(int(k) >> 16, int(k) & FULL) for k in kinds]
-        new_ids = [
-            self._step(shadow, history, mask, access, clocks, int(granules[i]), lanes)
-            for (history, mask), i in zip(keys, first_at, strict=True)
-        ]
-        shadow.ids[granules] = np.array(new_ids, np.int32)[inverse]
+            shadow.pending = None
+            for read in pending:
+                self._remember(shadow, *read, None)
+        self._remember(shadow, granules, masks, access, clocks, lanes)
+
+    def _remember(
+        self,
+        shadow: Shadow,
+        granules: Array,
+        masks: Array | None,
+        access: Access,
+        clocks: Actor,
+        lanes: Lanes | None,
+    ) -> None:
+        ids = shadow.ids[granules].astype(np.int64)
+        kinds = (ids << 16 | (FULL if masks is None else masks)).tolist()
+        new = dict[int, int]()
+        for i, kind in enumerate(kinds):
+            if kind not in new:
+                history, mask, place = kind >> 16, kind & FULL, int(granules[i])
+                new[kind] = self._step(shadow, history, mask, access, clocks, place, lanes)
+        shadow.ids[granules] = [new[kind] for kind in kinds]
 
     def _step(
         self,
@@ -163,14 +192,19 @@ class Races:
         lanes: Lanes | None,
     ) -> int:
         """Check against one history; the number of the history that follows."""
+        mode = access.mode
         for entry, touched in self.histories[history]:
             common = touched & mask
-            if common and conflict(entry.mode, access.mode):
+            if common and conflict(entry.mode, mode):
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
+                    if access.mode == "s" and entry.mode in "ws":
+                        lacks = f"{lacks} (the same value is written)"
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
                     where = f"byte 0x{byte:X} of {shadow.name}"
                     self._report(where, entry, access, lacks)
+        if shadow.blank:
+            self._written(shadow, history, mask, access, granule)
         key = (history, mask, access)
         new = self.steps.get(key)
         if new is None:
@@ -181,6 +215,21 @@ class Races:
                 self.histories.append(entries)
             self.steps[key] = new
         return new
+
+    def _written(
+        self, shadow: Shadow, history: int, mask: int, access: Access, granule: int
+    ) -> None:
+        """Whether what is read was written; as long as no access of the granule is forgotten."""
+        entries = self.histories[history]
+        stores = access.mode in "ws" or self.code[access.at].opcode.startswith("st")
+        if stores or len(entries) > READERS:
+            return
+        for entry, touched in entries:
+            if entry.mode != "r":
+                mask &= ~touched
+        if mask:
+            byte = granule * GRANULE + (mask & -mask).bit_length() - 1
+            self._tell(access, "no write", f"reads byte 0x{byte:X} of {shadow.name}, never written")
 
     def _lacks(
         self,
@@ -225,15 +274,17 @@ class Races:
         self._report(where, created, use, "missing: a barrier after its init")
 
     def _report(self, where: str, old: Access, new: Access, lacks: str) -> None:
-        key = (new.at, lacks)
-        if key not in self.found:
-            first, second = self.code[old.at], self.code[new.at]
-            self.found[key] = (
-                f"line {second.line}: race: `{shorten(second.text)}` of {who(new)} "
-                f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by "
-                f"line {first.line}: `{shorten(first.text)}` of {who(old)}; {lacks}"
-            )
-        self.note(self.found[key])
+        first = self.code[old.at]
+        by = f"line {first.line}: `{shorten(first.text)}` of {who(old)}"
+        by = BEFORE if old.at < 0 else by
+        what = f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by {by}; {lacks}"
+        self._tell(new, lacks, what, "race: ")
+
+    def _tell(self, new: Access, lacks: str, what: str, kind: str = "") -> None:
+        """Note what an access does, the first time for what it lacks."""
+        ins, key = self.code[new.at], (new.at, lacks)
+        text = f"line {ins.line}: {kind}`{shorten(ins.text)}` of {who(new)} {what}"
+        self.note(self.found.setdefault(key, text))
 
 
 def conflict(old: str, new: str) -> bool:
@@ -242,16 +293,18 @@ def conflict(old: str, new: str) -> bool:
 
 def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry, ...]:
     """The accesses that later ones must come after: a write supersedes what it covers."""
-    kept = []
-    for old, touched in history:
-        same = (old.agent, old.mode, old.lane) == (access.agent, access.mode, access.lane)
+    kept, agent, mode, lane = [], access.agent, access.mode, access.lane
+    for entry in history:
+        old, touched = entry
         if old is access:
             mask |= touched
             continue
-        if access.mode == "w" or same:
+        same = old.agent == agent and old.mode == mode and old.lane == lane
+        if touched & mask and (mode in "ws" or same):
             touched &= ~mask
+            entry = old, touched
         if touched:
-            kept.append((old, touched))
+            kept.append(entry)
     return (*kept[-READERS:], (access, mask))
 
 

@@ -263,10 +263,17 @@ def fragment_c() -> tuple[Array, Array]:
 
 def halves(w: Warp, registers: list[Callable[[Warp], Any]], bfloat16: bool) -> Array:
     """Packed pairs as floats [2 * registers, 32], the low half first."""
-    words = np.stack([w.vector(r(w), 32) for r in registers]).astype(np.uint32)
-    low, high = (words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)
-    both = np.stack([low, high], axis=1).reshape(2 * len(registers), LANES)
-    return decode(np.ascontiguousarray(both), "bf16" if bfloat16 else "f16")
+    pairs = rows_of(w, registers).view(np.uint16).reshape(len(registers), LANES, 2)
+    both = np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(2 * len(registers), LANES)
+    return decode(both, "bf16" if bfloat16 else "f16")
+
+
+def rows_of(w: Warp, registers: list[Callable[[Warp], Any]]) -> Array:
+    """32-bit registers [registers, 32]."""
+    out = np.empty((len(registers), LANES), np.uint32)
+    for i, read in enumerate(registers):
+        out[i] = read(w)
+    return out
 
 
 @operation(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16|bf16)\.(f16|bf16)\.f32")
@@ -278,14 +285,14 @@ def multiply(line: Line) -> Step:
     a, b, c = line.readers(1, 32), line.readers(2, 32), line.readers(3, 32)
     if [len(slots), len(a), len(b), len(c)] != [4, 4, 2, 4]:
         raise line.refuse("m16n8k16 has 4, 4, 2 and 4 registers")
+    places_a, places_b, places_c = fragment_a(), fragment_b(), fragment_c()
 
     def run(w: Warp) -> None:
         w.converged()
         left, right = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
-        left[fragment_a()] = halves(w, a, bfloat16)
-        right[fragment_b()] = halves(w, b, bfloat16)
-        held = np.stack([w.vector(r(w), 32) for r in c]).astype(np.uint32).view(np.float32)
-        out = held + (left @ right)[fragment_c()]
+        left[places_a] = halves(w, a, bfloat16)
+        right[places_b] = halves(w, b, bfloat16)
+        out = rows_of(w, c).view(np.float32) + (left @ right)[places_c]
         for slot, row in zip(slots, out.view(np.uint32), strict=True):
             w.put(slot, row)
 

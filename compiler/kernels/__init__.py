@@ -10,6 +10,8 @@ from ptxflow.compiler.kernels.dsa_sparse import DSA_SPARSE
 from ptxflow.compiler.kernels.gdn_decode import GDN_DECODE
 from ptxflow.compiler.kernels.gdn_prefill import GDN_PREFILL
 from ptxflow.compiler.kernels.gemm import GEMM
+from ptxflow.compiler.kernels.gemm_epilogue import GEMM_EPILOGUE
+from ptxflow.compiler.kernels.gemm_fp8 import GEMM_FP8
 from ptxflow.compiler.kernels.gqa_decode import GQA_DECODE
 from ptxflow.compiler.kernels.gqa_prefill import GQA_PREFILL
 from ptxflow.compiler.kernels.mla import MLA_DECODE, MLA_PREFILL
@@ -68,6 +70,8 @@ for _family in (
     GDN_DECODE,
     GDN_PREFILL,
     GEMM,
+    GEMM_EPILOGUE,
+    GEMM_FP8,
     GQA_DECODE,
     GQA_PREFILL,
     MOE,

@@ -14,20 +14,9 @@ from typing import Self
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import (
-    Body,
-    UOp,
-    Value,
-    const,
-    elect,
-    flatten,
-    frag,
-    loop,
-    part,
-    slot,
-    value_of,
-    when,
-)
+from ptxflow.compiler.ir.nodes import UOp, Value, const
+from ptxflow.compiler.ir.statements import Body, elect, flatten, loop, when
+from ptxflow.compiler.ir.storage import frag, part, slot, value_of
 
 # -- statements --------------------------------------------------------------------------------
 

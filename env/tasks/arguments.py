@@ -13,6 +13,7 @@ from ptxflow.command import BadInput
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.compiler.kernels import family_for
+from ptxflow.env.relation import LISTED, RelationSpace, relate
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.definition import Definition, load, parse
 
@@ -113,6 +114,16 @@ def find_space(family: Family, problem: Problem, device: Device) -> Space:
         return enumerate_space(family, problem, device)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def find_whole_space(family: Family, problem: Problem, device: Device) -> Space | RelationSpace:
+    """All valid strategies of the problem, in a list where they are at most `LISTED`; UsageError
+    where there are none."""
+    try:
+        related = relate(family, problem, device)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return related if len(related) > LISTED else find_space(family, problem, device)
 
 
 def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strategy]]:

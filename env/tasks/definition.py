@@ -1,4 +1,4 @@
-"""FlashInfer-Bench definitions: the 46 of ptxflow and any JSON file of the same schema.
+"""FlashInfer-Bench definitions: the 46 of ptxflow, its own, and any JSON file of the same schema.
 
 A definition names an operator's axes, inputs and outputs and carries a reference in PyTorch.
 Everything wrong with one raises `DefinitionError`, whose message is one line. torch is imported
@@ -22,6 +22,7 @@ from typing import Any
 from ptxflow.command import BadInput
 
 FOLDER = Path(__file__).resolve().parent / "definitions"
+OWN = FOLDER.with_name("own_definitions")  # of operators that the 46 lack
 DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int16", "int8", "bool",
@@ -189,13 +190,18 @@ def _holds(constraint: str, axes: Mapping[str, int]) -> bool:
 
 
 @functools.cache
-def _paths() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(FOLDER.glob("*/*.json"))}
+def _paths(*folders: Path) -> dict[str, Path]:
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*/*.json"))}
 
 
 def names() -> tuple[str, ...]:
-    """The names of the definitions that come with ptxflow, by op type."""
-    return tuple(_paths())
+    """The names of the 46 definitions, by op type: those that policies are trained on."""
+    return tuple(_paths(FOLDER))
+
+
+def own_names() -> tuple[str, ...]:
+    """The names of ptxflow's own definitions, which no policy was trained on, by op type."""
+    return tuple(_paths(OWN))
 
 
 def load(name: str | os.PathLike[str]) -> Definition:
@@ -207,9 +213,9 @@ def load(name: str | os.PathLike[str]) -> Definition:
     text = os.fspath(name)
     is_path = not isinstance(name, str) or text.endswith(".json") or os.sep in text
     if not is_path:
-        if text in _paths():
+        if text in (known := _paths(FOLDER, OWN)):
             return _listed(text)
-        near = difflib.get_close_matches(text, _paths(), n=5, cutoff=0.4)
+        near = difflib.get_close_matches(text, known, n=5, cutoff=0.4)
         hint = f"near names: {', '.join(near)}" if near else "no name is near"
         raise DefinitionError(
             f"unknown definition {text!r}; {hint}; the path of a JSON file is taken too"
@@ -220,7 +226,7 @@ def load(name: str | os.PathLike[str]) -> Definition:
 @functools.cache
 def _listed(name: str) -> Definition:
     """One that comes with ptxflow; records name the same few thousands of times."""
-    return parse(_read(_paths()[name]), name)
+    return parse(_read(_paths(FOLDER, OWN)[name]), name)
 
 
 def _read(path: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.kernels import family_for
 from ptxflow.env.tasks.arguments import find_family, find_problem, product
-from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
+from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names, own_names
 from ptxflow.env.tasks.sequences import axes_of
 
 Values = Mapping[str, tuple[int, ...]]
@@ -174,6 +174,8 @@ ROWS = (
     GEMM, RMSNORM, HEADS, SAMPLING, GDN_DECODE, DECODE, PREFILL, GDN_PREFILL, LISTS, LISTS_OF_PAGES,
     INDEXER, EXPERTS,
 )  # fmt: skip
+#: of definitions that no committed policy was trained on
+OWN_ROWS = (Row(own_names(), trained=GEMM.trained, held_out=GEMM.held_out, typical=GEMM.typical),)
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
     "demo": Preset(
@@ -210,7 +212,7 @@ def rows_of(family: Family | None, rows: Sequence[Row]) -> list[tuple[Row, Defin
     return [(row, found[0]) for row, found in zip(rows, own, strict=True) if found]
 
 
-def row_of(definition: Definition, rows: Sequence[Row] = PRESETS["full"].rows) -> Row | None:
+def row_of(definition: Definition, rows: Sequence[Row] = (*ROWS, *OWN_ROWS)) -> Row | None:
     """The row that names the definition, else the first of its family and variable axes."""
     for row in rows:
         if definition.name in row.definitions:
@@ -228,7 +230,7 @@ def typical_axes(definition: Definition) -> dict[str, int] | None:
     there. None where a family builds no kernel for these.
     """
     family = registered(definition)
-    rows = rows_of(family, ROWS) if family else []
+    rows = rows_of(family, (*ROWS, *OWN_ROWS)) if family else []
     if row := row_of(definition):
         rows.insert(0, (row, load(row.definitions[0])))
     for row, first in rows:
@@ -253,7 +255,7 @@ def chosen(text: str | None, preset: Preset) -> tuple[str, ...]:
     for item in filter(None, map(str.strip, text.split(","))):
         if item in families.values():
             out += [name for name, family in families.items() if family == item]
-        elif item in names() or item.endswith(".json"):
+        elif item in (*names(), *own_names()) or item.endswith(".json"):
             load(item)
             out.append(item)
         else:

@@ -127,6 +127,12 @@ def _gemm(d: Draw) -> Inputs:
     return {"A": d.normal("A"), "B": d.normal("B")}
 
 
+def _gemm_epilogue(d: Draw) -> Inputs:
+    """Weights that keep sums normal, so that gates are neither open nor shut."""
+    made = {name: d.normal(name) for name in d.definition.inputs}
+    return made | {"B": d.normal("B", 1 / math.sqrt(d.axes["K"]))}
+
+
 def _rmsnorm(d: Draw) -> Inputs:
     made = {name: d.normal(name) for name in d.definition.inputs if name != "weight"}
     return made | {"weight": d.normal("weight", 0.2, 1.0)}
@@ -285,6 +291,12 @@ def _moe(d: Draw) -> Inputs:
     }
 
 
+def _gemm_fp8(d: Draw) -> Inputs:
+    """Activations and weights that keep sums normal."""
+    scale = 1 / math.sqrt(d.axes["K"])
+    return {**_blocks(d, "A", "A_scale", 1.0), **_blocks(d, "B", "B_scale", scale)}
+
+
 def _logits(d: Draw) -> torch.Tensor:
     """Standard normal in every other row, in those between 4 to 8 times that, by the row.
 
@@ -324,6 +336,8 @@ def _sampling(d: Draw) -> Inputs:
 
 GENERATORS: dict[str, Callable[[Draw], Inputs]] = {
     "gemm": _gemm,
+    "gemm_epilogue": _gemm_epilogue,
+    "gemm_fp8": _gemm_fp8,
     "rmsnorm": _rmsnorm,
     "gqa_paged": _gqa_paged,
     "gqa_ragged": _gqa_ragged,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
+import importlib
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from ptxflow.eval.bench.timing import (
     time_interleaved,
 )
 from ptxflow.eval.bench.tolerance import SUPPORT, TOPK, tolerance
+from ptxflow.eval.bench.trace_set import Trace, fixed_inputs
 
 Json = dict[str, Any]
 OURS = "ours"
@@ -49,8 +52,14 @@ SEED = 20_261_121  # of the generator that kernels which draw are given; its off
 EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
 
 
-def case_of(definition: Definition, axes: Mapping[str, int], device: torch.device) -> Case:
-    """What a kernel for the definition at these axes is checked against."""
+def case_of(
+    definition: Definition,
+    axes: Mapping[str, int],
+    device: torch.device,
+    fixed: Mapping[str, Any] | None = None,
+) -> Case:
+    """What a kernel for the definition at these axes is checked against; inputs that are `fixed`
+    are those for every seed."""
     bound = definition.bind(axes)
     run = load_reference(definition)
     names = list(definition.outputs)
@@ -67,12 +76,16 @@ def case_of(definition: Definition, axes: Mapping[str, int], device: torch.devic
         out = run(*(inputs[name] for name in definition.inputs))
         return dict(zip(names, out if isinstance(out, tuple | list) else (out,), strict=True))
 
+    def inputs(seed: int) -> dict[str, Any]:
+        own = {n: v.to(device) if torch.is_tensor(v) else v for n, v in (fixed or {}).items()}
+        return make_inputs(definition, bound, seed, device) | own
+
     shapes = definition.shapes(definition.outputs, bound)
     for name, t in tolerances.items():
         if t.kind not in KINDS:
             raise DefinitionError(f"{definition.name}: {name} cannot be compared by {t.kind} yet")
     return Case(
-        inputs=lambda seed: make_inputs(definition, bound, seed, device),
+        inputs=inputs,
         reference=reference,
         outputs={
             n: (shapes[n] or (), getattr(torch, t.dtype)) for n, t in definition.outputs.items()
@@ -162,10 +175,14 @@ class Session:
                 return self._refine(job, definition, bench, stage)
             with tempfile.TemporaryDirectory(prefix="ptxflow-solution-") as folder:
                 if "solution" in job:
-                    calls = _solution_calls(job["solution"], definition, bench, Path(folder))
+                    calls = _solution_calls(job["solution"], definition, bench, folder)
                 else:
                     calls = self._kernel_calls(job, definition.bind(job["axes"]), bench)
-                return self._run(job, bench, calls, stage)
+                others = {
+                    data["name"]: _solution_calls(data, definition, bench, folder, own=False)
+                    for data in job.get("beside", ())
+                }
+                return self._run(job, bench, calls, stage, others)
         except Borrowed as error:
             return {"status": "wrong", "detail": str(error)}
         except LaunchError as error:
@@ -215,12 +232,16 @@ class Session:
             self._loaded.pop().unload()
 
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
-        key = (job["definition"], job["axes"], job["seeds"])
+        key = (job["definition"], job["axes"], job["seeds"], job.get("workload"))
         if self._problem is None or self._problem[0] != key:
             self._problem, self._suite, self._baselines = None, None, {}
             torch.cuda.empty_cache()
             definition = parse(job["definition"])
-            case = case_of(definition, job["axes"], self.device)
+            fixed = None
+            if "workload" in job:  # a row of a set of FlashInfer Trace
+                workload = Trace.from_json(job["workload"]).workload
+                fixed = fixed_inputs(definition, workload, Path(job["root"]))
+            case = case_of(definition, job["axes"], self.device, fixed)
             bench = Bench(case, self.device, job["seeds"])
             self._suite = Baselines(definition, job["axes"], bench)
             self._problem = key, definition, bench
@@ -230,15 +251,25 @@ class Session:
         torch.cuda.synchronize()
         return self._problem[1], self._problem[2]
 
-    def _run(self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None]) -> Json:
+    def _run(
+        self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None],
+        others: Mapping[str, Calls],
+    ) -> Json:  # fmt: skip
+        """Of a kernel; `others` are Solutions that are timed beside it where they are right."""
         stage("check")
         verdict = check(calls.checked, bench, exact=calls.exact)
         torch.cuda.synchronize()
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
+        if not job["rounds"]:
+            return {"status": "ok", "detail": "", "check": verdict.to_json()}
+        verdicts = {name: check(other.checked, bench) for name, other in others.items()}
+        right = {name: others[name].timed for name, v in verdicts.items() if v.correct}
         stage("time")
         bench.fill(bench.seeds[0])  # every kernel and library on the same data
-        samples, timing = self._time(job, {OURS: calls.timed})
+        samples, timing = self._time(job, {OURS: calls.timed} | right)
+        wrong = {name: f"wrong: {v.reason}" for name, v in verdicts.items() if not v.correct}
+        timing |= {"absent": timing.get("absent", {}) | wrong} if wrong else {}
         latency = Timing.of(samples.pop(OURS)).to_json()
         baselines = {name: Timing.of(values).median for name, values in samples.items()}
         timed = {"latency_us": latency, "peers": baselines, "timing": timing}
@@ -344,14 +375,18 @@ def unpack(data: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _solution_calls(
-    data: Mapping[str, Any], definition: Definition, bench: Bench, folder: Path
+    data: Mapping[str, Any], definition: Definition, bench: Bench, place: str, own: bool = True
 ) -> Calls:
-    """A Solution, unpacked and imported, by either of the schema's two calling styles."""
-    entry = unpack(data, folder)
-    spec = importlib.util.spec_from_file_location("ptxflow_solution", entry)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """A Solution, unpacked in a folder of `place` and imported, by either of the schema's calling
+    styles. Unless it is of our `own`, torch may compute what it returns."""
+    folder = Path(tempfile.mkdtemp(dir=place, prefix="solution_"))
+    entry = unpack(data, folder).relative_to(place).with_suffix("")
+    importlib.invalidate_caches()
+    sys.path.insert(0, place)  # its files may import each other as a package's
+    try:
+        module = importlib.import_module(".".join(entry.parts))
+    finally:
+        sys.path.remove(place)
     run = getattr(module, data["spec"]["entry_point"].partition("::")[2])
     given = {**bench.tensors, **bench.scalars}
     inputs = [given[name] for name in definition.inputs]
@@ -362,7 +397,7 @@ def _solution_calls(
 
     def checked() -> None:
         torch.manual_seed(SEED)  # what draws must draw the same again
-        with own_work():
+        with own_work() if own else nullcontext():
             result = run(*inputs, *(outputs if in_place else ()))
         made = result if isinstance(result, tuple | list) else (result,)
         for out, value in zip(outputs, made, strict=True) if not in_place else ():

@@ -70,6 +70,28 @@ def _gemm(definition: Definition, output: str) -> Tolerance:
     )
 
 
+def _gemm_epilogue(definition: Definition, output: str) -> Tolerance:
+    rtol, atol, *_ = _gemm(definition, output)
+    return Tolerance(
+        rtol,
+        6 * atol / math.sqrt(definition.const_axes["K"]),
+        "a matrix product's, of sums that are standard normal; a gate multiplies their error by up "
+        "to 6; a missing product is about 1/sqrt(K), a K step 4/sqrt(K) to 8/sqrt(K)",
+    )
+
+
+def _gemm_fp8(definition: Definition, output: str) -> Tolerance:
+    blocks = definition.const_axes["K"] / 128
+    return Tolerance(
+        ULP["bfloat16"],
+        2.0**-10 * math.sqrt(blocks),
+        "sums are standard normal, those of 128 of K smaller by sqrt(K/128); float8 tensor cores "
+        "of sm_90a keep 13 bits below the largest addend of 32, four times a block: 2^-11 of what "
+        "a block adds, which is up to two deviations; a missing K step of 32 is sqrt(32/K), nine "
+        "times this and more",
+    )
+
+
 def _attention(definition: Definition, output: str) -> Tolerance:
     if output == "lse":
         return Tolerance(
@@ -127,6 +149,8 @@ def _gdn(definition: Definition, output: str) -> Tolerance:
 
 _RULES: dict[str, Tolerance | Callable[[Definition, str], Tolerance]] = {
     "gemm": _gemm,
+    "gemm_epilogue": _gemm_epilogue,
+    "gemm_fp8": _gemm_fp8,
     "rmsnorm": Tolerance(
         ULP["bfloat16"],
         2.0**-20,

@@ -276,7 +276,8 @@ def job(
     every_baseline: bool = True,
     without: Sequence[str] = (),
 ) -> Json:
-    """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples.
+    """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples
+    (0: do not).
 
     `launch` is that of the cubin in the file `image`; `settle` are seconds of load before timing.
     It is timed beside every baseline but those named in `without`, or the yardstick alone.

@@ -26,7 +26,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_problem,
-    find_space,
+    find_whole_space,
     natural_int,
     parse_axes,
     positive_int,
@@ -63,7 +63,7 @@ def drawn(
     torch.set_num_threads(1)
     name, axes = place
     definition = load(name)
-    space = find_space(*find_problem(definition, axes), find_device(device))
+    space = find_whole_space(*find_problem(definition, axes), find_device(device))
     codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
     strategies = (space.strategy(int(c)).to_json() for c in codes)
     named = name if name == definition.name else definition.to_json()

@@ -42,13 +42,15 @@ def compile_and_rank(
     chosen: Chosen,
     gpu: GpuInfo | None,
     *,
+    valid: int,
     seed: int,
     checkpoint: str,
     jobs: int | None = None,
     emulate: bool = True,
     stop_at: float | None = None,
 ) -> Run:
-    """The chosen strategies, compiled, best first.
+    """The chosen strategies of a space, or of the part of one that was drawn, compiled, best first;
+    `valid` is how many there are in the whole.
 
     Where there is no GPU, what their reward predicts ranks them. Where there is one, they are
     measured in their order until one has `stop_at` of the attainable speed.
@@ -69,6 +71,7 @@ def compile_and_rank(
         seed=seed,
         checkpoint=checkpoint,
         predicted=chosen.predicted,
+        valid=valid,
         samples=rank(_samples(space, chosen, outcomes, records, emulations)),
         refused=[
             (s, o) for s, o in zip(strategies, outcomes, strict=True) if isinstance(o, Exception)

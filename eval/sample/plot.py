@@ -43,6 +43,7 @@ def sample_plot(run: Run, path: Path) -> None:
             samples,
             (floors.bound, max(floors.compute, floors.memory)),
             timed,
+            run.scored,
         )
         style.save(figure, path)
 
@@ -54,15 +55,16 @@ def samples_figure(
     samples: Mapping[str, Array],
     bound: tuple[str, float],
     timed: Sequence[tuple[float, float]] = (),
+    scored: str = "space",
 ) -> Figure:
-    """Microseconds of the whole space as a histogram, by the reward of that name, and above it a
+    """Microseconds of what was `scored` as a histogram, by the reward of that name, and above it a
     marker for each sample, in the look of where it is from; beside it, where some were measured,
     measured over predicted ones.
 
     `bound` is what limits the problem and the microseconds that it allows.
     """
     figure, (panels,) = style.figure(4.2, 2 if timed else 1)
-    _space(panels[0], by, space, samples)
+    _space(panels[0], by, space, samples, f"{scored}: {len(space):,} strategies")
     style.shares_above(panels[0], *bound)
     if timed:
         _measured(panels[1], by, timed)
@@ -76,13 +78,12 @@ def samples_figure(
     return figure
 
 
-def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array]) -> None:
+def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array], whole: str) -> None:
     """On a logarithmic axis; where samples are neighbours, one stands below the other."""
     times = np.concatenate(list(samples.values()))
     ends = np.log10([min(space.min(), *times), max(space.max(), *times)])
     low, high = ends + np.array([-0.02, 0.02]) * max(ends[1] - ends[0], 0.1)
     bins = np.logspace(low, high, min(BINS, max(10, len(np.unique(space)) // 4)) + 1)
-    whole = f"space: {len(space):,} strategies"
     axes.hist(space, bins=list(bins), color=style.GREY, label=whole)
     most = np.histogram(space, bins)[0].max()
     axes.set(xscale="log", xlim=(bins[0], bins[-1]), ylim=(0, most / HIGHEST))

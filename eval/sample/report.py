@@ -72,7 +72,8 @@ def summary_json(run: Run) -> Json:
         "checkpoint": run.checkpoint,
         "remarks": list(run.remarks),
         "seed": run.seed,
-        "space": len(run.predicted),
+        "space": run.valid,
+        "scored": len(run.predicted),
         "predicted_by": run.predicted_by,
         "ranked_by": run.ranked_by,
         "stop_at": run.stop_at,
@@ -195,7 +196,7 @@ def summary_markdown(run: Run) -> str:
     lines = [
         f"# {run.title}",
         "",
-        f"{len(run.samples)} of {len(run.predicted):,} valid strategies, {_origins(run)}; "
+        f"{len(run.samples)} of {run.valid:,} valid strategies, {_origins(run)}; "
         f"ranked by {run.ranked_by}.",
         "",
         "```",
@@ -207,7 +208,7 @@ def summary_markdown(run: Run) -> str:
         lines += [
             f"- {run.predicted_by}: best sample {_us(run.us(max(predicted)))} us, "
             f"{max(predicted) / best:.1%} of "
-            f"the best in the space ({_us(run.us(best))} us); the space's median is "
+            f"the best of the {run.scored} ({_us(run.us(best))} us), whose median is "
             f"{_us(run.us(float(np.median(run.predicted))))} us",
             f"- bound by the {run.floors.bound}: {_us(run.floors.attainable)} us at best, a launch "
             "in it",
@@ -279,7 +280,7 @@ def _performance(run: Run, sample: Sample) -> str:
         f"{run.floors.bound}, {sample.predicted:.2f} TFLOP/s; place {sample.place:,} of "
         f"{len(run.predicted):,}",
         f"- from the {sample.source}; the policy's log-probability {sample.log_prob:.3f} "
-        f"(uniform: {-math.log(len(run.predicted)):.3f})",
+        f"(uniform: {-math.log(run.valid):.3f})",
     ]
     if run.predicted_by != "model":
         lines.append(f"- model: {_us(d['modelled_us'])} us ({d['modelled_tflops']:.2f} TFLOP/s)")

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled strategy, compiled. `place` is its place in the whole space, 1 the best."""
+    """One sampled strategy, compiled. `place` is its place in what was scored, 1 the best."""
 
     kernel: CompiledKernel
     source: str  # "policy", which drew it, or "reward", of whose best it is
@@ -66,7 +66,8 @@ class Run:
     axes: Mapping[str, int]  # the variable ones
     seed: int
     checkpoint: str
-    predicted: NDArray[np.float64]  # TFLOP/s of the whole space, by the reward
+    predicted: NDArray[np.float64]  # TFLOP/s by the reward, of the whole space or what was drawn
+    valid: int  # strategies of the whole space
     samples: Sequence[Sample]
     refused: Sequence[tuple[Strategy, Exception]]
     predicted_by: str  # the reward's name: "model", "surrogate" or "replay"
@@ -81,6 +82,11 @@ class Run:
     @property
     def measured(self) -> bool:
         return any(s.record is not None for s in self.samples)
+
+    @property
+    def scored(self) -> str:
+        """What the predictions are of, and so what the best is the best of."""
+        return "space" if len(self.predicted) == self.valid else "draws"
 
     @cached_property
     def floors(self) -> Floors:

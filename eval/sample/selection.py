@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,15 @@ def choose(
         remarks = (*remarks, f"far from what the policy was trained on: {far}")
     places = np.concatenate([drawn, best])
     return Chosen(places, len(drawn), log_probs, predicted, reward.name, remarks)
+
+
+def reward_alone(where: Path, family: str, source: str) -> str:
+    """What is said where a checkpoint has no policy of a family, so that its reward alone chooses;
+    BadInput where the policy's draws are asked for."""
+    lacks = f"{where} has no policy of {family}"
+    if source == POLICY:
+        raise BadInput(f"{lacks}: take --from reward")
+    return f"{lacks}: the reward's best are taken"
 
 
 def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Reward, tuple[str, ...]]:

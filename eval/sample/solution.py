@@ -28,11 +28,19 @@ from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.library.manifest import MANIFEST, TEXT, Manifest
 from ptxflow.env.tasks.arguments import parse_axes, positive_int, product
-from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.disagreement import named
+from ptxflow.eval.bench.trace_set import (
+    Trace,
+    evaluation,
+    fixed_inputs,
+    read_traces,
+    root_of,
+    write_traces,
+)
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
-ENTRY_POINT = "main.py::run"
+ENTRY = "main.py"
 AUTHOR = "ptxflow"
 FIELDS = ("name", "definition", "author", "spec", "sources")
 LOADER = "ptxflow.compiler.library.call"
@@ -62,12 +70,15 @@ def kernel():
 
 
 def run(*args, **named):
-    """{inputs} in this order or by name, and behind them, where
-    the caller has memory for them, the outputs; returns {outputs}.
+    """{inputs} in this order or by name, and behind them or by
+    name, where the caller has memory for them, {outputs}; returns these.
     """
     loaded = kernel()
+    if not named:
+        return loaded(*args)
+    made = [named.pop(a.name) for a in loaded.signature.outputs if a.name in named]
     count = len(loaded.signature.inputs)
-    return loaded(*args[:count], out=args[count:] or None, **named)
+    return loaded(*args[:count], out=made or args[count:] or None, **named)
 '''
 
 
@@ -77,15 +88,14 @@ class SolutionError(BadInput):
 
 def solution(manifest: Manifest, files: Mapping[str, bytes], description: str) -> dict[str, Any]:
     """The Solution of a library as JSON data; `files` are its members' by name."""
-    data = json.dumps(manifest.to_json(), indent=1)
-    key = hashlib.sha256(data.encode()).hexdigest()[:16]
+    key = hashlib.sha256(_text(manifest).encode()).hexdigest()[:16]
     if len(manifest.members) == 1:
         key = manifest.members[0].key
     name = f"ptxflow_{manifest.name}_{manifest.target.name}_{key}"
-    texts = {"main.py": _main(manifest, name), **runtime(), MANIFEST: data}
+    sources = texts(manifest, name)
     for m in manifest.members:
-        texts[m.cubin.name + TEXT] = base64.b64encode(files[m.cubin.name]).decode()
-        texts[m.ptx.name] = files[m.ptx.name].decode()
+        sources[m.cubin.name + TEXT] = base64.b64encode(files[m.cubin.name]).decode()
+        sources[m.ptx.name] = files[m.ptx.name].decode()
     return {
         "name": name,
         "definition": manifest.name,
@@ -98,12 +108,21 @@ def solution(manifest: Manifest, files: Mapping[str, bytes], description: str) -
                 for d in DEVICES.values()
                 if d.arch == manifest.target.arch
             ],
-            "entry_point": ENTRY_POINT,
+            "entry_point": f"{ENTRY}::run",
             "dependencies": ["torch", "numpy"],
             "destination_passing_style": True,
         },
-        "sources": [{"path": path, "content": text} for path, text in texts.items()],
+        "sources": [{"path": path, "content": text} for path, text in sources.items()],
     }
+
+
+def _text(manifest: Manifest) -> str:
+    return json.dumps(manifest.to_json(), indent=1)
+
+
+def texts(manifest: Manifest, name: str) -> dict[str, str]:
+    """What stands beside the members' files, by path: main.py, the runtime, the manifest."""
+    return {ENTRY: _main(manifest, name), **runtime(), MANIFEST: _text(manifest)}
 
 
 def _main(manifest: Manifest, name: str) -> str:
@@ -169,35 +188,60 @@ def read_solution(path: Path) -> dict[str, Any]:
     return data  # type: ignore[no-any-return]
 
 
+def rows_of(definition: Definition, args: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """What to run at, as parts of a job: a workload each of --workloads, else of --axes."""
+    if args.workloads is None:
+        rows = [definition.bind(axes) for axes in product(parse_axes(args.axes))]
+        return [{"axes": {n: bound[n] for n in definition.var_axes}} for bound in rows]
+    root = root_of(args.workloads)
+    own = [t for t in read_traces(args.workloads) if t.definition == definition.name]
+    if not own:
+        raise SolutionError(f"{args.workloads}: no workload of {definition.name}")
+    for trace in own:
+        fixed_inputs(definition, trace.workload, root)  # refused here, and not by the worker
+    return [{"axes": dict(t.workload.axes), "workload": t.to_json() | {"solution": None,
+             "evaluation": None}, "root": str(root)} for t in own]  # fmt: skip
+
+
 def check_file(args: argparse.Namespace) -> int:
-    """Run a Solution against the reference in a child process; prints one line per axes."""
+    """Run a Solution against the reference in a child process; prints one line per workload."""
     data = read_solution(args.file)
     definition = load(args.definition or data["definition"])
+    beside = [read_solution(path) for path in args.beside]
+    rows = rows_of(definition, args)
     gpu_info()
-    rows = [definition.bind(axes) for axes in product(parse_axes(args.axes))]
-    worker, right = Worker(), 0
+    worker, traces = Worker(), list[Trace]()
+    outcomes = []
     try:
-        for bound in rows:
-            axes = {name: bound[name] for name in definition.var_axes}
+        for row in rows:
             job = {
-                "definition": definition.to_json(), "axes": axes, "solution": data,
+                "definition": definition.to_json(), **row, "solution": data, "beside": beside,
                 "seeds": list(range(1, args.seeds + 1)), "rounds": 20, "settle": 0.5,
             }  # fmt: skip
-            outcome = worker.run(job, args.timeout)
-            right += outcome["status"] == "ok"
-            line = outcome["status"] + (f": {outcome['detail']}" if outcome.get("detail") else "")
-            if outcome["status"] == "ok":
-                us = outcome["latency_us"]["median"]
-                differ = outcome["timing"].get("disagree", {})
-                beside = [
-                    f", {peer / us:.2f} of {named(name, differ)}"
-                    for name, peer in outcome["peers"].items()
-                ]
-                line += f", {us:.1f} us" + "".join(beside)
-            print(f"{data['name']} {' '.join(f'{n}={v}' for n, v in axes.items())}: {line}")
+            outcomes.append(outcome := worker.run(job, args.timeout))
+            sizes = " ".join(f"{n}={v}" for n, v in row["axes"].items())
+            print(f"{data['name']} {sizes}: {_line(outcome)}")
+            if "workload" in row:
+                workload = Trace.from_json(row["workload"]).workload
+                traces.append(Trace(workload, data["name"], evaluation(outcome, worker.gpu)))
+        if args.traces is not None:
+            write_traces(args.traces, traces)
     finally:
         worker.stop()
-    return 0 if right == len(rows) else 1
+    return 0 if all(outcome["status"] == "ok" for outcome in outcomes) else 1
+
+
+def _line(outcome: Mapping[str, Any]) -> str:
+    """The status of an outcome, and where it is right the times."""
+    line = outcome["status"] + (f": {outcome['detail']}" if outcome.get("detail") else "")
+    if outcome["status"] != "ok":
+        return line
+    us, timing = outcome["latency_us"]["median"], outcome["timing"]
+    differ = timing.get("disagree", {})
+    line += f", {us:.1f} us"
+    line += "".join(f", {t / us:.2f} of {named(n, differ)}" for n, t in outcome["peers"].items())
+    absent = timing.get("absent", {}).items()
+    return line + "".join(f"; {n} {why}" for n, why in absent if why.startswith("wrong"))
 
 
 @reports("solution", RuntimeUnavailable, WorkerError)
@@ -208,9 +252,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("file", type=Path, help="the Solution's JSON file")
     check.add_argument("--definition", metavar="NAME|PATH", help="default: the one it names")
     check.add_argument("--axes", nargs="+", default=["M=1,17,128,1000,4096"], metavar="M=1,17")
+    files: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    check.add_argument("--workloads", **files, help="rows of FlashInfer Trace, with their files, "
+                       "instead of --axes")  # fmt: skip
+    check.add_argument("--traces", **files, help="of --workloads: write what came of them as "
+                       "FlashInfer Trace")  # fmt: skip
+    check.add_argument("--beside", **files, nargs="+", default=[], help="other Solutions to time: "
+                       "Python of other people, which is run here")  # fmt: skip
     check.add_argument("--seeds", type=positive_int, default=3, help="fresh inputs (default: 3)")
     check.add_argument("--timeout", type=float, default=60.0, help="seconds (default: 60)")
-    return check_file(parser.parse_args(argv))
+    args = parser.parse_args(argv)
+    if args.traces is not None and args.workloads is None:
+        parser.error("--traces are of --workloads, and none are given")
+    return check_file(args)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,20 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
     product,
 )
-from ptxflow.env.tasks.definition import Axis, Definition, DefinitionError, Tensor, load, names
+from ptxflow.env.tasks.definition import (
+    Axis,
+    Definition,
+    DefinitionError,
+    Tensor,
+    load,
+    names,
+    own_names,
+)
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
 
+J = TypeVar("J")
 T = TypeVar("T")
 Places = list[tuple[Definition, dict[str, int]]]
 
@@ -50,6 +59,8 @@ ROUNDS = 2  # in which every axis is drawn
 FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
     "len_indptr": ("batch_size", lambda n: n + 1),
     "len_cu_seqlens": ("num_seqs", lambda n: n + 1),
+    "num_n_blocks": ("N", lambda n: -(-n // 128)),
+    "num_k_blocks": ("K", lambda k: k // 128),
     "num_k_heads": ("num_q_heads", lambda n: n),
     "head_dim_with_scale": ("index_head_dim", lambda n: n + 4),
     "gemm1_out_size": ("intermediate_size", lambda n: 2 * n),
@@ -62,7 +73,7 @@ FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
 def definitions() -> dict[str, list[Definition]]:
     """By family, in alphabetical order, the definitions that it builds."""
     found: dict[str, list[Definition]] = {}
-    for definition in map(load, names()):
+    for definition in map(load, (*names(), *own_names())):
         if family := registered(definition):
             found.setdefault(family.name, []).append(definition)
     return dict(sorted(found.items()))
@@ -228,7 +239,7 @@ def by_definition(args: argparse.Namespace) -> bool:
     return bool(args.definition)
 
 
-def map_jobs(work: Callable[[Job], T], jobs: Sequence[Job], workers: int, title: str) -> list[T]:
+def map_jobs(work: Callable[[J], T], jobs: Sequence[J], workers: int, title: str) -> list[T]:
     """`work` of every job, in order, on so many processes, behind a progress bar."""
     progress = partial(tqdm, total=len(jobs), desc=title, unit="kernel")
     if workers <= 1:

@@ -19,10 +19,10 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.eval.verify.trials import SECONDS, Attempt, Outcome, attempt, cover, quoted
+from ptxflow.eval.verify.trials import INSTRUCTIONS, Attempt, Outcome, attempt, cover, quoted
 
 SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as it can
-SAMPLED = 6.0  # seconds of the processor that a sampled kernel is given, before its last problem
+SAMPLED = 400_000  # instructions that a sampled kernel is given, before its last problem
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ def covering_emulation(
     strategy: Strategy,
     device: Device,
     seeds: Sequence[int] = SEEDS,
-    seconds: float = SECONDS,
+    instructions: int = INSTRUCTIONS,
 ) -> Emulation:
     """As `run_emulation`, and then on problems chosen by what they cover of the kernel's text; none
-    is begun after so many seconds of the processor."""
-    found = cover(problem, strategy, device, seeds, seconds)
+    is begun after so many instructions."""
+    found = cover(problem, strategy, device, seeds, instructions)
     first = family(strategy.family).trial(problem, strategy, device).problem
     at = found.last.problem if found.error and found.last else first
     gaps = found.gaps
@@ -128,7 +128,7 @@ def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Em
     if (payload := kept.get(name)) is not None:
         held = json.loads(payload)
         return Emulation(**held | {n: tuple(held[n]) for n in ("hazards", "unexecuted")})
-    made = covering_emulation(problem, strategy, device, seconds=SAMPLED)
+    made = covering_emulation(problem, strategy, device, instructions=SAMPLED)
     if made.right:
         kept.put(name, json.dumps(asdict(made)).encode())
     return made

@@ -10,20 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ptxflow.compiler.atoms import at, atom
-from ptxflow.compiler.ir import (
-    Op,
-    UOp,
-    Use,
-    Value,
-    body_of,
-    edit,
-    kernels_of,
-    show,
-    slot,
-    value,
-    walk,
-    with_body,
-)
+from ptxflow.compiler.ir.nodes import Op, UOp, Use, Value, show, value
+from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk, with_body
+from ptxflow.compiler.ir.storage import slot
 
 OPERATORS = ("delete", "move", "swap", "parity", "count", "stage", "bytes", "pending", "scope",
              "mask", "rank", "number", "input")  # fmt: skip

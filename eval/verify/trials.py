@@ -2,20 +2,20 @@
 
 The text that ships does not depend on variable axes, so that problems of its own constant axes run
 that very text; where constants are smaller, a text that differs from it in numbers alone counts.
-Where only some clusters of a first launch run, later launches execute with what these left: what
-they write of it is checked, and the rest is not.
+Where only some clusters run, what they write is checked as far as all that it needs was computed.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
@@ -25,31 +25,32 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Size, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-SECONDS = 20.0  # of the processor, after which no further problem is begun
+INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
+Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many of the first launch's clusters (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
-        some = f", {self.some} clusters" if self.some else ""
+        some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
         return f"{axes} (schedule {self.seed}{some})"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _case(problem: Problem, absent: bool) -> Case:
     """Inputs and right outputs; to be copied, not written."""
     return case_of(problem, given=False) if absent else case_of(problem)
@@ -57,46 +58,64 @@ def _case(problem: Problem, absent: bool) -> Case:
 
 @dataclass
 class Outcome:
-    """What became of an attempt: one line where values are wrong or the run ended at a fault."""
+    """What became of an attempt: one line where values are wrong or the run ended at a fault.
+    `written`: the elements of outputs that are not as they were, and right."""
 
     report: Report = field(default_factory=Report)
     error: str = ""
     fault: bool = False
+    written: Masks = field(default_factory=dict)
 
 
-def attempt(ptx: str, launch: Launch, given: Attempt) -> Outcome:
-    """Run a text on a problem; of some clusters what they wrote must be right."""
+def attempt(
+    ptx: str, launch: Launch, given: Attempt, wanted: Masks | None = None, limit: int = 0
+) -> Outcome:
+    """Run a text on a problem; of some clusters what they wrote must be right, and all of `wanted`
+    be written. A launch of more than `limit` instructions does not end."""
     axes = dict(given.problem.axes)
     case = _case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
-    clusters = _some(launch, axes, given) if given.some else None
     try:
         report = emulate(
-            ptx, launch, tensors, axes, seed=given.seed, clusters=clusters, grid=given.blocks,
-            arguments=case.arguments,
+            ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
+            arguments=case.arguments, limit=limit,
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    error = differences(case, tensors, bool(clusters))
-    return Outcome(report, f"{error} (schedule {given.seed})" if error else "")
+    partly = dict(wanted or {}) if any(given.some) else None
+    error = differences(case, tensors, partly, any(given.some[: len(launch.steps) - 1]))
+    written = {
+        name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
+        for name, bounds in case.expected.items()
+    }
+    return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
 
 
-def _some(launch: Launch, axes: dict[str, int], given: Attempt) -> Sequence[int]:
-    """Clusters spread over the grid: the first and the last, and some between."""
-    count = math.prod(evaluate(side, axes) for side in launch.grid) // math.prod(launch.cluster)
-    places = np.linspace(0, count - 1, min(given.some, count))
-    return sorted({round(p) for p in places})
+def right(found: NDArray[Any], bounds: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:
+    """The elements between the least and the greatest right values."""
+    return np.asarray((found >= bounds[0]) & (found <= bounds[1]))
 
 
-def differences(case: Case, tensors: Tensors, partly: bool = False) -> str:
-    """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of elements
-    that were written."""
-    for name, (low, high) in case.expected.items():
+def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
+    """The elements whose bits differ."""
+    bits = np.dtype(f"u{tensor.itemsize}")
+    return np.asarray(tensor.view(bits) != before.view(bits))
+
+
+def differences(
+    case: Case, tensors: Tensors, partly: Masks | None = None, started: bool = False
+) -> str:
+    """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
+    elements, and of those that were written; `started`: from what some clusters of an earlier
+    launch left, so that those that are no number may need the others."""
+    for name, bounds in case.expected.items():
         found = plain(tensors[name])
-        wrong = ~((found >= low) & (found <= high))
-        if partly:
-            wrong &= (tensors[name] != case.tensors[name]) & ~np.isnan(found)
+        wrong = ~right(found, bounds)
+        if partly is not None:
+            written = changed(tensors[name], case.tensors[name])
+            written &= ~(started & np.isnan(found))
+            wrong &= written | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""
@@ -117,6 +136,7 @@ class Covering:
     chosen: dict[Attempt, float] = field(default_factory=dict)
     last: Attempt | None = None
     tried: int = 0
+    instructions: int = 0  # that warps executed
     error: str = ""
     fault: bool = False
     hazards: dict[str, int] = field(default_factory=dict)
@@ -136,6 +156,7 @@ class Covering:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried, self.last = self.tried + 1, given
+        self.instructions += outcome.report.instructions
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
             if entry in self.entries:
@@ -154,10 +175,10 @@ def cover(
     strategy: Strategy,
     device: Device,
     seeds: Sequence[int] = (0,),
-    seconds: float = SECONDS,
+    instructions: int = INSTRUCTIONS,
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
-    covered, or the time is over; stops at the first wrong value or fault."""
+    covered, or so many instructions were executed; stops at the first wrong value or fault."""
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
@@ -168,7 +189,7 @@ def cover(
         *_attempts(out.shape, offered.sizes),
     ]:
         if out.tried >= len(seeds):
-            late = time.process_time() - began > seconds and out.tried > len(seeds)
+            late = out.instructions > instructions and out.tried > len(seeds)
             if late or (out.entries and not out.gaps):
                 break
         kernel = _built(given.problem, strategy, device)

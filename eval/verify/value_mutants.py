@@ -8,36 +8,21 @@ the PTX as it is, or that the writer has no text for, is no mutant.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ptxflow.compiler.atoms.table import Atom, all_atoms, atom
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ir import (
-    LANE,
-    PREDICATES,
-    VALUES,
-    KernelInfo,
-    Op,
-    UOp,
-    Use,
-    alu,
-    body_of,
-    const,
-    edit,
-    kernels_of,
-    special,
-    walk,
-)
+from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
+from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
+from ptxflow.eval.verify.threads import Mask, Threads
 
 #: what is changed: a turn's parity; a ring's stage; a loop's or comparison's bound; a factor; a
 #: summand; a divisor, mask or shift, which take an index apart; another constant; which register;
@@ -65,9 +50,6 @@ _SIBLINGS = (
     ("add_f32", "copy"),
     ("exp2_gap", "sub_f32"),
 )
-
-
-Values = NDArray[np.uint64] | None
 
 
 @dataclass(frozen=True)
@@ -122,14 +104,22 @@ def _here(statement: UOp, old: UOp, new: UOp) -> UOp:
 
 
 def candidates(kernel: UOp) -> Iterator[Candidate]:
-    """Every change of a kernel, each once; none of a value that stays the same for every thread."""
-    alike = _Threads(kernel.arg)
+    """Every change of a kernel, each once; none of a value that stays the same for every thread
+    that executes a statement which it stands in."""
+    threads = Threads(kernel.arg)
+    there = dict(threads.of_statements(kernel))
+    everywhere: dict[UOp, Mask] = {}
+    for path, node in walk(kernel):
+        for src in node.src:
+            for value in _nodes(src) if src.op in VALUES or src.op is Op.SLOT else ():
+                everywhere[value] = everywhere.get(value, False) | there[path]
     seen = set[tuple[UOp, UOp, tuple[int, ...] | None]]()
     for found in _all(kernel):
         key = found.old, found.new, found.path
         if found.old is not found.new and key not in seen:
             seen.add(key)
-            if not alike.same(found.old, found.new):
+            where = everywhere.get(found.old) if found.path is None else there[found.path]
+            if not threads.same(found.old, found.new, where):
                 yield found
 
 
@@ -254,55 +244,6 @@ def _within(value: UOp) -> Iterator[UOp]:
             todo += node.src
 
 
-class _Threads:
-    """All threads of a cluster: what values are that depend on nothing else."""
-
-    def __init__(self, info: KernelInfo):
-        self.sides = {"cta_rank": info.cluster, "warp": info.warps, "lane": 32}
-        places = np.indices(tuple(self.sides.values()), dtype=np.uint64).reshape(3, -1)
-        self.known: dict[UOp, Values] = {
-            special(n): p for n, p in zip(self.sides, places, strict=True)
-        }
-
-    def same(self, one: UOp, two: UOp) -> bool:
-        """Whether two values are equal in every thread; False where they depend on more."""
-        held = [self.of(value) for value in (one, two)]
-        return held[0] is not None and held[1] is not None and bool((held[0] == held[1]).all())
-
-    def of(self, value: UOp) -> Values:
-        """32-bit numbers, one for each thread; None of what depends on more, or is unspecified."""
-        if value not in self.known:
-            found: Values = None
-            if value.op is Op.CONST:
-                found = np.uint64(value.arg[0]) * np.ones_like(self.known[LANE])
-            elif value.op is Op.ALU:
-                sides = [self.of(side) for side in value.src]
-                if sides[0] is not None and sides[1] is not None:
-                    found = _computed(value.arg, *sides)
-            self.known[value] = found
-        return self.known[value]
-
-
-def _computed(name: str, a: Any, b: Any) -> Values:
-    if name == "min":
-        return np.asarray(np.minimum(a, b))
-    if name in PREDICATES:
-        made = {"lt": a < b, "ge": a >= b, "eq": a == b, "ne": a != b}[name]
-        return np.asarray(made, np.uint64)
-    if (name in ("div", "rem") and not b.all()) or (name in ("shl", "shr") and (b > 31).any()):
-        return None
-    return np.asarray(_PLAIN[name](a, b) & np.uint64(0xFFFFFFFF))
-
-
-#: on unsigned 64-bit numbers, of which the lower half is kept
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.floordiv,
-    "rem": operator.mod, "xor": operator.xor, "and": operator.and_, "or": operator.or_,
-    "shl": operator.lshift, "shr": operator.rshift,
-    "mulhi": lambda a, b: (a * b) >> np.uint64(32),
-}  # fmt: skip
-
-
 class _Variables:
     """What may stand for what in a kernel: by a variable, those of its kind in their order."""
 
@@ -326,13 +267,17 @@ class _Variables:
 
 
 def _leaves(node: UOp) -> Iterator[UOp]:
+    return (n for n in _nodes(node) if n.op in (Op.VAR, Op.PARAM))
+
+
+def _nodes(node: UOp) -> Iterator[UOp]:
+    """A value, or the storage that it stands in, and all that it is made of, each once."""
     seen, todo = set[UOp](), [node]
     while todo:
         n = todo.pop()
         if n not in seen:
             seen.add(n)
-            if n.op in (Op.VAR, Op.PARAM):
-                yield n
+            yield n
             todo += [s for s in n.src if s.op in VALUES]
 
 

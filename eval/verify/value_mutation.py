@@ -6,8 +6,10 @@ validator   `check` or `check_launch` refuses it
 emulator    wrong on the trials: in values, by a fault or a hazard
 equivalent  right on the trials, and on a larger random problem
 escaped     right on the trials, and wrong on the larger problem
-malformed   ptxas has no such instruction: no kernel at all, counted apart
 crashed     the validator or the emulator ended in an error that is not its own
+
+What is no other kernel is counted apart: `unchanged`, of which ptxas makes the same machine code,
+and `malformed`, which it has no instruction for.
 
 With --log, verdicts are kept as lines of JSON as they are reached, and a run that was cut off goes
 on with the rest.
@@ -18,12 +20,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import signal
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -32,38 +33,30 @@ from pathlib import Path
 import numpy as np
 
 from ptxflow.command import Parser, reports
-from ptxflow.compiler.backend import cache, ptxas
+from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.emulator import Fault, PtxSyntaxError
+from ptxflow.compiler.emulator import PtxSyntaxError
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Problem, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.cases import case_of
-from ptxflow.eval.verify.draws import FOLLOWING, add_arguments, drawn, map_jobs
-from ptxflow.eval.verify.emulation import Emulation
+from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.results import Summary, spread
 from ptxflow.eval.verify.strategies import kernels_digest
-from ptxflow.eval.verify.trials import Attempt, attempt, cover
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
+from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
 
-VERDICTS = ("validator", "emulator", "equivalent", "escaped", "malformed", "crashed")
-SIZES = 2, 3  # times an axis of the trial, at the least and the most
-DRAWS = 6  # of a larger problem, on which the kernel itself must be right
-SLOWER = 4.0  # times the kernel's own time on a problem, and GRACE: the run does not end
-GRACE = 3.0  # seconds
-
-Emulate = Callable[[UOp], Emulation]
+VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
+PART = 24  # mutants of a kernel that one process judges in a turn
 
 
 @dataclass(frozen=True)
@@ -87,12 +80,10 @@ class Judged:
 # -- one mutant -----------------------------------------------------------------------------------
 
 
-def judge(
-    mutant: Mutant, validate: Callable[[UOp], None], trials: Emulate, larger: Emulate
-) -> Judged:
-    """What becomes of a mutant.
+def judge(mutant: Mutant, validate: Callable[[UOp], None], bench: Bench) -> Judged:
+    """What becomes of a mutant of a bench's kernel or program, whose whole is its tree.
 
-    `validate` raises CompileError, `trials` emulates the kernels' own problems, `larger` others.
+    `validate` raises CompileError.
     """
     verdict, why, times = "", "", [time.process_time()]
     try:
@@ -102,7 +93,7 @@ def judge(
             verdict, why = "validator", str(refusal).splitlines()[0]
         times.append(time.process_time())
         if not verdict:
-            verdict, why = _emulated(mutant.tree, trials, larger)
+            verdict, why = _emulated(write(mutant.tree, bench.device), bench)
     except Exception as error:  # any at all: a run of hours must not end by one mutant's
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
@@ -110,188 +101,92 @@ def judge(
     return Judged(mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
 
 
-def _emulated(tree: UOp, trials: Emulate, larger: Emulate) -> tuple[str, str]:
-    """The verdict on a mutant that the validator accepts, and why."""
-    for run, verdict in ((trials, "emulator"), (larger, "escaped")):
-        found = run(tree)
-        if not found.right:
-            return verdict, f"{found.complaints[0]} at {_axes(found.axes)}"
-    return "equivalent", ""
+def _emulated(text: str, bench: Bench) -> tuple[str, str]:
+    """The verdict on a mutant that the validator accepts, and why: the machine code is asked for
+    once a problem has not killed it."""
+    if not _parses(text, bench):
+        return "malformed", ""
+    for i, known in enumerate(bench.ordered()):
+        if complaint := _complaint(text, known, bench):
+            return "emulator", complaint
+        if not i and (verdict := _assembled(text, bench)):
+            return verdict, ""
+    assert bench.larger is not None
+    complaint = _complaint(text, bench.larger, bench)
+    return ("escaped" if complaint else "equivalent"), complaint
 
 
-def _axes(axes: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={n}" for name, n in axes.items())
+def _complaint(text: str, known: Known, bench: Bench) -> str:
+    """What a problem shows to be wrong, in one line; empty where nothing is."""
+    found = bench.run(text, known)
+    complaint = found.error or next(iter(found.report.hazards), "")
+    return f"{complaint} at {known.attempt}" if complaint else ""
 
 
-def malformed(text: str, entries: Sequence[str]) -> bool:
-    """Whether the text holds what no assembler knows, as far as the emulator can tell."""
+def _parses(text: str, bench: Bench) -> bool:
+    """Whether the emulator knows all that a text holds; where it does not, nor does ptxas."""
     try:
-        for entry in entries:
-            Program(parse(text, entry))
+        for step in bench.launch(bench.known[0].attempt).steps:
+            Program(parse(text, step.entry))
     except PtxSyntaxError:
-        return True
-    return False
+        return False
+    return True
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Fault in what runs longer on the processor: an endless loop. In a main thread only."""
-
-    def end(*_: object) -> None:
-        raise Fault(f"after {SLOWER:.0f} times what the kernel takes the run does not end")
-
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+def _assembled(text: str, bench: Bench) -> str:
+    """`malformed` if ptxas refuses a text, `unchanged` if it makes the kernel's own cubin of it."""
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-# -- the problems ---------------------------------------------------------------------------------
-
-
-def larger_problem(
-    lowered: UOp, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
-) -> Trial:
-    """The trial with axes in SIZES times as large: those that the PTX does not depend on."""
-    maker, text = family(strategy.family), write(lowered, device)
-    own = dict(small.problem.axes)
-    axes = dict(own)
-    free = [n for n in axes if FOLLOWING.get(n, ("",))[0] not in axes]
-    for name in map(str, rng.permutation(free * 2)):  # one may need another to be larger first
-        if axes[name] != own[name]:
-            continue
-        least, most = (own[name] * times for times in SIZES)
-        tried = axes | {name: int(rng.integers(least, most + 1))}
-        tried |= {n: rule(tried[of]) for n, (of, rule) in FOLLOWING.items() if {n, of} <= set(axes)}
-        if "max_num_pages" in axes:  # of a sequence: none of them may be another's
-            tried["num_pages"] = tried["batch_size"] * tried["max_num_pages"] + 2
-        problem = replace(small.problem, axes=tuple(tried.items()))
-        try:
-            same = write(maker.build(problem, strategy, device), device) == text
-            case_of(problem)
-        except (ValueError, KeyError, IndexError, ZeroDivisionError, AssertionError):
-            continue
-        if same:
-            axes = tried
-    return replace(small, problem=replace(small.problem, axes=tuple(axes.items())))
-
-
-@dataclass(frozen=True)
-class Known:
-    """A kernel's emulation problems, cheap ones first, each with the seconds that it takes; their
-    text is that of `lowered`, which is built for `shape`."""
-
-    shape: Problem
-    lowered: UOp
-    attempts: tuple[tuple[Attempt, float], ...]
+        cubin = ptxas.assemble(text, bench.device.arch).cubin
+    except ptxas.PtxasError:
+        return "malformed"
+    return "unchanged" if cubin == _cubin(bench.text, bench.device.arch) else ""
 
 
 @lru_cache(maxsize=4)
-def trials_of(problem: Problem, strategy: Strategy, device: Device) -> Known:
-    """The problems that cover the kernel's text. ValueError where it is wrong itself."""
-    maker = family(strategy.family)
-    found = cover(problem, strategy, device)
-    if found.error:
-        raise ValueError(f"{strategy.family}: the kernel itself is wrong: {found.error}")
-    lowered = maker.build(found.shape, strategy, device)
-    text = write(lowered, device)
-    same = [
-        (given, took)
-        for given, took in found.chosen.items()
-        if write(maker.build(given.problem, strategy, device), device) == text
-    ]
-    return Known(found.shape, lowered, tuple(sorted(same, key=lambda one: one[1])))
-
-
-@lru_cache(maxsize=4)
-def larger(
-    problem: Problem, strategy: Strategy, device: Device, seed: int
-) -> tuple[Attempt, float]:
-    """A larger problem on which the kernel itself is right, and its seconds there; ValueError where
-    none of DRAWS is."""
-    known = trials_of(problem, strategy, device)
-    maker, text = family(strategy.family), write(known.lowered, device)
-    complaint = ""
-    for draw in range(DRAWS):
-        rng = np.random.default_rng([seed, draw, int(strategy.key, 16)])
-        sized = larger_problem(known.lowered, Trial(known.shape), strategy, device, rng).problem
-        tried, began = Attempt(sized), time.process_time()
-        found = attempt(text, maker.launch(sized, strategy, device), tried)
-        if not found.error:
-            return tried, time.process_time() - began
-        complaint = found.error
-    raise ValueError(
-        f"{strategy.family}: the kernel itself is wrong on larger problems: {complaint}"
-    )
-
-
-def emulated(
-    attempts: Iterable[tuple[Attempt, float]], strategy: Strategy, device: Device, tree: UOp
-) -> Emulation:
-    """A mutant on problems on which the kernel itself takes so many seconds; up to the first that
-    shows it to be wrong."""
-    text, maker = write(tree, device), family(strategy.family)
-    axes: dict[str, int] = {}
-    for given, own in attempts:
-        axes, launch = dict(given.problem.axes), maker.launch(given.problem, strategy, device)
-        try:
-            with limited(SLOWER * own + GRACE):
-                found = attempt(text, launch, given)
-        except Fault as fault:
-            return Emulation(axes, 1, False, 0.0, str(fault), fault=True)
-        if found.error:
-            return Emulation(axes, 1, False, 0.0, found.error, fault=found.fault)
-        if found.report.hazards:
-            return Emulation(axes, 1, True, 0.0, hazards=tuple(map(str, found.report.hazards)))
-    return Emulation(axes, 1, True, 0.0)
+def _cubin(text: str, arch: str) -> bytes:
+    return ptxas.assemble(text, arch).cubin
 
 
 # -- the mutants of a kernel ----------------------------------------------------------------------
 
 
-def judge_kernel(device: Device, count: int, seed: int, log: Path | None, job: Job) -> list[Judged]:
-    """`count` mutants of a strategy's kernel, on the problems that cover its text; those in the log
-    as they are."""
-    problem, strategy = job
-    right, maker = trials_of(problem, strategy, device), family(strategy.family)
-    shape, lowered = right.shape, right.lowered
-    trips = maker.trips(shape, strategy, device)
-    launch = maker.launch(shape, strategy, device)
-    text = write(lowered, device)
-    sources = cache.sources(), cache.sources(Path(__file__).parent)
-    name = _name(text, repr(shape), repr(launch), repr(seed), *sources)
-    entries = [step.entry for step in launch.steps]
+Task = tuple[Job, int, int]  # mutants of a kernel: from one to another
+
+
+def judge_kernel(
+    device: Device, seed: int, log: Path | None, until: float, task: Task
+) -> list[Judged]:
+    """Mutants of a strategy's kernel, on the problems that cover its text; those in the log as they
+    are. None is begun when the clock (`time.time`) is at `until`."""
+    if time.time() > until:
+        return []
+    job, first, last = task
+    strategy = job[1]
+    bench, maker = bench_of(job, device, seed), family(strategy.family)
+    trips = maker.trips(bench.shape, strategy, device)
+    launch = maker.launch(bench.shape, strategy, device)
 
     def validate(tree: UOp) -> None:
         check(tree, trips, device)
         check_launch(tree, launch)
 
-    def on_larger(tree: UOp) -> Emulation:
-        return emulated([larger(problem, strategy, device, seed)], strategy, device, tree)
-
-    trials = partial(emulated, right.attempts, strategy, device)
     known = read_log(log)
     out = []
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
-    for mutant in drawn_mutants(lowered, device, count, rng):
-        whole = replace(mutant, tree=mutant.within(lowered))
-        changed = write(whole.tree, device)
-        key = _name(name, changed)
+    for mutant in drawn_mutants(bench.lowered, device, last, rng)[first:]:
+        whole = replace(mutant, tree=mutant.within(bench.lowered))
+        key = name_of(bench.name, write(whole.tree, device))
         if key not in known:
-            if malformed(changed, entries):
-                found = Judged(mutant.operator, str(mutant), "malformed")
-            else:
-                found = judge(whole, validate, trials, on_larger)
-            known[key] = replace(found, family=strategy.family, kernel=name, id=key)
+            if time.time() > until:
+                break
+            found = judge(whole, validate, bench)
+            known[key] = replace(found, family=strategy.family, kernel=bench.name, id=key)
             _append(log, known[key])
         out.append(known[key])
     return out
 
 
-def _name(*parts: str) -> str:
+def name_of(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -365,21 +260,35 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def run(
-    jobs: Sequence[Job], device: Device, count: int, workers: int, seed: int, log: Path | None
-) -> list[Judged]:
-    """`count` mutants, spread over families and their kernels, on `workers` processes."""
+def share_of(jobs: Sequence[Job], name: str, count: int) -> int:
+    """Mutants of each kernel of a family, of `count` spread over families and their kernels."""
     kernels = Counter(strategy.family for _, strategy in jobs)
-    shares: dict[int, list[Job]] = {}  # by mutants of a kernel
-    for problem, strategy in jobs:
-        share = -(-count // (len(kernels) * kernels[strategy.family]))
-        shares.setdefault(share, []).append((problem, strategy))
-    out = list[Judged]()
-    for share, group in sorted(shares.items(), reverse=True):
-        work = partial(judge_kernel, device, share, seed, log)
-        title = f"{share} mutants a kernel, {device.arch}"
-        out += [j for found in map_jobs(work, group, workers, title) for j in found]
-    return out
+    return -(-count // (len(kernels) * kernels[name]))
+
+
+def tasks(jobs: Sequence[Job], count: int) -> list[Task]:
+    """`count` mutants in parts; families take turns, so that what a run that is cut off has judged
+    is of all."""
+    most = max(Counter(strategy.family for _, strategy in jobs).values())
+    rank = Counter[str]()
+    out = list[tuple[int, Task]]()
+    for job in jobs:
+        name = job[1].family
+        share = share_of(jobs, name, count)
+        rank[name] += 1
+        for i, first in enumerate(range(0, share, PART)):
+            out.append((rank[name] + i * most, (job, first, min(first + PART, share))))
+    return [task for _, task in sorted(out, key=lambda one: one[0])]
+
+
+def run(
+    jobs: Sequence[Job], device: Device, count: int, workers: int, seed: int, log: Path | None,
+    minutes: float = math.inf,
+) -> list[Judged]:  # fmt: skip
+    """`count` mutants on `workers` processes; none is begun after so many minutes."""
+    work = partial(judge_kernel, device, seed, log, time.time() + 60 * minutes)
+    found = map_jobs(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
+    return [j for judged in found for j in judged]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -397,6 +306,8 @@ def arguments() -> argparse.ArgumentParser:
         help="structures of each family, at most (default: 16)")  # fmt: skip
     add("--mutants", type=positive_int, default=480,
         help="of all families together, about (default: 480)")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="N",
+        help="begin no mutant after so many")  # fmt: skip
     add("--log", type=Path, metavar="FILE.jsonl", help="keep verdicts, and go on from those there")
     return parser
 
@@ -409,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(device: Device) -> Summary:
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
-        found = run(jobs, device, args.mutants, args.jobs, args.seed, args.log)
+        found = run(jobs, device, args.mutants, args.jobs, args.seed, args.log, args.minutes)
         return {"kernels": len(jobs), "digests": digests(jobs, device), **summarise(found)}
 
     summary = results.make("mutate-values", args, given, work)

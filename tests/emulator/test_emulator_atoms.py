@@ -13,7 +13,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import PtxSyntaxError
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
-from ptxflow.compiler.ir import Op, kernels_of, walk
+from ptxflow.compiler.ir import Op, Use, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from tests.families import dsa_indexer, moe
 
@@ -39,7 +39,7 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "cluster": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "segments": 100, "vocab": 1000, "group": 4, "peers": 2,
-    "summand": 0x358637BD, "pitch": 2048, "value": 0x3DB504F3,
+    "summand": 0x358637BD, "most": 127, "pitch": 2048, "value": 0x3DB504F3,
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
@@ -109,7 +109,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
         operands |= {name: held, f"{name}_reg": held.split("+")[0]}
         storage = SimpleNamespace(arg=SimpleNamespace(count=1, dtype="f32"))
         sources.append(SimpleNamespace(arg=registers, src=(storage,)))
-    use: Any = SimpleNamespace(arg=SimpleNamespace(attr=attributes.__getitem__), src=sources)
+    use: Any = SimpleNamespace(arg=Use(row.name, tuple(attributes.items())), src=sources)
     return row.ptx(use, operands) if callable(row.ptx) else row.ptx.format_map(operands)
 
 

@@ -13,21 +13,9 @@ from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import emulate, from_bfloat16, to_bfloat16
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    KernelInfo,
-    UOp,
-    const,
-    flatten,
-    frag,
-    global_tensor,
-    mbar,
-    param,
-    rectangle,
-    slot,
-    smem,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, const, param
+from ptxflow.compiler.ir.statements import KernelInfo, flatten
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single

@@ -13,8 +13,10 @@ import torch
 from ptxflow.compiler.backend.runtime import LaunchError
 from ptxflow.compiler.launch import Arguments, Launch, PointerParam
 from ptxflow.env.tasks.definition import load
+from ptxflow.env.tasks.workload import Workload
 from ptxflow.eval.bench import session as measure
 from ptxflow.eval.bench import timing
+from ptxflow.eval.bench.trace_set import Trace, stored
 from ptxflow.eval.bench.worker import job, refine_job
 
 DEFINITION = load("gemm_n128_k2048")
@@ -249,6 +251,37 @@ def test_solutions_of_both_calling_styles(
     outcome = session.measure(todo, lambda stage: None)
     assert outcome["status"] == status
     assert borrows or "not its own work" in outcome["detail"]
+
+
+def solution_of(name: str, product: str) -> dict[str, Any]:
+    source = f"from .helper import T\n\ndef run(A, B, C):\n    C.copy_({product})\n"
+    return {
+        "name": name,
+        "sources": [{"path": "main.py", "content": source},
+                    {"path": "helper.py", "content": "T = 'T'\n"}],
+        "spec": {"entry_point": "main.py::run"},
+    }  # fmt: skip
+
+
+def test_other_solutions_are_timed_beside_where_they_are_right(
+    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a workload whose file says what A is; torch may compute what others return."""
+    row = Workload(DEFINITION.name, "row", {"M": 5}, {}, "flashinfer-trace")
+    ones = torch.ones(5, 2048, dtype=torch.float16)
+    trace = Trace(stored(DEFINITION, row, tmp_path, {"A": ones}))
+    product = "(A.float() @ getattr(B.float(), T)).half()"
+    mine = solution_of("mine", "A[:, :128] * 0 + getattr(B.float(), T).sum(0).half()")
+    todo = {
+        "definition": DEFINITION.to_json(), "axes": {"M": 5}, "seeds": [1, 2], "rounds": 2,
+        "settle": 0, "solution": mine, "workload": trace.to_json(), "root": str(tmp_path),
+        "beside": [solution_of("right", product), solution_of("twice", f"2 * {product}")],
+    }  # fmt: skip
+    monkeypatch.setattr(measure, "own_work", lambda: nullcontext())
+    outcome = session.measure(todo, lambda stage: None)
+    assert outcome["status"] == "ok", outcome
+    assert outcome["peers"].keys() > {"right"} and "twice" not in outcome["peers"]
+    assert outcome["timing"]["absent"]["twice"].startswith("wrong: seed 1: C: ")
 
 
 def test_other_errors_are_ours_and_are_raised(session: measure.Session, tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ def played_run(gpu: GpuInfo, stop_at: float | None) -> Run:
     predicted = ModelReward().tflops(SPACE, SPACE.codes)
     chosen = Chosen(np.arange(5), 3, np.zeros(len(SPACE)), predicted, "model")
     return pipeline.compile_and_rank(
-        DEFINITION, AXES, SPACE, chosen, gpu, seed=0, checkpoint="c", emulate=False, stop_at=stop_at
-    )
+        DEFINITION, AXES, SPACE, chosen, gpu, valid=len(SPACE), seed=0, checkpoint="c",
+        emulate=False, stop_at=stop_at,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("stop_at", "count"), [(None, 5), (0.95, 4), (0.7, 3), (0.6, 1)])

@@ -21,12 +21,14 @@ from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import DEVICES, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.env.features import describe_device
+from ptxflow.env.tasks import arguments
 from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategies
-from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.definition import load, names, own_names
 from ptxflow.eval.bench.attention_workloads import Batch, axes_of
 from ptxflow.eval.sample import pipeline
+from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
-from tests.builders import compiled, python, refused, space_at, untrained
+from tests.builders import absent, compiled, python, refused, space_at, untrained
 
 UNBUILT = Path(__file__).parents[1] / "unbuilt.json"  # a definition that no kernel family builds
 
@@ -135,6 +137,30 @@ def test_half_from_the_policy_and_half_the_best_by_the_reward(
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("source", ["policy", "both"])
+def test_a_space_that_is_not_listed_is_walked(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, source: str
+) -> None:
+    """And what is said of the best is what is known."""
+    size = len(space_at(NAME, {"M": 17}))
+    monkeypatch.setattr(arguments, "LISTED", 100)
+    monkeypatch.setattr(arguments, "enumerate_space", absent)
+    monkeypatch.setattr(inference, "log_probs", absent)
+    monkeypatch.setattr(inference, "POOL", 40)
+    assert call(checkpoint, tmp_path / "a", "--from", source) == 0
+    told = f"{size:,} strategies are valid: 40 draws of the policy are scored"
+    assert told in capsys.readouterr().err
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert (summary["space"], summary["scored"]) == (size, 40)
+    kernels = summary["kernels"]
+    assert [k["from"] for k in kernels].count("policy") == {"policy": 3, "both": 2}[source]
+    assert len({k["key"] for k in kernels}) == 3 and all(1 <= k["place"] <= 40 for k in kernels)
+    assert source == "policy" or min(k["place"] for k in kernels) == 1
+    text = (tmp_path / "a" / "report.md").read_text()
+    assert f"3 of {size:,} valid strategies" in text and "the best of the draws" in text
+
+
+@pytest.mark.usefixtures("built")
 def test_what_is_more_than_there_is_is_told(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -168,7 +194,7 @@ def test_counts_that_cannot_be(extra: list[str], message: str, capsys: Any) -> N
 def test_the_definitions_are_listed(capsys: Any) -> None:
     assert sample.main(["--definition", "list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert listed == list(names())
+    assert listed == [*names(), *own_names()]
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

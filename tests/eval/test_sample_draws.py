@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ptxflow.compiler.family import Family
+from ptxflow.compiler.family import Family, Strategy
 from ptxflow.compiler.kernels import family
+from ptxflow.env.tasks import arguments
 from ptxflow.env.tasks.arguments import find_problem, read_strategies
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.sample import draws, legality
@@ -55,6 +56,17 @@ def test_a_definition_of_ones_own_at_axes_that_are_given(
     assert {(d.name, a["batch_size"]) for d, a, _ in rows} == {("mine", 2), ("mine", 3)}
     said = f"{len(rows)} strategies of 2 workloads, 2 of which have fewer than 100000, in {out}"
     assert said in capsys.readouterr().out
+
+
+def test_a_space_that_is_not_listed_is_walked(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "LISTED", 10)
+    place = (NAME, {"batch_size": 2})
+    rows = draws.drawn(place, checkpoint, "h200", k=20, seed=0, sharpness=2.0)
+    space = space_at(NAME, place[1])
+    codes = {space.code(Strategy.from_json(row)) for row in rows}
+    assert len(codes) == 20 and codes <= set(space.codes.tolist())
 
 
 def test_all_workloads_once_and_few_of_them_spread() -> None:

@@ -81,8 +81,9 @@ def test_it_dispatches_and_passes_destinations(
         c = torch.empty_like(right)
         with own_work():  # torch computes nothing of it
             assert module.run(a, b, c) is c and module.run(B=b, A=a).shape == c.shape
+            assert module.run(A=a, C=c, B=b) is c
         close(c, right)
-    assert library.launches == 15 and library.loaded == [b"cubin of a", b"cubin of b"]
+    assert library.launches == 20 and library.loaded == [b"cubin of a", b"cubin of b"]
     assert module.kernel().op.make.namespace == module.RUNTIME  # apart from ptxflow's own
 
 
@@ -195,6 +196,18 @@ def test_check_without_a_gpu_is_one_line(
     path = tmp_path / "solution.json"
     path.write_text(json.dumps(data))
     assert "libcuda.so.1" in refused(main, capsys, "check", path)
+
+
+def test_rows_of_flashinfer_trace_are_checked_before_a_gpu_is_asked_for(
+    data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rows = tmp_path / "solution.json", tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(data))
+    workload = {"axes": {"M": 3}, "uuid": "u", "inputs": {
+        "A": {"type": "safetensors", "path": "none.safetensors", "tensor_key": "A"}}}  # fmt: skip
+    for name, message in ((data["definition"], "none.safetensors"), ("other", "no workload of")):
+        rows.write_text(json.dumps({"definition": name, "workload": workload}) + "\n")
+        assert message in refused(main, capsys, "check", path, "--workloads", rows)
 
 
 def test_the_schema_of_flashinfer_bench_takes_it(data: dict[str, Any]) -> None:

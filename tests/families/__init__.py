@@ -12,6 +12,8 @@ from tests.families import (
     gdn_decode,
     gdn_prefill,
     gemm,
+    gemm_epilogue,
+    gemm_fp8,
     gqa_decode,
     gqa_prefill,
     mla,
@@ -23,6 +25,8 @@ from tests.families.row import Row
 
 ROWS: tuple[Row, ...] = (
     gemm.ROW,
+    gemm_epilogue.ROW,
+    gemm_fp8.ROW,
     gqa_decode.ROW,
     gqa_prefill.ROW,
     mla.DECODE_ROW,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ptxflow.compiler.device import Device
@@ -171,7 +172,7 @@ ROW = Row(
                 "the factor of shares": ("%t_weights0, %t_factor0", "%t_weights0, %t_weights0"),
                 "one of four groups fewer": ("%_rank, 4;", "%_rank, 3;"),
                 "the largest of two lanes only": (
-                    "%u_top_moved2_0, %u_top_both1_0, 16", "%u_top_moved2_0, %u_top_both1_0, 8",
+                    re.compile(r"(%u_t\d+_0, %u_t\d+_0), 16"), r"\1, 8",
                 ),
             },
         ),

@@ -24,7 +24,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import find_problem, find_space
-from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.definition import load, names, own_names
 from ptxflow.env.tasks.training_set import typical_axes
 from ptxflow.eval.sample.draws import places
 from ptxflow.eval.verify.draws import definitions
@@ -104,7 +104,7 @@ def draws(name: str, device: Device, seed: int) -> Iterator[Kernel]:
     rng = np.random.default_rng(seed)
     more = [(path, typical_axes(load(path)) or {}) for path in MORE]
     spaces = []
-    for definition, axes in [*places(names(), WORKLOADS), *more]:
+    for definition, axes in [*places((*names(), *own_names()), WORKLOADS), *more]:
         maker, problem = find_problem(load(definition), axes)
         if maker.name == name:
             spaces.append((definition, axes, find_space(maker, problem, device)))

@@ -10,25 +10,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    Body,
-    KernelInfo,
-    UOp,
-    Value,
-    frag,
-    global_tensor,
-    loop,
-    param,
-    program,
-    rectangle,
-    slot,
-    smem,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, program, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot, smem, value_of
 from ptxflow.compiler.launch import Launch, PointerParam, Workspace
 from ptxflow.compiler.lower import finish
 from tests.families.row import H200

@@ -13,21 +13,9 @@ from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError, SpecError
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    Op,
-    UOp,
-    Use,
-    const,
-    edit,
-    global_tensor,
-    kernels_of,
-    loop,
-    param,
-    program,
-    rectangle,
-    slot,
-    walk,
-)
+from ptxflow.compiler.ir.nodes import Op, UOp, Use, const, param
+from ptxflow.compiler.ir.statements import edit, kernels_of, loop, program, walk
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
 from ptxflow.eval.verify.mutants import mutants

@@ -12,27 +12,9 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    Body,
-    Op,
-    Role,
-    UOp,
-    const,
-    edit,
-    kernel,
-    loop,
-    mbar,
-    param,
-    role,
-    slot,
-    smem,
-    tmem,
-    var,
-    walk,
-    when,
-)  # fmt: skip
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Op, UOp, const, param, var
+from ptxflow.compiler.ir.statements import Body, Role, edit, kernel, loop, role, walk, when
+from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
 from ptxflow.compiler.tile.rings import Ring
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (

@@ -9,26 +9,9 @@ from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, add
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.check import Machine, check_spec
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    KernelInfo,
-    Op,
-    Role,
-    UOp,
-    Use,
-    const,
-    elect,
-    frag,
-    kernel,
-    loop,
-    mbar,
-    role,
-    slot,
-    smem,
-    var,
-    when,
-)  # fmt: skip
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Use, const, var
+from ptxflow.compiler.ir.statements import KernelInfo, Role, elect, kernel, loop, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, slot, smem
 from tests.families.gemm import B200, CASES, H200, IDS, build
 
 BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")

@@ -8,20 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    Body,
-    Role,
-    UOp,
-    flatten,
-    frag,
-    kernel,
-    role,
-    slot,
-    smem,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, UOp
+from ptxflow.compiler.ir.statements import Body, Role, flatten, kernel, role, when
+from ptxflow.compiler.ir.storage import frag, slot, smem
 from tests.machine.truth import Options, info, table
 
 BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)
@@ -117,7 +106,7 @@ def test_what_a_segment_leaves_in_its_leader() -> None:
         sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
                        group=4, slots=32, peers=2)  # fmt: skip
         read = [
-            at.ld_shared_vector(slot(held), slot(places["lists"]), LANE * 8),
+            at.ld_shared_lanes(slot(held), slot(places["lists"]), LANE * 8),
             at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
             at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
             at.ld_shared(slot(held, 0, 0, 1), over, 0),

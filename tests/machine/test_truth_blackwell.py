@@ -9,23 +9,9 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    elect,
-    frag,
-    kernel,
-    mbar,
-    role,
-    slot,
-    smem,
-    special,
-    tmem,
-    when,
-)  # fmt: skip
+from ptxflow.compiler.ir.nodes import CTA_RANK, WARP, UOp, special
+from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, slot, smem, tmem
 from tests.families.gemm import B200
 from tests.machine.truth import (
     OUT,

@@ -6,22 +6,9 @@ Sections: PTX ISA 9.7.9.12 (st.async), 9.7.13.3 (barrier.cluster), 9.7.13.15 (mb
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    elect,
-    kernel,
-    loop,
-    mbar,
-    role,
-    slot,
-    smem,
-    var,
-)  # fmt: skip
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, loop, role
+from ptxflow.compiler.ir.storage import mbar, slot, smem
 from tests.families.gemm import H200
 from tests.machine.truth import (
     OUT,

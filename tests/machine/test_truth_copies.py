@@ -6,19 +6,9 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.ir import (
-    LANE,
-    UOp,
-    const,
-    flatten,
-    frag,
-    global_tensor,
-    mbar,
-    param,
-    rectangle,
-    slot,
-    smem,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, const, param
+from ptxflow.compiler.ir.statements import flatten
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
 from tests.machine.truth import Options, block, expect, one, table
 
 SIZE = 512  # of a copy by each lane

@@ -8,28 +8,9 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    Op,
-    Role,
-    UOp,
-    const,
-    elect,
-    frag,
-    global_tensor,
-    kernel,
-    loop,
-    mbar,
-    param,
-    role,
-    slot,
-    smem,
-    var,
-    when,
-)  # fmt: skip
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Op, UOp, const, param, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, loop, role, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, slot, smem
 from tests.families.gemm import H200
 from tests.machine.truth import (
     ACC,

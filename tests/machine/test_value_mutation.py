@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-import time
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,48 +15,36 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import write
-from ptxflow.compiler.emulator import Fault
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    KernelInfo,
-    UOp,
-    const,
-    frag,
-    global_tensor,
-    kernel,
-    loop,
-    param,
-    rectangle,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutation
-from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
+from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
 from ptxflow.eval.verify.results import read
+from ptxflow.eval.verify.trials import Attempt, Outcome
 from ptxflow.eval.verify.value_mutants import KINDS, candidates, drawn, multiple_of, replaced
 from ptxflow.eval.verify.value_mutation import (
+    PART,
     VERDICTS,
     Judged,
     judge,
     judge_kernel,
-    larger_problem,
-    limited,
     main,
-    malformed,
     read_log,
     summarise,
     table,
+    tasks,
 )
+from ptxflow.eval.verify.value_problems import GRACE, Known, bench_of, larger_problem
 from tests.families.rmsnorm import H200, problem, strategy
 
 JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
-RIGHT, WRONG = Emulation({"M": 1}, 1, True, 0.1), Emulation({"M": 3}, 1, False, 0.1, "1 differs")
+LARGER = Known(Attempt(JOB[0]), 0, "")
 
 
 def toy() -> UOp:
@@ -126,6 +115,20 @@ def test_what_is_the_same_in_every_thread_is_no_mutant() -> None:
     assert "32 to 16 in div in stop" in changes
 
 
+def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> None:
+    """Half a warp's number is 0 in warps 0 and 1, whatever it is multiplied with."""
+    info = replace(toy().arg, warps=4)
+    row = slot(toy().arg.storage[0])
+    product = WARP // 2 * CTAID
+    for condition, count in ((WARP >= 2, 1), ((WARP < 2) & (CTAID < 3), 0)):
+        tree = kernel(info, when(condition, [at.mov(row, product)]))
+        found = [c for c in candidates(tree) if c.change == "warp to 0 in div in value"]
+        assert len(found) == 2 * count  # here, and everywhere
+    elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
+    found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
+    assert [c.path for c in found] == [None, (1,)]
+
+
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
     maker = family("rmsnorm")
     small = maker.trial(*JOB, H200)
@@ -143,41 +146,73 @@ def _refuse(tree: UOp) -> None:
     raise SpecError("no")
 
 
-def _broken(tree: UOp) -> Emulation:
-    raise IndexError("7")
+@dataclass
+class Scripted:
+    """A bench whose runs end as told: on its two problems, then on the larger one."""
+
+    complaints: tuple[str, ...]
+    text: str = write(toy(), H200)
+    device: Device = H200
+    larger: Known = LARGER
+    asked: list[str] = field(default_factory=list)
+
+    def ordered(self) -> list[Known]:
+        return [self.larger] * 2
+
+    def run(self, text: str, known: Known) -> Outcome:
+        self.asked.append(text)
+        if (told := self.complaints[len(self.asked) - 1]) == "broken":
+            raise IndexError("7")
+        return Outcome(error=told)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "validate", "trials", "larger", "why"),
+    ("verdict", "validate", "complaints", "assembled", "asked"),
     [
-        ("validator", _refuse, _broken, _broken, "no"),
-        ("emulator", id, lambda tree: WRONG, _broken, "1 differs at M=3"),
-        ("escaped", id, lambda tree: RIGHT, lambda tree: WRONG, "1 differs at M=3"),
-        ("equivalent", id, lambda tree: RIGHT, lambda tree: RIGHT, ""),
-        ("crashed", id, _broken, _broken, "IndexError: 7"),
+        ("validator", _refuse, (), "", 0),
+        ("emulator", id, ("wrong",), "", 1),
+        ("emulator", id, ("", "wrong"), "", 2),
+        ("unchanged", id, ("",), "unchanged", 1),
+        ("escaped", id, ("", "", "wrong"), "", 3),
+        ("equivalent", id, ("", "", ""), "", 3),
+        ("crashed", id, ("broken",), "", 1),
     ],
 )
-def test_verdicts(verdict, validate, trials, larger, why):  # type: ignore[no-untyped-def]
-    mutant = Mutant("stride", "4 to 5", toy(), toy(), ())
-    judged = judge(mutant, validate, trials, larger)
-    assert (judged.verdict, judged.why, judged.kind) == (verdict, why, "stride")
+def test_verdicts(verdict, validate, complaints, assembled, asked, monkeypatch):  # type: ignore[no-untyped-def]
+    """Machine code is asked for once; a problem after the one that kills is not."""
+    monkeypatch.setattr(value_mutation, "_parses", lambda *given: True)
+    monkeypatch.setattr(value_mutation, "_assembled", lambda *given: assembled)
+    bench = Scripted(complaints)
+    judged = judge(Mutant("stride", "4 to 5", toy(), toy(), ()), validate, bench)
+    assert (judged.verdict, judged.kind, len(bench.asked)) == (verdict, "stride", asked)
+    assert ("wrong at" in judged.why) == ("wrong" in complaints)
 
 
-def test_what_no_assembler_knows_is_malformed() -> None:
-    text = write(toy(), H200)
-    assert not malformed(text, ["toy"])
-    assert malformed(text.replace("st.global", "st.globe"), ["toy"])
+def test_what_no_assembler_knows_is_malformed_and_what_it_makes_the_same_is_unchanged() -> None:
+    bench = bench_of(JOB, H200, 0)
+    assert value_mutation._parses(bench.text, bench)
+    assert not value_mutation._parses(bench.text.replace("ld.global", "ld.globe"), bench)
+    assembled = partial(value_mutation._assembled, bench=bench)
+    assert assembled(bench.text.replace("%r5, %warp;", "%warp, %r5;")) == "unchanged"
+    assert assembled(bench.text.replace("ld.global", "ld.globe")) == "malformed"
+    assert assembled(bench.text.replace("rsqrt", "sqrt")) == ""
 
 
-def test_an_endless_loop_is_a_fault() -> None:
-    with pytest.raises(Fault, match="does not end"), limited(0.05):
-        while True:
-            time.process_time()
-    with limited(0.05):
-        pass
-    began = time.process_time()
-    while time.process_time() < began + 0.1:  # and nothing is left of the limit
-        pass
+def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
+    bench = bench_of(JOB, H200, 0)
+    known = bench.known[0]
+    assert not bench.run(bench.text, known).error
+    found = bench.run(bench.text, replace(known, instructions=100 - GRACE // 2))
+    assert found.fault and "does not end" in found.error
+    assert bench.kills[known.attempt] == 1
+
+
+def test_of_some_clusters_what_the_kernel_writes_must_be_written() -> None:
+    bench = bench_of(JOB, H200, 0)
+    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
+    assert not bench.run(bench.text, known).error
+    text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
+    assert text != bench.text and "differ" in bench.run(text, known).error
 
 
 def test_the_larger_problem_has_the_same_text() -> None:
@@ -194,7 +229,7 @@ def test_the_larger_problem_has_the_same_text() -> None:
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log.jsonl"
-    work = partial(judge_kernel, H200, 6, 0, log, JOB)
+    work = partial(judge_kernel, H200, 0, log, math.inf, (JOB, 0, 6))
     first = work()
     assert len(first) == 6 and {j.verdict for j in first} <= set(VERDICTS) - {"crashed"}
     lines = log.read_text().splitlines()
@@ -207,9 +242,20 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         return true_judge(mutant, *others)
 
     monkeypatch.setattr(value_mutation, "judge", counted)
-    monkeypatch.setattr(value_mutation, "malformed", lambda *given: False)
     assert [(j.id, j.verdict) for j in work()] == [(j.id, j.verdict) for j in first]
     assert len(asked) == 1 and len(read_log(log)) == 6
+    assert [j.id for j in judge_kernel(H200, 0, log, math.inf, (JOB, 2, 4))] == [
+        j.id for j in first[2:4]
+    ]
+    assert judge_kernel(H200, 0, log, 0.0, (JOB, 0, 6)) == []  # the time is over
+
+
+def test_every_mutant_is_of_one_task_and_families_take_turns() -> None:
+    other = replace(JOB[0], family="other"), replace(JOB[1], family="other")
+    made = tasks([JOB, JOB, other], 4 * PART)
+    assert [task[0][1].family for task in made[:2]] == ["rmsnorm", "other"]
+    assert sum(last - first for _, first, last in made) == 4 * PART
+    assert len(set(made[1::2])) < len(made) == 4
 
 
 def test_the_table_and_the_page_name_what_escaped() -> None:

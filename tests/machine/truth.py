@@ -11,29 +11,19 @@ from ptxflow.compiler.check import check
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import CompileError, HazardError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import (
-    WARP,
+from ptxflow.compiler.ir.nodes import WARP, Op, UOp, Value, const, param
+from ptxflow.compiler.ir.statements import (
     Body,
     KernelInfo,
-    Op,
     Role,
-    UOp,
-    Value,
-    const,
     edit,
     elect,
-    frag,
-    global_tensor,
     kernels_of,
-    mbar,
-    param,
     program,
     role,
-    slot,
-    smem,
-    tmem,
     walk,
-)  # fmt: skip
+)
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, slot, smem, tmem
 from ptxflow.compiler.lower import finish
 
 ROWS, N, COLUMNS = 64, 64, 16  # of one operand tile: 16 columns of 16 bits, one K step

@@ -120,6 +120,7 @@ POSITIVE = {
     "calibrate": ["--folds", "--least", "--most"],
     "campaign": ["--samples", "--rounds", "--refine-rounds", "--check-seeds", "--jobs"],
     "fit-surrogate": ["--steps", "--folds", "--least", "--jobs"],
+    "harness": ["--workloads", "--trials", "--timeout"],
     "legality": ["--samples", "--workloads", "--jobs"],
     "eval.study.moe_error": ["--tokens", "--experts", "--seeds"],
     "mutate-values": ["--draws", "--kernels", "--mutants", "--jobs"],
@@ -146,6 +147,7 @@ NATURAL = {
 NEEDED = {
     "calibrate": ["--measurements", "x"],
     "fit-surrogate": ["--measurements", "x", "--out", "x"],
+    "harness": ["x"],
     "optimum": ["--space", "x", "--samples", "x"],
     "baselines": ["--definition", "x"],
     "policy-draws": ["--out", "x"],

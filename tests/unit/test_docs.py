@@ -133,6 +133,7 @@ def test_flags_in_prose_exist(page: Path) -> None:
                 "ptxflow.eval",
                 "ptxflow.eval.bench.campaign",
                 "ptxflow.eval.bench.report",
+                "ptxflow.eval.sample.solution",
             )
         )
     )

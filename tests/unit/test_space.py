@@ -190,18 +190,18 @@ def test_set_of_spaces_is_the_forest_of_its_members() -> None:
     ]
     rng = np.random.default_rng(1)
     which = rng.integers(len(spaces), size=200)
-    node, prefix = which.copy(), np.zeros(200, np.int64)
-    for depth, level in enumerate(both.levels[:-1]):
+    node, prefix = which.copy(), np.zeros((200, 0), np.int64)
+    for level in both.levels[:-1]:
         mask = level.mask[node]
-        assert (mask == both.mask(which, prefix, depth)).all() and mask.any(axis=1).all()
+        assert mask.any(axis=1).all()
+        for w, space in enumerate(spaces):
+            assert (mask[which == w] == space.mask(prefix[which == w])).all()
         choice = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
-        node, prefix = level.child[node, choice], prefix * both.sizes[depth] + choice
-        assert (both.nodes(which, prefix, depth + 1) == node).all()
-    assert (both.codes[node] == prefix).all()
-    for space, offset, leaf in zip(which, both.leaf_offsets[which], node, strict=True):
-        assert spaces[space].codes[leaf - offset] == both.codes[leaf]
+        node, prefix = level.child[node, choice], np.hstack([prefix, choice[:, None]])
+    assert (both.codes[node] == prefix @ spaces[0].strides[1:]).all()
+    for w, offset, leaf in zip(which, both.leaf_offsets[which], node, strict=True):
+        assert spaces[w].codes[leaf - offset] == both.codes[leaf]
     assert (both.levels[-1].tree[node] == which).all()
-    assert not both.mask(np.array([0]), np.array([10**6]), 10).any()
 
 
 def test_digest_follows_the_decision_space_and_not_the_problem() -> None:

@@ -5,34 +5,23 @@ Tile i of sequence b is at place begin(b) // tile + b + i: see `Search`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxflow.compiler.ir import UOp, Value, value, value_of
 from ptxflow.compiler.kernels.attention.sequences import Search, load_index
 
 
-@dataclass(frozen=True)
 class QueryTiles:
     """Tiles of `tile` queries of one sequence; `prefix` keeps registers of two searches apart.
 
     Tensor: qo_indptr [sequences + 1].
     """
 
-    tile: int
-    prefix: str = ""
-
-    @property
-    def search(self) -> Search:
-        return Search("qo_indptr", self.tile, prefix=self.prefix + "q_")
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (*self.search.storage, *self._bounds)
-
-    @property
-    def _bounds(self) -> tuple[UOp, UOp]:
-        """The registers with where a sequence's queries begin and end."""
-        return self.search.register("begin"), self.search.register("end")
+    def __init__(self, tile: int, prefix: str = ""):
+        self.tile, self.search = tile, Search("qo_indptr", tile, prefix=prefix + "q_")
+        # the registers with where a sequence's queries begin and end
+        self._bounds = self.search.register("begin"), self.search.register("end")
+        self.storage = (*self.search.storage, *self._bounds)
+        self.begin = value_of(self._bounds[0])  # the row of its first query
+        self.count = value_of(self._bounds[1]) - self.begin  # how many queries it has
 
     def places(self, sequences: str) -> str:
         """The most tiles there can be, as an expression of the launch."""
@@ -48,16 +37,6 @@ class QueryTiles:
             load_index(register, "qo_indptr", sequence + i)
             for i, register in enumerate(self._bounds)
         ]
-
-    @property
-    def begin(self) -> UOp:
-        """The row of its first query."""
-        return value_of(self._bounds[0])
-
-    @property
-    def count(self) -> UOp:
-        """How many queries it has."""
-        return value_of(self._bounds[1]) - self.begin
 
     def first(self, place: Value, sequence: UOp) -> UOp:
         """The first query of the tile at a place, of its sequence's."""

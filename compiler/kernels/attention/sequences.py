@@ -5,20 +5,10 @@ Lengths are data, so the host launches as many CTAs as chunks there can be: see 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    LANE,
-    UOp,
-    Value,
-    frag,
-    loop,
-    slot,
-    value,
-    value_of,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, Value, value, var
+from ptxflow.compiler.ir.statements import loop
+from ptxflow.compiler.ir.storage import frag, slot, value_of
 from ptxflow.compiler.launch import Expr, InputParam, Param
 from ptxflow.compiler.tile.tensors import load_global
 
@@ -26,7 +16,6 @@ WORD = 4  # bytes of an index
 SCALE: dict[str, Param | Expr] = {"sm_scale": InputParam("sm_scale", "float32")}
 
 
-@dataclass(frozen=True)
 class Search:
     """Finds the sequence of a CTA's place, where a sequence has a place for each part of it.
 
@@ -38,23 +27,15 @@ class Search:
     two searches apart.
     """
 
-    tensor: str
-    size: int
-    scale: int = 1
-    prefix: str = ""
-    wave: int = 1
+    def __init__(self, tensor: str, size: int, scale: int = 1, prefix: str = "", wave: int = 1):
+        self.tensor, self.size, self.scale, self.prefix = tensor, size, scale, prefix
+        self.wave, self.before, self.which = wave, self.register("before"), self.register("which")
+        # the registers with where sequences begin
+        self.starts = tuple(self.register(f"start{i or ''}") for i in range(wave))
+        self.storage = (*self.starts, self.before, self.which)
 
     def register(self, name: str) -> UOp:
         return frag(self.prefix + name, 1, "b32")
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (*self.starts, *map(self.register, ("before", "which")))
-
-    @property
-    def starts(self) -> tuple[UOp, ...]:
-        """The registers with where sequences begin."""
-        return tuple(self.register(f"start{i or ''}") for i in range(self.wave))
 
     def place(self, begin: UOp, sequence: Value) -> UOp:
         """The first place of a sequence."""
@@ -62,7 +43,7 @@ class Search:
 
     def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
-        before, which = self.register("before"), self.register("which")
+        before, which = self.before, self.which
         base = var(self.prefix + "base")
         loads, counts = list[UOp](), list[UOp]()
         for i, start in enumerate(self.starts):
@@ -79,7 +60,6 @@ class Search:
         return body, value_of(which) - 1
 
 
-@dataclass(frozen=True)
 class Sequences:
     """The sequences of a kernel; `prefix` keeps registers of two kernels of a program apart.
 
@@ -87,22 +67,17 @@ class Sequences:
     `wave`: how many times 32 sequences are looked up at a time.
     """
 
-    page_size: int
-    chunk: int  # tokens
-    prefix: str = ""
-    wave: int = 1
-
-    def register(self, name: str) -> UOp:
-        return frag(self.prefix + name, 1, "b32")
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        names = ["begin", "end", *(["last"] if self.page_size > 1 else [])]
-        return (*map(self.register, names), *self.search.storage)
-
-    @property
-    def search(self) -> Search:
-        return Search("kv_indptr", self.chunk, self.page_size, self.prefix, self.wave)
+    def __init__(self, page_size: int, chunk: int, prefix: str = "", wave: int = 1):
+        self.page_size, self.chunk = page_size, chunk  # tokens
+        self.search = Search("kv_indptr", chunk, page_size, prefix, wave)
+        names = ("begin", "end", "last")[: 3 if page_size > 1 else 2]
+        self.bounds = tuple(map(self.search.register, names))
+        self.storage = (*self.bounds, *self.search.storage)
+        self.begin = value_of(self.bounds[0])  # the first entry of its page table
+        pages = value_of(self.bounds[1]) - self.begin
+        full = (pages - 1) * page_size + value_of(self.bounds[-1])
+        self.tokens = pages if page_size == 1 else pages.min(1) * full  # 0 where it has no page
+        self.chunks = (self.tokens + (chunk - 1)) // chunk
 
     # -- on the host ---------------------------------------------------------------------------
 
@@ -118,35 +93,13 @@ class Sequences:
 
     def lengths(self, sequence: Value) -> list[UOp]:
         """Statements that load where a sequence's pages begin and end."""
-        out = [
-            load_index(self.register("begin"), "kv_indptr", sequence),
-            load_index(self.register("end"), "kv_indptr", value(sequence) + 1),
-        ]
-        if self.page_size > 1:
-            out.append(load_index(self.register("last"), "kv_last_page_len", sequence))
-        return out
-
-    @property
-    def begin(self) -> UOp:
-        """The first entry of its page table."""
-        return value_of(self.register("begin"))
-
-    @property
-    def tokens(self) -> UOp:
-        """Its length; 0 where it has no page."""
-        pages = value_of(self.register("end")) - self.begin
-        if self.page_size == 1:
-            return pages
-        full = (pages - 1) * self.page_size + value_of(self.register("last"))
-        return pages.min(1) * full
+        places = (sequence, value(sequence) + 1, sequence)
+        tables = ("kv_indptr", "kv_indptr", "kv_last_page_len")
+        return [load_index(*each) for each in zip(self.bounds, tables, places, strict=False)]
 
     def first_place(self, sequence: Value) -> UOp:
         """The place of its first chunk."""
         return self.search.place(self.begin, sequence)
-
-    @property
-    def chunks(self) -> UOp:
-        return (self.tokens + (self.chunk - 1)) // self.chunk
 
     def page(self, register: UOp, token: UOp, inside: Value = 1, unread: bool = False) -> UOp:
         """Loads the page of a token; `unread`: the last that is loaded is not used."""

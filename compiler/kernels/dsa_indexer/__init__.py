@@ -7,24 +7,15 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.dsa_indexer import blackwell, hopper
+from ptxflow.compiler.kernels.dsa_indexer import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.dsa_indexer.decisions import (
-    DECISIONS,
-    MAX_RANKED,
-    RULES,
-    is_sorted,
-    resources,
-    score_smem,
-    score_threads,
-)
 from ptxflow.compiler.kernels.dsa_indexer.problem import accepts, problem
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
 from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
 from ptxflow.compiler.launch import Launch
 
-TRIAL_TOPK, TRIAL_SORTED = 64, MAX_RANKED + 32
+TRIAL_TOPK, TRIAL_SORTED = 64, decisions.MAX_RANKED + 32
 MOST_SWEPT = 1 << 14  # tokens of a sweep's turn that is emulated twice
 MOST_TURNS = 3  # of an abstract run through a list
 MOST_LEVELS = 7  # of one that sorts: two through shared memory, of which one takes two steps
@@ -81,25 +72,18 @@ def _select_trip(c: Select, length: int, left: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over batch_size, max_num_pages and num_pages."""
     f, k = s.fields(), scorer(p, s, device)
-    first = k.launch(int(score_threads(f, device)), int(score_smem(f, p)))
+    first = k.launch(int(decisions.score_threads(f, device)), int(decisions.score_smem(f, p)))
     return replace(first, then=(Select(p, s, device).launch(),))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Four sequences, one of them empty, one of a few tokens, one of many equal scores; the longest
     fills rings more than twice, and needs digits."""
-    topk = TRIAL_SORTED if is_sorted(p) else min(p["topk"], TRIAL_TOPK)
+    topk = TRIAL_SORTED if decisions.is_sorted(p) else min(p["topk"], TRIAL_TOPK)
     page, most = p["page_size"], s.room * topk
     rings = min(2 * s.stages * s.tile, s.span) + s.tile // 2 + 5
     pages = -(-max(most + page + 9, rings) // page) + 1
-    axes = {
-        **dict(p.axes),
-        "batch_size": 4,
-        "topk": topk,
-        "max_num_pages": pages,
-        "num_pages": 3 * pages + 2,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    return Trial(p.at(batch_size=4, topk=topk, max_num_pages=pages, num_pages=3 * pages + 2))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -122,20 +106,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({"topk": topk},), tuple(sizes))
 
 
-DSA_INDEXER = Family(
-    name="dsa_indexer",
-    op_types=("dsa_paged",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+DSA_INDEXER = Family.of(
+    "dsa_indexer",
+    ("dsa_paged",),
+    problem,
+    (decisions.DECISIONS, decisions.RULES, decisions.resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=accepts,
 )

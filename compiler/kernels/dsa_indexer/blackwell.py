@@ -5,21 +5,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    elect,
-    loop,
-    part,
-    role,
-    slot,
-    tmem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import part, slot, tmem
 from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score

@@ -54,7 +54,7 @@ def length(problem: Problem) -> float:
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a step of the first kernel is a tile of tokens."""
     c = costs_of("dsa_indexer", COSTS, device)
-    zero, heads, dim = 0 * f.tile, problem["num_index_heads"], problem["index_head_dim"]
+    heads, dim = problem["num_index_heads"], problem["index_head_dim"]
     each = length(problem)
     spans = np.ceil(each / f.span)
     work = resources(f, problem, device)
@@ -63,7 +63,6 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=problem["batch_size"] * spans,
         resident=work.occupancy,
-        tiles=zero + 1,
         steps=np.ceil(np.minimum(f.span, each) / f.tile),
         stages=f.stages,
         mma_cycles=2 * products * dim / (2 * device.mma_flops_per_cycle),
@@ -71,18 +70,16 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         l2_bytes=keys,
         # a warpgroup has the whole SM's lanes where no other one waits for them
         issue_cycles=products * c.weigh / LANES + c.step * np.where(f.buffers > 1, 0.7, 1.0),
-        epilogue_cycles=zero + 200.0,
-        overlap=zero,
-        dram_bytes=(problem.bytes + zero) * c.dram,
-        setup_cycles=zero + c.start,
-        imbalance=1.0 + zero,
+        epilogue_cycles=200.0,
+        dram_bytes=problem.bytes * c.dram,
+        setup_cycles=c.start,
         following=_choice(f, problem, c),
     )
 
 
 def _choice(f: Fields, problem: Problem, c: Costs) -> Demand:
     """The second kernel: its steps are passes over the keys, of which each turn waits for loads."""
-    zero, each = 0 * f.tile, length(problem)
+    each = length(problem)
     most = entries(f, problem)
     vectors = 4 * f.loads * f.threads * f.ctas
     turns = np.ceil(each / vectors)
@@ -99,16 +96,12 @@ def _choice(f: Fields, problem: Problem, c: Costs) -> Demand:
     return Demand(
         blocks=problem["batch_size"] * f.ctas,
         resident=np.maximum(np.minimum(2048 // f.threads, 232448 // select_smem(f, problem)), 1),
-        tiles=zero + 1,
         steps=passes * turns,
-        stages=zero + 1,
-        mma_cycles=zero + 1.0,
+        mma_cycles=1.0,
         smem_bytes=4.0 * keys,
         l2_bytes=4.0 * keys,
         issue_cycles=keys * c.row / LANES * 4 / ISSUED,
         epilogue_cycles=rank + settle + c.leave,
-        overlap=zero,
-        dram_bytes=zero,
         setup_cycles=np.where(f.dependent == 1, 300.0, 1200.0) + meet,
     )
 

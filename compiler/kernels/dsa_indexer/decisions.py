@@ -149,11 +149,7 @@ RULES = (
     rule(
         "products lie in tensor memory where there is some, no more of them than a span has tiles",
         "span tile buffers",
-        lambda f, p, d: (
-            f.buffers * f.tile <= f.span
-            if d.has_tmem
-            else f.buffers == 1
-        ),
+        lambda f, p, d: f.buffers * f.tile <= f.span if d.has_tmem else f.buffers == 1,
     ),
     rule(
         "products exceed tensor memory",
@@ -186,4 +182,4 @@ RULES = (
             | (f.ctas * f.threads * f.loads * 4 <= p["max_num_pages"] * p["page_size"])
         ),
     ),
-)  # fmt: skip
+)

@@ -5,19 +5,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    frag,
-    loop,
-    part,
-    role,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, Role, loop, role
+from ptxflow.compiler.ir.storage import frag, part, slot
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARPGROUP_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score

@@ -11,24 +11,9 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    anywhere,
-    elect,
-    loop,
-    mbar,
-    param,
-    slot,
-    smem,
-    value,
-    value_of,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
+from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
@@ -69,6 +54,11 @@ class Score:
         self.queries, self.q_full = smem("queries", self.head_tile.bytes), mbar("q_full", 1, 1)
         self.keys = smem("keys", self.key_tile.bytes, self.stages)
         self.scales = smem("scales", self.tile * SCALE, self.stages, align=128)
+        self.first = CTAID % param("spans") * self.span  # the first token of the span
+        self.any = self.tiles.min(1)
+        # tokens that come together: of a page, or of a part of one
+        self.box_rows = min(self.page, self.tile)
+        self.boxes = self.tile // self.box_rows
 
     @cached_property
     def ring(self) -> Ring:
@@ -104,11 +94,6 @@ class Score:
         return CTAID // param("spans")
 
     @property
-    def first(self) -> UOp:
-        """The first token of the span."""
-        return CTAID % param("spans") * self.span
-
-    @property
     def length(self) -> UOp:
         """Of the sequence, in tokens."""
         return value_of(self.r("length", 1))
@@ -119,20 +104,7 @@ class Score:
         left = self.length - self.length.min(self.first)
         return (left.min(self.span) + (self.tile - 1)) // self.tile
 
-    @property
-    def any(self) -> UOp:
-        return self.tiles.min(1)
-
     # -- loading -------------------------------------------------------------------------------
-
-    @property
-    def box_rows(self) -> int:
-        """Tokens that come together: of a page, or of a part of one."""
-        return min(self.page, self.tile)
-
-    @property
-    def boxes(self) -> int:
-        return self.tile // self.box_rows
 
     def produce(self) -> Body:
         """What the warp that loads does: queries, pages, then tiles."""

@@ -14,23 +14,9 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
 from ptxflow.compiler.atoms.indexing import UNUSED_BITS
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    alu,
-    const,
-    loop,
-    param,
-    part,
-    slot,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import part, slot, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
@@ -61,15 +47,8 @@ class Select(Row):
         return finish(self._info((*self.storage, *self.r.storage)), *body, meet=False)
 
     def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:
-        return KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=self.ctas,
-            params=PARAMS,
-            storage=storage,
-            dependent=bool(self.s.dependent),
-        )
+        late, arch = bool(self.s.dependent), self.device.arch
+        return KernelInfo(ENTRY, arch, self.warps, self.ctas, PARAMS, storage, dependent=late)
 
     @property
     def smem_bytes(self) -> int:
@@ -77,16 +56,13 @@ class Select(Row):
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        return launch_of(
-            ENTRY,
+        grid, given, late = (
             f"batch_size * {self.ctas}",
-            self.warps,
-            PARAMS,
             {"width": "max_num_pages"},
-            self.smem_bytes,
-            self.ctas,
-            bool(self.s.dependent),
+            self.s.dependent,
         )
+        size = self.smem_bytes
+        return launch_of(ENTRY, grid, self.warps, PARAMS, given, size, self.ctas, bool(late))
 
     @property
     def length(self) -> UOp:
@@ -263,7 +239,7 @@ class Select(Row):
         inside = (number < self.listed) & (order < self.topk)
         index = self.row * param("width") + position // self.page
         body: list[Body] = [
-            at.ld_shared_vector(entry, slot(self.list), number * ENTRY_BYTES),
+            at.ld_shared_lanes(entry, slot(self.list), number * ENTRY_BYTES),
             at.mov(rank, 0),
             self.compare(i, entry, rank),
             at.copy(ranked, rank),

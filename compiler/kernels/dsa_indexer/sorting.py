@@ -10,23 +10,9 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY, UNUSED_BITS
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    alu,
-    const,
-    global_tensor,
-    loop,
-    param,
-    rectangle,
-    slot,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, alu, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, Row
 from ptxflow.compiler.tile.tensors import load_global, store_global
@@ -54,13 +40,12 @@ class Sorting:
         return [
             at.mov(self.r("levels", 1), needed),
             [
-                at.ld_shared_vector(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
+                at.ld_shared_lanes(self.own(i), self.mine(i), LANE * ENTRY, unread="dst")
                 for i in range(self.turns)
             ],
-            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near,
-                 rolled=True),
+            loop(level, value_of(self.r("levels", 1)), self.meet_warps(level), near, rolled=True),
             [self.store(i) for i in range(-(-self.row.topk // self.row.threads))],
-        ]  # fmt: skip
+        ]
 
     # -- entries -------------------------------------------------------------------------------
 
@@ -101,10 +86,10 @@ class Sorting:
         return loop(
             step,
             (level + 1) - (level + 1).min(WITHIN),
-            [at.st_shared_vector(self.mine(i), LANE * ENTRY, self.own(i)) for i in turns],
+            [at.st_shared_lanes(self.mine(i), LANE * ENTRY, 1, self.own(i)) for i in turns],
             at.cta_sync(),
             [
-                at.ld_shared_vector(
+                at.ld_shared_lanes(
                     self.r(f"met_{i}_", WORDS),
                     everywhere,
                     ((THREAD + i * self.row.threads) ^ apart) * ENTRY,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
@@ -29,7 +27,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """The first CTA of a list and its last, of as many tiles as they have, or, where these are
     more, past the ring's second turn; and the second kernel."""
     k = AttendToLists(p, s, device)
-    lists, most = Lists.of(k), (2 * k.stages + 1) * k.tile
+    lists, most = Lists(k), (2 * k.stages + 1) * k.tile
     numbers = sorted({0, lists.cut - 1})
     out = [_part(k, lists, n, min(lists.topk, n * lists.span + most)) for n in numbers]
     if not k.split:
@@ -54,7 +52,7 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = AttendToLists(p, s, device)
-    first = first_launch(k.build(), shared(f"num_tokens * {Lists.of(k).cut}", k), "num_tokens")
+    first = first_launch(k.build(), shared(f"num_tokens * {Lists(k).cut}", k), "num_tokens")
     if not k.split:
         return first
     return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")
@@ -65,15 +63,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     two chunks and a part, whose last tile is as full as that of the problem."""
     k = AttendToLists(p, s, device)
     longest = 2 * k.chunk if k.split else 2 * k.stages * k.tile
-    axes = dict(p.axes) | {
-        "num_tokens": 3 if longest < 384 else 2,
-        "topk": longest + (p["topk"] % k.tile or k.tile),
-        "page_size": 1 if p["page_size"] == 1 else 16,
-        "head_dim_ckv": 16 * max(k.warps, 4),
-        "head_dim_kpe": 64,
-        "num_pages": 40,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    page, topk = 1 if p["page_size"] == 1 else 16, longest + (p["topk"] % k.tile or k.tile)
+    heads = {"head_dim_ckv": 16 * max(k.warps, 4), "head_dim_kpe": 64}
+    tokens = 3 if longest < 384 else 2
+    return Trial(p.at(num_tokens=tokens, topk=topk, page_size=page, num_pages=40, **heads))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -89,20 +82,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({n: p[n] for n in constants},), sizes)
 
 
-DSA_SPARSE = Family(
-    name=SPARSE,
-    op_types=("dsa_paged",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+DSA_SPARSE = Family.of(
+    SPARSE,
+    ("dsa_paged",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=lambda inputs: "sparse_indices" in inputs,
 )

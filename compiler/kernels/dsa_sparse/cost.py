@@ -10,19 +10,13 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, chunks, span
+from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.cost import (
     Costs,
     latency_cycles,
     mma_cycles,
     shared_bytes,
     sums_load,
-)
-from ptxflow.compiler.kernels.mla.decisions import (
-    MMA_DIMS,
-    SUM_WARPS,
-    columns,
-    resources,
-    stage_bytes,
 )
 from ptxflow.compiler.kernels.mla.problem import head_ctas
 from ptxflow.compiler.kernels.waves import choices, compared, spread
@@ -39,24 +33,22 @@ COSTS = {
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's part of a list, a step a tile of the ring."""
     c = costs_of("dsa_sparse", COSTS, device)
-    zero, parts = 0 * f.warps, chunks(f, problem)
+    parts = chunks(f, problem)
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
-    blocks = rows * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    blocks = rows * problem["head_dim_ckv"] // decisions.MMA_DIMS // decisions.SUM_WARPS
     return Demand(
         blocks=rows * parts,
-        resident=np.minimum(resources(f, problem, device).occupancy, 32),
-        tiles=zero + 1,
+        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         steps=np.ceil(span(f, problem) / f.tile),
         stages=f.stages,
         mma_cycles=mma_cycles(f, problem, device, c),
         smem_bytes=shared_bytes(f, problem),
-        l2_bytes=stage_bytes(f, problem),
+        l2_bytes=decisions.stage_bytes(f, problem),
         issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
-        epilogue_cycles=zero + c.leave,
-        overlap=zero,
+        epilogue_cycles=c.leave,
         dram_bytes=_dram(f, problem) * c.dram,
-        setup_cycles=zero + c.start,
-        special=f.tile * columns(f, problem),
+        setup_cycles=c.start,
+        special=f.tile * decisions.columns(f, problem),
         following=sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
     )
 

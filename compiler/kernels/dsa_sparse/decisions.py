@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.family import Decision, Fields, Problem, rule
-from ptxflow.compiler.kernels.mla.decisions import (
-    MAX_ROUNDS,
-    SECOND,
-    SUMS_FIT,
-    TILING,
-    tiling_rules,
-)
+from ptxflow.compiler.kernels.mla import decisions
 
 DECISIONS = (
     Decision(
@@ -25,9 +19,9 @@ DECISIONS = (
         (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
         "entries of a list that a CTA takes; 0: all of them",
     ),
-    *TILING,
+    *decisions.TILING,
     Decision("prefetch", (0, 128, 256), "bytes of a latent that L2 brings at once; 0: 16 a lane"),
-    *SECOND,
+    *decisions.SECOND,
 )
 
 
@@ -42,16 +36,18 @@ def chunks(f: Fields, problem: Problem) -> Any:
 
 
 RULES = (
-    *tiling_rules(""),
+    *decisions.tiling_rules(""),
     rule(
         "a chunk has whole tiles, and is less than a list",
         "chunk tile",
         lambda f, p, d: (f.chunk % f.tile == 0) & (f.chunk < p["topk"]),
     ),
     rule(
-        f"there are at most {MAX_ROUNDS} chunks for each SM, if lists are cut",
+        f"there are at most {decisions.MAX_ROUNDS} chunks for each SM, if lists are cut",
         "chunk",
-        lambda f, p, d: (f.chunk == 0) | (chunks(f, p) * p["num_tokens"] <= MAX_ROUNDS * d.sms),
+        lambda f, p, d: (
+            (f.chunk == 0) | (chunks(f, p) * p["num_tokens"] <= decisions.MAX_ROUNDS * d.sms)
+        ),
     ),
     rule(
         "a ring has no more stages than a CTA has tiles",
@@ -62,10 +58,8 @@ RULES = (
         "a second kernel is for lists in chunks, and loads no more than there are",
         "chunk dependent sum_chunks",
         lambda f, p, d: np.where(
-            f.chunk == 0,
-            (f.dependent == 0) & (f.sum_chunks == 1),
-            f.sum_chunks < 2 * chunks(f, p),
+            f.chunk == 0, (f.dependent == 0) & (f.sum_chunks == 1), f.sum_chunks < 2 * chunks(f, p)
         ).astype(bool),
     ),
-    SUMS_FIT,
+    decisions.SUMS_FIT,
 )

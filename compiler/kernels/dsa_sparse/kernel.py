@@ -21,7 +21,7 @@ class AttendToLists(Attend):
     """The first kernel."""
 
     def rows_of(self, prefix: str) -> Rows:
-        return Lists.of(self)
+        return Lists(self)
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -48,7 +48,7 @@ class AttendToLists(Attend):
         return self.r(f"entry{half}", 1)
 
     def _counts(self, seen: UOp, half: int) -> UOp:
-        lists = Lists.of(self)
+        lists = Lists(self)
         named = lists.there(value_of(self._entry(half)))
         return named if lists.even else seen & named
 
@@ -60,4 +60,4 @@ class CombineChunks(Combine):
     """The second kernel."""
 
     def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
-        return Lists.of(self), (), ()
+        return Lists(self), (), ()

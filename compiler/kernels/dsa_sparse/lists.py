@@ -3,8 +3,6 @@ any data are, as lists are all of one length."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxflow.compiler.ir import UOp, Value, const, value
 from ptxflow.compiler.kernels.mla.shape import Shape
 from ptxflow.compiler.kernels.mla.span import Span
@@ -14,35 +12,21 @@ NONE = 0xFFFFFFFF  # -1: the entry names no row
 TOPK = "topk"  # the dimension that abstract runs may shrink
 
 
-@dataclass(frozen=True)
 class Lists:
-    """Lists of `topk` entries in CTAs of `span` entries each."""
+    """Lists of `topk` entries, `cut` in CTAs of `span` entries each."""
 
-    topk: int
-    span: int
-    tile: int
-    place: UOp  # of a CTA, or of several that share heads, among those of all lists
+    storage: tuple[UOp, ...] = ()
 
-    @staticmethod
-    def of(shape: Shape) -> Lists:
-        topk = shape.problem["topk"]
-        return Lists(topk, shape.chunk or topk, shape.tile, shape.place)
-
-    @property
-    def cut(self) -> int:
-        """CTAs of a list."""
-        return -(-self.topk // self.span)
-
-    @property
-    def even(self) -> bool:
-        """Whether all tiles are full."""
-        return self.topk % self.tile == 0 and self.span % self.tile == 0
+    def __init__(self, shape: Shape):
+        self.topk, self.tile = shape.problem["topk"], shape.tile
+        self.span = shape.chunk or self.topk
+        # of a CTA, or of several that share heads, among those of all lists
+        self.place = shape.place
+        self.cut = -(-self.topk // self.span)  # CTAs of a list
+        self.chunks = const(self.cut)
+        self.even = self.topk % self.tile == 0 == self.span % self.tile  # all tiles are full
 
     # -- as the first kernel asks for rows -----------------------------------------------------
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return ()
 
     def find(self) -> tuple[list[UOp], Span]:
         """The CTA's entries of its token's list; nothing need be looked up."""
@@ -70,10 +54,6 @@ class Lists:
 
     def lengths(self, sequence: Value) -> list[UOp]:
         return []
-
-    @property
-    def chunks(self) -> UOp:
-        return const(self.cut)
 
     def first_place(self, sequence: Value) -> UOp:
         return value(sequence) * self.cut

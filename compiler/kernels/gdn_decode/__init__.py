@@ -67,12 +67,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     k = Kernel(p, s, device)
     uses = k.share * s.head_ctas * k.passes  # of a batch row, in one CTA
     batch = max(2, -(-(k.stages + 2) // uses)) if k.loops else 2
-    axes = {
-        "batch_size": batch,
-        "num_q_heads": 1,
-        "num_v_heads": k.share,
-        "head_size": k.size,
-    }
+    axes = {"batch_size": batch, "num_q_heads": 1, "num_v_heads": k.share, "head_size": k.size}
     return Trial(replace(p, axes=tuple(axes.items())), 1 if k.loops else None)
 
 
@@ -87,29 +82,21 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in heads
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
-    sizes = [Size({"batch_size": 1}, None, 2, absent=True), Size({"batch_size": 3}, None, 4)]
+    sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": 3}, None, (4,))]
     if k.loops:  # one CTA of so many that each has as many steps as 34 turns of the ring take
         steps, each = 34 * k.stages, k.tiles_per_row * k.passes
         batch = max(2, -(-steps // each))
-        sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, 1))
+        sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, (1,)))
     return Trials(shapes, tuple(sizes))
 
 
-GDN_DECODE = Family(
-    name="gdn_decode",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
+GDN_DECODE = Family.of(
+    "gdn_decode",
+    ("gdn",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     revise=revise,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
     accepts=lambda inputs: "cu_seqlens" not in inputs,
 )

@@ -15,20 +15,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gdn_decode.decisions import (
-    APART,
-    BULK,
-    WARP,
-    bulk,
-    direct,
-    elements,
-    loops,
-    passes,
-    resources,
-    step_rows,
-    threads,
-    tiles,
-)
+from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 
 
@@ -71,21 +58,23 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
     Half of the traffic are stores, which nobody waits for: a step waits for what it loads.
     """
-    c, zero = costs_of("gdn_decode", COSTS, device), 0 * f.warps
-    total = tiles(f, problem)
-    blocks = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
-    count, steps = -(-total // blocks), passes(f, problem)
+    c = costs_of("gdn_decode", COSTS, device)
+    total = decisions.tiles(f, problem)
+    blocks = np.where(
+        decisions.loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total
+    )
+    count, steps = -(-total // blocks), decisions.passes(f, problem)
     per_sm = -(-blocks // device.sms)
     resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
     rounds = per_sm / resident
     wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
-    bytes_ = step_rows(f) * problem["head_size"] * STATE_BYTES
+    bytes_ = decisions.step_rows(f) * problem["head_size"] * STATE_BYTES
     second = device.clock_ghz * 1e9
     rate = c.share * device.hbm_bytes_per_s / second  # of all SMs
     passing = 2 * bytes_ * np.minimum(blocks, device.sms) / rate
-    shared = np.where(bulk(f), bytes_ * np.where(f.path == BULK, 4, 2), 0)
+    shared = np.where(decisions.bulk(f), bytes_ * np.where(f.path == decisions.BULK, 4, 2), 0)
     each, others = _instructions(f, problem, c)
-    alone = np.maximum(c.lane - threads(f) * resident / c.issue, 0)
+    alone = np.maximum(c.lane - decisions.threads(f) * resident / c.issue, 0)
     latency = _latency(f, c)
     idle = c.ramp + c.exposed * (each * c.lane + latency) / second  # seconds of DRAM
     round_ = each * alone + latency + _around(f, c, count, steps)
@@ -94,48 +83,50 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         resident=resident,
         tiles=count,
         steps=steps,
-        stages=np.where(bulk(f), f.stages, 1),
-        mma_cycles=each * threads(f) / c.issue + others + passing + c.launch / (count * steps),
+        stages=np.where(decisions.bulk(f), f.stages, 1),
+        mma_cycles=each * decisions.threads(f) / c.issue
+        + others
+        + passing
+        + c.launch / (count * steps),
         smem_bytes=shared * np.where(f.row_threads == 4, c.conflict, 1.0),
         l2_bytes=bytes_,
         issue_cycles=round_ * wave,
-        epilogue_cycles=zero,
-        overlap=zero,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=zero,
         latency=c.latency * wave,
     )
 
 
 def _occupancy(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """CTAs that an SM holds, by the registers that ptxas takes."""
-    taken = resources(f, problem, device)
+    taken = decisions.resources(f, problem, device)
     held = np.ceil((taken.registers * c.held - c.spare) / 8) * 8
     return np.maximum(device.resident_blocks(taken.smem_bytes, held, taken.threads), 1)
 
 
 def _instructions(f: Fields, problem: Problem, c: Costs) -> tuple[Any, Any]:
     """Of a lane for a step; and an SM's cycles for shuffles and accesses of all warps."""
-    held = elements(f, problem)
+    held = decisions.elements(f, problem)
     lane = f.rows_in_flight * (held * c.element + c.row)
     sums = f.rows_in_flight * 2 * np.log2(f.row_threads)
-    ways = np.where(direct(f), 2, np.where(f.path == BULK, 0, 1))  # loads and stores of a lane
-    touched = ways * f.rows_in_flight * (held / f.vector) * (WARP / f.row_threads)
+    ways = np.where(
+        decisions.direct(f), 2, np.where(f.path == decisions.BULK, 0, 1)
+    )  # loads and stores of a lane
+    touched = ways * f.rows_in_flight * (held / f.vector) * (decisions.WARP / f.row_threads)
     return lane, f.warps * (sums * c.shuffle + touched * c.line)
 
 
 def _latency(f: Fields, c: Costs) -> Any:
     """Cycles of a warp between its rows' arrival and their departure."""
-    reductions = np.where(f.reduction == APART, 2, 1)
-    token = c.gates + np.where(bulk(f), c.token, 0)  # by loads, it waits for its rows
-    leaving = np.where(f.path == BULK, c.store, 0)
+    reductions = np.where(f.reduction == decisions.APART, 2, 1)
+    token = c.gates + np.where(decisions.bulk(f), c.token, 0)  # by loads, it waits for its rows
+    leaving = np.where(f.path == decisions.BULK, c.store, 0)
     return c.step_latency * np.log2(f.row_threads) * reductions + token + leaving
 
 
 def _around(f: Fields, c: Costs, count: Any, steps: Any) -> Any:
     """Cycles of a step for loops, and its part of what a CTA does once."""
-    barriers = np.where(bulk(f), c.barrier * f.stages * f.warps, 0)
-    once = barriers + np.where(loops(f), c.start, 0)
+    barriers = np.where(decisions.bulk(f), c.barrier * f.stages * f.warps, 0)
+    once = barriers + np.where(decisions.loops(f), c.start, 0)
     return once / (count * steps) + np.where(count * steps > 1, c.turn, 0)
 
 

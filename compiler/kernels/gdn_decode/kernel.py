@@ -11,22 +11,9 @@ import math
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import (
-    LANE,
-    Body,
-    KernelInfo,
-    UOp,
-    Value,
-    const,
-    elect,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.storage import global_tensor, part, rectangle
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK, TOGETHER
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid, times
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT

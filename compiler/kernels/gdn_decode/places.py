@@ -8,33 +8,10 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    UOp,
-    const,
-    frag,
-    global_tensor,
-    mbar,
-    param,
-    rectangle,
-    slot,
-    smem,
-    special,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
+from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
-from ptxflow.compiler.kernels.gdn_decode.decisions import (
-    buffer_bytes,
-    bulk,
-    elements,
-    loops,
-    passes,
-    smem_bytes,
-    step_rows,
-    tiles_per_row,
-    warp_rows,
-)
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 
@@ -54,17 +31,27 @@ class Places:
         self.flight, self.stages = int(s.rows_in_flight), int(s.stages)
         self.groups = WARP_SIZE // self.lanes  # of lanes, in a warp
         self.warps = int(s.warps)
-        self.warp_rows, self.step = int(warp_rows(f)), int(step_rows(f))
-        self.elements = int(elements(f, problem))
+        self.warp_rows, self.step = int(decisions.warp_rows(f)), int(decisions.step_rows(f))
+        self.elements = int(decisions.elements(f, problem))
         self.vectors = self.elements // self.width
-        self.loops, self.bulk = bool(loops(f)), bool(bulk(f))
-        self.passes, self.tiles_per_row = int(passes(f, problem)), int(tiles_per_row(f, problem))
+        self.loops, self.bulk = bool(decisions.loops(f)), bool(decisions.bulk(f))
+        self.passes, self.tiles_per_row = (
+            int(decisions.passes(f, problem)),
+            int(decisions.tiles_per_row(f, problem)),
+        )
         self.once = not self.loops and self.passes == 1
         self.refills = self.loops or self.passes > self.stages
-        self.bytes, self.smem_bytes = int(buffer_bytes(f, problem)), int(smem_bytes(f, problem))
+        self.bytes, self.smem_bytes = (
+            int(decisions.buffer_bytes(f, problem)),
+            int(decisions.smem_bytes(f, problem)),
+        )
         self.values: dict[str, UOp] = {}  # by what they are: see _value
         self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
         self.full = mbar("full", self.stages * self.warps, 1)
+        self._passes = const(self.passes, "passes" if self.passes > 1 else "")
+        self._vector_bytes = self.width * STATE_BYTES
+        self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
+        self._dtype = PTX_TYPE[self.problem.dtype]
 
     def _value(self, name: str, index: int, count: int, width: int) -> UOp:
         """The registers of one of `count` values of that name.
@@ -98,10 +85,6 @@ class Places:
         ctas = special("ctas")
         tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
         return (tiles + ctas - 1 - CTAID) // ctas * self._passes
-
-    @property
-    def _passes(self) -> UOp:
-        return const(self.passes, "passes" if self.passes > 1 else "")
 
     # -- places --------------------------------------------------------------------------------
 
@@ -140,16 +123,3 @@ class Places:
         column = r * self.size + j * self.lanes * self.width
         place = self._place(name, use, column, self.lanes * self.width)
         return index, place, {"element": self._vector_bytes, "offset": column * STATE_BYTES}
-
-    @property
-    def _vector_bytes(self) -> int:
-        return self.width * STATE_BYTES
-
-    @property
-    def _given(self) -> UOp:
-        """Whether there is a state; else it counts as zeros."""
-        return param(PRESENT).ne(0)
-
-    @property
-    def _dtype(self) -> str:
-        return PTX_TYPE[self.problem.dtype]

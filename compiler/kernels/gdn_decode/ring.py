@@ -7,20 +7,9 @@ One lane asks for a stage and sends it; all lanes read it and write it. Warps sh
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    const,
-    elect,
-    param,
-    part,
-    slot,
-    value,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value
+from ptxflow.compiler.ir.statements import Body, elect, when
+from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Places
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
@@ -47,16 +45,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences: some tokens, none, and a token past the ring's turn. Short chunks have two
     value heads: the emulator takes seconds for a chunk."""
     k = Kernel(p, s, device)
-    axes = {
-        **dict(p.axes),
-        "num_seqs": 3,
-        "len_cu_seqlens": 4,
-        "total_seq_len": k.stages * k.chunk + 4,
-        "num_q_heads": 1,
-        "num_k_heads": 1,
-        "num_v_heads": 2 if k.chunk == UNIT else 1,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    heads = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2 if k.chunk == UNIT else 1}
+    tokens = k.stages * k.chunk + 4
+    return Trial(p.at(num_seqs=3, len_cu_seqlens=4, total_seq_len=tokens, **heads))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -68,32 +59,24 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
     )
 
-    def size(count: int, tokens: int, some: int = 0, absent: bool = False) -> Size:
+    def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:
         axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
         return Size(axes, None, some, absent)
 
     sizes = (
-        size(1, k.chunk + 9, 1, absent=True),
-        size(2, k.chunk + 9, 2),
-        size(1, (2 * k.stages + 1) * k.chunk + 1, 1),
+        size(1, k.chunk + 9, (1,), absent=True),
+        size(2, k.chunk + 9, (2,)),
+        size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
     return Trials(shapes, sizes)
 
 
-GDN_PREFILL = Family(
-    name="gdn_prefill",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GDN_PREFILL = Family.of(
+    "gdn_prefill",
+    ("gdn",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

@@ -10,19 +10,9 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import (
-    LANE,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    const,
-    param,
-    part,
-    slot,
-    special,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
+from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.storage import anywhere, part, slot
 from ptxflow.compiler.kernels.gdn_decode.gates import exponential, sigmoid, softplus, times
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
@@ -269,11 +259,15 @@ class ChunkWarps(Shape):
 
     # -- tokens and tokens ---------------------------------------------------------------------
 
+    @property
+    def _order(self) -> list[tuple[int, int]]:
+        """Rows and columns of blocks by their numbers."""
+        return [(i, j) for i in range(self.units) for j in range(i + 1)]
+
     def _row_and_column(self, block: UOp) -> tuple[UOp, UOp]:
         """Of a block, by its number: two digits in base 4 from a table."""
-        order = [(i, j) for i in range(self.units) for j in range(i + 1)]
-        rows = sum(i << 2 * n for n, (i, _) in enumerate(order))
-        columns = sum(j << 2 * n for n, (_, j) in enumerate(order))
+        rows = sum(i << 2 * n for n, (i, _) in enumerate(self._order))
+        columns = sum(j << 2 * n for n, (_, j) in enumerate(self._order))
         return _digit(rows, block), _digit(columns, block)
 
     def _block(self, n: UOp, number: int) -> list[Body]:
@@ -296,7 +290,9 @@ class ChunkWarps(Shape):
                 for sums, rows in ((keys, a), (scores, q)):
                     out += mma(part(sums, half, QUAD), [rows], part(b, half // 2, 2), self.operand)
         out += [self._decays(n, i, j, gap), self._weigh(i, j, keys, scores, gap)]
-        return [*out, self._put_block(n, block, i, j, keys, scores)]
+        put = self._put_terms(self.scores, n, block, scores, self.parts, "score")
+        may_be = self._order[number * self.helpers :][: self.helpers]
+        return [*out, put, self._put_keys(n, block, i, j, keys, may_be)]
 
     def _decays(self, n: UOp, i: UOp, j: UOp, gap: UOp) -> list[UOp]:
         """2^(G of the row - G of the column), and minus beta of the rows."""
@@ -336,15 +332,18 @@ class ChunkWarps(Shape):
                     out.append(at.keep_inside(part(scores, pair + c, 1), theirs < mine + 1))
         return out
 
-    def _put_block(self, n: UOp, block: UOp, i: UOp, j: UOp, keys: UOp, scores: UOp) -> list[Body]:
-        out: list[Body] = [self._put_terms(self.scores, n, block, scores, self.parts, "score")]
+    def _put_keys(
+        self, n: UOp, block: UOp, i: UOp, j: UOp, keys: UOp, may_be: list[tuple[int, int]]
+    ) -> Body:
+        """Of one of the blocks that it may be: near where its tokens are solved together."""
         near = self._put_near(i, j, keys)
-        if not self.far:
-            return [*out, near]
+        apart = {row // self.solve_units != column // self.solve_units for row, column in may_be}
+        if apart == {False}:
+            return near
         same = (i // self.solve_units).eq(j // self.solve_units)
         other = (i // self.solve_units).ne(j // self.solve_units)
         terms = self._put_terms(self.pulls, n, block, keys, self.solve_parts, "pull")
-        return [*out, when(same, near), when(other, terms)]
+        return terms if apart == {True} else [when(same, near), when(other, terms)]
 
     def _put_terms(
         self, storage: UOp, n: UOp, block: UOp, held: UOp, terms: int, name: str

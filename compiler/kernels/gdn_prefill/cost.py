@@ -14,19 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gdn_prefill.decisions import (
-    DECISIONS,
-    HALF,
-    UNIT,
-    WARP,
-    blocks,
-    key_pitch,
-    main_warps,
-    parts,
-    resources,
-    solves,
-    value_pitch,
-)
+from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
@@ -50,52 +38,52 @@ class Costs:
     dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
 
 
-CHUNKS = choices(DECISIONS, "chunk")
+CHUNKS = choices(decisions.DECISIONS, "chunk")
 CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's sequence, a step a chunk of it."""
-    c, zero = costs_of("gdn_prefill", COSTS, device), 0 * f.rows
+    c = costs_of("gdn_prefill", COSTS, device)
     size, sequences = problem["head_size"], problem["num_seqs"]
     count = sequences * problem["num_v_heads"] * (size // f.rows)
     steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
-    taken = resources(f, problem, device)
-    own, shared = _main_products(f, size), blocks(f) * (size // UNIT) * 4
-    products = main_warps(f) * f.row_tiles * own + shared
+    taken = decisions.resources(f, problem, device)
+    own, shared = _main_products(f, size), decisions.blocks(f) * (size // decisions.UNIT) * 4
+    products = decisions.main_warps(f) * f.row_tiles * own + shared
     state_bytes = 8 * f.rows * size
     row_bytes = ELEMENT * (2 * size + 2 * f.rows)
     return Demand(
         blocks=count,
         resident=np.maximum(taken.occupancy, 1),
-        tiles=1 + zero,
         steps=steps + 1,
         stages=np.maximum(f.stages - 1, 1),
         mma_cycles=c.mma * products,
-        smem_bytes=512 * (main_warps(f) * _matrices(f, size) + 0.75 * shared)
-        + f.chunk * (2 * key_pitch(problem) + value_pitch(f)),
+        smem_bytes=512 * (decisions.main_warps(f) * _matrices(f, size) + 0.75 * shared)
+        + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f)),
         l2_bytes=f.chunk * row_bytes,
         issue_cycles=np.maximum(_main(f, size, c), _helper(f, problem, c)),
-        epilogue_cycles=zero + state_bytes / 32,
-        overlap=zero,
-        dram_bytes=problem.bytes * c.dram + zero,
+        epilogue_cycles=state_bytes / 32,
+        dram_bytes=problem.bytes * c.dram,
         setup_cycles=c.start + state_bytes / 32,
     )
 
 
 def _main_products(f: Fields, size: int) -> Any:
     """MMAs of a tile of 16 rows for a chunk."""
-    units, steps = f.chunk // UNIT, size // UNIT
-    state = 6 * units * steps * parts(f, "operands")
-    cross = 2 * parts(f, "operands") - 1 + 2 * parts(f, "solve") - 1  # but the last with the last
+    units, steps = f.chunk // decisions.UNIT, size // decisions.UNIT
+    state = 6 * units * steps * decisions.parts(f, "operands")
+    cross = (
+        2 * decisions.parts(f, "operands") - 1 + 2 * decisions.parts(f, "solve") - 1
+    )  # but the last with the last
     return state + units * (units + 1) * cross
 
 
 def _matrices(f: Fields, size: int) -> Any:
     """ldmatrix instructions of a main warp for a chunk."""
-    units, steps = f.chunk // UNIT, size // UNIT
-    related = blocks(f) * (parts(f, "operands") + parts(f, "solve"))
+    units, steps = f.chunk // decisions.UNIT, size // decisions.UNIT
+    related = decisions.blocks(f) * (decisions.parts(f, "operands") + decisions.parts(f, "solve"))
     return 3 * units * steps + related + units * f.row_tiles
 
 
@@ -103,18 +91,18 @@ def _main(f: Fields, size: int, c: Costs) -> Any:
     """Cycles of a main warp alone for a chunk."""
     work = f.row_tiles * _main_products(f, size) * c.issue + _matrices(f, size) * c.matrix
     stores = f.row_tiles * (f.chunk // 8) * c.store
-    return work + stores + solves(f) * parts(f, "solve") * c.solve + c.turn
+    return work + stores + decisions.solves(f) * decisions.parts(f, "solve") * c.solve + c.turn
 
 
 def _helper(f: Fields, problem: Problem, c: Costs) -> Any:
     """Cycles of a helper alone for a chunk."""
     size = problem["head_size"]
-    mine = np.ceil(blocks(f) / f.helpers)
-    keys = f.chunk * 2 * size * ELEMENT / 16 / WARP / f.helpers
-    values = f.chunk * f.rows * ELEMENT / 16 / WARP / f.helpers
-    convert = np.where((f.operands == HALF) & (problem.dtype != "float16"), c.convert, 0)
-    columns = np.ceil(f.chunk / WARP / f.helpers) * f.solve_block
-    related = mine * (c.relate + size // UNIT * (4 * c.issue + 3 * c.matrix))
+    mine = np.ceil(decisions.blocks(f) / f.helpers)
+    keys = f.chunk * 2 * size * ELEMENT / 16 / decisions.WARP / f.helpers
+    values = f.chunk * f.rows * ELEMENT / 16 / decisions.WARP / f.helpers
+    convert = np.where((f.operands == decisions.HALF) & (problem.dtype != "float16"), c.convert, 0)
+    columns = np.ceil(f.chunk / decisions.WARP / f.helpers) * f.solve_block
+    related = mine * (c.relate + size // decisions.UNIT * (4 * c.issue + 3 * c.matrix))
     copies = (keys + values) * c.copy + keys * convert
     return c.gates + copies + related + columns * c.column + c.turn
 

@@ -6,16 +6,9 @@ All meet once a chunk: then what helpers hand over is there, and what main warps
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    WARP,
-    KernelInfo,
-    UOp,
-    const,
-    loop,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import WARP, UOp, const, var
+from ptxflow.compiler.ir.statements import KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.kernels.gdn_prefill.state_warps import StateWarps

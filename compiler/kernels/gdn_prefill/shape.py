@@ -75,6 +75,9 @@ class Shape:
         self.gate_bytes, self.smem_bytes = int(gate_bytes(f)), int(smem_bytes(f, problem))
         self.r = Registers()
         self._storage()
+        self.begin = value_of(self.bounds[0])  # the first token of the sequence
+        self.end = value_of(self.bounds[1])
+        self.chunks = (self.end - self.begin + (self.chunk - 1)) // self.chunk
 
     def _storage(self) -> None:
         """Rings of chunks; what helpers hand over, twice; blocks that they solve themselves."""
@@ -108,19 +111,6 @@ class Shape:
         else:
             part, sequence = CTAID // param("num_seqs"), CTAID % param("num_seqs")
         return sequence, part // self.slices, part % self.slices * self.rows
-
-    @property
-    def begin(self) -> UOp:
-        """The first token of the sequence."""
-        return value_of(self.bounds[0])
-
-    @property
-    def end(self) -> UOp:
-        return value_of(self.bounds[1])
-
-    @property
-    def chunks(self) -> UOp:
-        return (self.end - self.begin + (self.chunk - 1)) // self.chunk
 
     def first(self, n: Value) -> UOp:
         """The first token of a chunk."""

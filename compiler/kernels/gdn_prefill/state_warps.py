@@ -11,10 +11,7 @@ from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
-from ptxflow.compiler.kernels.gdn_prefill.shape import (
-    PRESENT,
-    Gate,
-)
+from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT, Gate
 from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, k_rows, mma, n_rows
 from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 

@@ -11,7 +11,7 @@ from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.problem import problem
-from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.launch import Launch
 
 
@@ -47,12 +47,12 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over M."""
     f = s.fields()
-    return Tiling(p, s, device).launch(ENTRY, int(smem_bytes(f, device)), int(warps(f, device)))
+    return Tiling(p, s, device).launch(int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Tails along M, N and K, the ring past its first turn, two columns of tiles (so that their
-    order matters), and one persistent cluster for six tiles."""
+    order matters), and two persistent clusters for six tiles, three each."""
     t = Tiling(p, s, device)
     m = t.cluster_rows * (2 if s.persistent else 1) + 5
     n = 2 * t.cluster_columns - 8
@@ -60,7 +60,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     small = replace(
         p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k
     )
-    return Trial(small, t.cluster_size if s.persistent else None)
+    return Trial(small, 2 * t.cluster_size if s.persistent else None)
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -77,7 +77,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         Size({"M": 2 * rows + 5}, one),
         Size({"M": 9 * rows + 5}, one),
         Size({"M": 33 * rows + 5}, one),
-        Size({"M": rows, "K": long}, one, 0 if s.persistent else 1),
+        Size({"M": rows, "K": long}, one, () if s.persistent else (1,)),
     )
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
 

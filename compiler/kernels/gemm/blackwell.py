@@ -10,28 +10,13 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Role,
-    UOp,
-    const,
-    elect,
-    frag,
-    loop,
-    role,
-    slot,
-    tmem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import frag, slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.kernels.gemm.epilogue import Store, region, span
+from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
-from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
@@ -41,12 +26,14 @@ MMA_K = 16
 
 def build(problem: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel of a strategy."""
-    return _Kernel(Tiling(problem, s, device)).build()
+    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
-class _Kernel:
-    def __init__(self, t: Tiling):
-        self.t, self.s = t, t.s
+class Kernel:
+    """A kernel, and what its epilogue does to accumulators."""
+
+    def __init__(self, t: Tiling, fused: Plain):
+        self.t, self.s, self.fused = t, t.s, fused
         s = t.s
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
@@ -62,22 +49,40 @@ class _Kernel:
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
 
+    @property
+    def reuses(self) -> bool:
+        """Whether accumulators are handed back to the MMA."""
+        return bool(self.s.persistent)
+
+    @property
+    def operand(self) -> str:
+        """The type of A and B."""
+        return self.t.dtype
+
     def build(self) -> UOp:
         s, t = self.s, self.t
         bars = [self.ring.full, self.ring.empty, self.done.full]
-        if s.persistent:
+        if self.reuses:
             bars.append(self.done.empty)
+        tiles = t.each_tile("e", self.epilogue)
+        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
+        after = self.reduction.after(self.reduce)
+        held = (
+            self.acc,
+            self.out,
+            self.tmem,
+            *self.reduction.storage,
+            *self.fused.registers.storage,
+        )
         info = KernelInfo(
-            name=ENTRY,
+            name=t.entry,
             arch=t.device.arch,
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,
             params=t.params,
-            storage=t.storage(*bars, self.acc, self.out, self.tmem, *self.reduction.storage),
+            storage=t.storage(*bars, *held),
             cta_group=s.cta_group,
         )
-        tiles = t.each_tile("e", self.epilogue)
-        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
         regs = int(consumer_regs(s.fields()))
@@ -86,7 +91,7 @@ class _Kernel:
             return finish(
                 info,
                 role(Role("epilogue", 0, self.warps), alone, epilogue),
-                *self.reduction.after(self.reduce),
+                *after,
                 **ends,
             )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
@@ -96,7 +101,7 @@ class _Kernel:
             info,
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
-            *self.reduction.after(self.reduce),
+            *after,
             **ends,
         )
 
@@ -171,18 +176,22 @@ class _Kernel:
                 b = k_major(t.b, t.b_smem, stage, step)
                 d, go_on = slot(self.tmem, buffer, i * s.tile_n, s.tile_n), k.ne(0)
                 m = self.rows * s.cta_group
-                out.append(tcgen05(d, a, b, 1 if step else go_on, m, t.dtype, s.cta_group))
+                out.append(tcgen05(d, a, b, 1 if step else go_on, m, self.operand, s.cta_group))
         return out
 
     # -- storing -------------------------------------------------------------------------------
+
+    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> tuple[list[Body], list[UOp]]:
+        """What makes a tile's sums readable, and what follows their last read."""
+        free = [at.tcgen05_fence_before(), *self._release(self.done.stage(sequence))]
+        return [self.done.wait_full(sequence), at.tcgen05_fence_after()], free
 
     def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
-        free = [at.tcgen05_fence_before(), *self._release(buffer)]
-        out: list[Body] = [self.done.wait_full(sequence), at.tcgen05_fence_after()]
+        out, free = self.sums(m0, n0, sequence)
         if not self.t.staged:
             for i in range(blocks):
                 for c in range(0, columns, self.columns):
@@ -193,7 +202,7 @@ class _Kernel:
         def fill(column: int, place: UOp) -> Body:
             wide = self.t.c.swizzle // ELEMENT
             body: list[Body] = [
-                self._stage(buffer, block0, i, column0, column + c, place)
+                self._stage(buffer, m0, n0, block0, i, column0, column + c, place)
                 for i in range(blocks)
                 for c in range(0, wide, self.columns)
             ]
@@ -204,7 +213,7 @@ class _Kernel:
         return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
 
     def _release(self, buffer: UOp) -> list[UOp]:
-        if not self.s.persistent:
+        if not self.reuses:
             return []
         bar = slot(self.done.empty, buffer)
         return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
@@ -231,8 +240,8 @@ class _Kernel:
         """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
         return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
 
-    def _read(self, buffer: UOp, block: UOp, column: UOp) -> list[UOp]:
-        """A chunk of columns from TMEM to registers."""
+    def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
+        """A chunk of columns from TMEM to registers, the thread's number `index` of them."""
         source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         wide = {"shape": "32x32b"}
@@ -241,10 +250,21 @@ class _Kernel:
         return [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
 
     def _stage(
-        self, buffer: UOp, block0: UOp, block: int, column0: UOp, column: int, place: UOp
+        self,
+        buffer: UOp,
+        m0: UOp,
+        n0: UOp,
+        block0: UOp,
+        block: int,
+        column0: UOp,
+        column: int,
+        place: UOp,
     ) -> list[UOp]:
         """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
-        out = self._read(buffer, block0 + block, column0 + column)
+        index = (block * self._share()[1] + column) // self.columns
+        out = self._read(buffer, block0 + block, column0 + column, index)
+        first_row = m0 + (block0 + block) * self.rows + (WARP & 3) * self._warp_rows
+        out += self._fuse(slot(self.acc), first_row, n0 + column0 + column)
         out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
         row = (WARP & 3) * self._warp_rows + block * self.rows
         target = self.store.place(place, self._warp_rows, row, column)
@@ -262,14 +282,19 @@ class _Kernel:
         self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
     ) -> list[UOp]:
         """A chunk to C, or to the CTA that sums it; `index` counts a thread's chunks."""
-        out = self._read(buffer, block, column)
+        out = self._read(buffer, block, column, index)
         held = self.acc.arg.size
         if self.t.split:
             return [*out, *self.reduction.publish(self.acc, index * held, held)]
         row = m0 + block * 128 + (WARP & 3) * self._warp_rows
+        out += self._fuse(slot(self.acc), row, n0 + column)
         for first in range(0, held, 8):
             out += self._eight(row, n0 + column, first, slot(self.acc, 0, first, 8))
         return out
+
+    def _fuse(self, values: UOp, m: UOp, n: UOp) -> list[UOp]:
+        """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
+        return self.fused.row(values, m + self._lane_row, n + self._lane_column())
 
     def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
@@ -305,4 +330,4 @@ class _Kernel:
         block = block0 + chunk // per_block
         column = n0 + column0 + chunk % per_block * self.columns + inside * (2 * QUAD)
         row = m0 + block * 128 + (WARP & 3) * self._warp_rows
-        return self._eight(row, column, 0, values)
+        return [*self._fuse(values, row, column), *self._eight(row, column, 0, values)]

@@ -10,10 +10,30 @@ from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, 
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.tiling import C, Tiling
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.values import Registers
 
 STORE_BARRIER = 1  # named barrier of the first warpgroup that stages C; others follow
 CHUNK = 16  # bytes: the unit that the swizzle permutes
 WARPGROUP = 128  # threads
+
+
+class Plain:
+    """What becomes of accumulators before they are rounded: nothing.
+
+    An epilogue that does something changes them in place. `fragment` has those of wgmma: four of a
+    lane for each 8 columns of the N side, the first two in its row LANE / 4 of 16 of the M side,
+    (m, n) being the first element of the warp's 16 rows. `row` has neighbours along the N side of
+    one row of the M side, from (m, n) of the lane on.
+    """
+
+    def __init__(self) -> None:
+        self.registers = Registers("fused_")
+
+    def fragment(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+        return []
+
+    def row(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+        return []
 
 
 @dataclass(frozen=True)

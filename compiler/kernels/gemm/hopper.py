@@ -11,43 +11,31 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    frag,
-    loop,
-    mbar,
-    role,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, slot
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
-from ptxflow.compiler.kernels.gemm.epilogue import Store, region, release_one, span
+from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, release_one, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
-from ptxflow.compiler.kernels.gemm.tiling import ENTRY, Tiling
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.operands import k_major, wgmma
 from ptxflow.compiler.tile.rings import Ring
 
 MMA_M, MMA_K = 64, 16
+FUSED = 16  # accumulators that a direct epilogue takes at a time
 
 
 def build(problem: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel of a strategy."""
-    return _Kernel(Tiling(problem, s, device)).build()
+    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
-class _Kernel:
-    def __init__(self, t: Tiling):
-        self.t, self.s = t, t.s
+class Kernel:
+    """A kernel, and what its epilogue does to accumulators."""
+
+    def __init__(self, t: Tiling, fused: Plain):
+        self.t, self.s, self.fused = t, t.s, fused
         self.warps = 4 * t.s.consumers
         self.turns = t.at_once  # warpgroups that take tiles in turn
         self.rows = t.s.tile_m * self.turns // t.s.consumers  # of one warpgroup
@@ -62,8 +50,14 @@ class _Kernel:
 
     def build(self) -> UOp:
         s, t = self.s, self.t
+        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
+        if s.warp_specialized:
+            producer = Role("producer", self.warps, 4, regs=s.producer_regs)
+            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
+            roles.append(role(producer, elect(WARP.eq(self.warps), body)))
+        after = self.reduction.after(self.reduce)
         info = KernelInfo(
-            name=ENTRY,
+            name=t.entry,
             arch=t.device.arch,
             warps=self.warps + 4 * s.warp_specialized,
             cluster=t.cluster_size,
@@ -75,14 +69,10 @@ class _Kernel:
                 self.acc,
                 self.out,
                 *self.reduction.storage,
+                *self.fused.registers.storage,
             ),
         )
-        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
-        if s.warp_specialized:
-            producer = Role("producer", self.warps, 4, regs=s.producer_regs)
-            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
-            roles.append(role(producer, elect(WARP.eq(self.warps), body)))
-        return finish(info, *roles, *self.reduction.after(self.reduce), meet=False)
+        return finish(info, *roles, *after, meet=False)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -196,20 +186,27 @@ class _Kernel:
             return self.reduction.publish(self.acc, 0, self.acc.arg.size)
         if self.t.staged:
             row0 = m0 + self.first_row(0)
-            return self.store.stage(sequence, row0, n0, self.s.tile_n, self._stage)
+
+            def fill(column: int, buffer: UOp) -> Body:
+                return self._stage(row0 + (WARP & 3) * 16, n0, column, buffer)
+
+            return self.store.stage(sequence, row0, n0, self.s.tile_n, fill)
         return [self._store_block(i, m0, n0) for i in range(self.blocks_m)]
 
     def _warp_row(self, block: int) -> UOp:
         """First of the 16 rows that this warp holds of a 64-row block."""
         return (WARP & 3) * 16 + self.first_row(block)
 
-    def _stage(self, column: int, buffer: UOp) -> Body:
-        """A block of columns of this warpgroup's rows into its staging buffer."""
+    def _stage(self, m: UOp, n0: UOp, column: int, buffer: UOp) -> Body:
+        """A block of columns of this warpgroup's rows into its staging buffer; the warp's begin at
+        m, the tile's columns at n0."""
         lane_row, half = LANE & 15, (LANE >> 4) << 3
-        out = []
+        out, wide = [], self.t.c.swizzle // ELEMENT
         for i in range(self.blocks_m):
+            block = self.accumulators(i, column // 2, wide // 2)
+            out += self.fused.fragment(block, m + i * MMA_M, n0 + column)
             place = self.store.place(buffer, 16, (WARP & 3) * 16 + i * MMA_M, column)
-            for inside in range(0, self.t.c.swizzle // ELEMENT, 16):
+            for inside in range(0, wide, 16):
                 values = self.accumulators(i, (column + inside) // 2, 8)  # 16 columns
                 chunk = self.store.chunk(lane_row, half + inside)
                 out += [
@@ -219,10 +216,12 @@ class _Kernel:
         return out
 
     def _store_block(self, block: int, m0: UOp, n0: UOp) -> list[UOp]:
-        out = []
+        out, m = [], m0 + self._warp_row(block)
         for first in range(0, self.per_mma, QUAD):  # 8 columns, rows r and r + 8
-            corner = m0 + self._warp_row(block), n0 + 2 * first
-            out += self._store_quad(*corner, self.accumulators(block, first, QUAD))
+            if first % FUSED == 0:
+                together = self.accumulators(block, first, min(FUSED, self.per_mma - first))
+                out += self.fused.fragment(together, m, n0 + 2 * first)
+            out += self._store_quad(m, n0 + 2 * first, self.accumulators(block, first, QUAD))
         return out
 
     def _store_quad(self, m: UOp, n: UOp, values: UOp) -> list[UOp]:
@@ -245,6 +244,5 @@ class _Kernel:
         m0, n0 = self.t.origin(self.t.my_cluster)
         per_block = self.per_mma // QUAD
         block, inside = piece // per_block, piece % per_block
-        return self._store_quad(
-            m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD), values
-        )
+        at_m, at_n = m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD)
+        return [*self.fused.fragment(values, at_m, at_n), *self._store_quad(at_m, at_n, values)]

@@ -13,20 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    elect,
-    frag,
-    mbar,
-    role,
-    slot,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp
+from ptxflow.compiler.ir.statements import Body, Role, elect, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, slot
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 
 QUAD = 4  # registers that one access moves

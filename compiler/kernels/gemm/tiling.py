@@ -13,22 +13,9 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    Body,
-    UOp,
-    Value,
-    const,
-    global_tensor,
-    loop,
-    param,
-    slot,
-    smem,
-    special,
-    value,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param, special, value, var
+from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
     CLUSTERS,
     DIRECT,
@@ -46,7 +33,6 @@ from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
 
-ENTRY = "gemm"
 C = global_tensor("C")
 
 
@@ -56,11 +42,20 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The geometry of one GEMM kernel: a strategy applied to a problem."""
+    """The geometry of one GEMM kernel: a strategy applied to a problem.
+
+    K counts 16 bits of A and B, `unit` elements of their tensor maps' type.
+    """
 
     problem: Problem
     s: Strategy
     device: Device
+    inputs: tuple[str, ...] = ()  # tensors that are read beside A and B
+    unit: int = 1
+
+    @property
+    def entry(self) -> str:
+        return self.problem.family
 
     # -- the cluster and the grid --------------------------------------------------------------
 
@@ -288,7 +283,8 @@ class Tiling:
     def box(self, operand: str) -> tuple[int, int]:
         """Columns and rows of the operand's TMA box."""
         tile = self.a if operand == self.left else self.b
-        return self.swizzle // ELEMENT, tile.rows // self.shared_rows(operand)
+        columns = self.swizzle * self.unit // ELEMENT
+        return columns, tile.rows // self.shared_rows(operand)
 
     def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """The TMA loads of one stage of both operands."""
@@ -308,16 +304,16 @@ class Tiling:
         extent = box[1] * tile.swizzle
         mine = CTA_RANK * box[1] if shares > 1 else const(0)
         out = []
-        for column in range(0, tile.cols, box[0]):
+        for column in range(0, tile.cols, box[0] // self.unit):
             offset = tile.k_block_offset(column) + mine * tile.swizzle
             operands = (
                 slot(storage, stage, offset, extent),
                 param(f"{name}_map"),
-                (self.k_first + k) * self.s.tile_k + column,
+                (self.k_first + k) * (self.s.tile_k * self.unit) + column * self.unit,
                 value(row) + mine,
                 bar,
             )
-            attrs = {"box": box, "element": ELEMENT}
+            attrs = {"box": box, "element": ELEMENT // self.unit}
             if shares > 1:
                 out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
             elif self.pair:
@@ -331,9 +327,10 @@ class Tiling:
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
         output = ("C_map", "map") if self.staged else ("C", "ptr")
-        return (("A_map", "map"), ("B_map", "map"), output, ("M", "u32"))
+        inputs = ((name, "ptr") for name in self.inputs)
+        return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
 
-    def launch(self, entry: str, smem_bytes: int, warps: int) -> Launch:
+    def launch(self, smem_bytes: int, warps: int) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
         n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
@@ -341,15 +338,19 @@ class Tiling:
         tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
         clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
 
-        def over(name: str, rows: Expr, wide: int, tall: tuple[int, int], swizzle: int) -> Param:
-            dims, pitch = (str(wide), rows), (str(wide * ELEMENT),)
-            return TensorMapParam(name, self.problem.dtype, dims, pitch, tall, swizzle)
+        def over(name: str, rows: Expr, wide: int, unit: int = 1) -> Param:
+            dims, pitch = (str(wide * unit), rows), (str(wide * ELEMENT),)
+            dtype = "uint8" if unit == 2 else self.problem.dtype
+            box, swizzle = (self.c.box, self.c.swizzle)
+            if name != "C":
+                box, swizzle = self.box(name), self.swizzle
+            return TensorMapParam(name, dtype, dims, pitch, box, swizzle)
 
         given: dict[str, Param | Expr] = {
-            "A_map": over("A", "M", k, self.box("A"), self.swizzle),
-            "B_map": over("B", str(n), k, self.box("B"), self.swizzle),
+            "A_map": over("A", "M", k, self.unit),
+            "B_map": over("B", str(n), k, self.unit),
         }
         if self.staged:
-            given["C_map"] = over("C", "M", n, self.c.box, self.c.swizzle)
+            given["C_map"] = over("C", "M", n)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(entry, grid, warps, self.params, given, smem_bytes, size)
+        return launch_of(self.entry, grid, warps, self.params, given, smem_bytes, size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
@@ -112,59 +110,42 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     pages = max(4, -(-tokens // k.page_size))
-    axes = {
-        **dict(p.axes),
-        "batch_size": 3,
-        "num_kv_heads": k.heads,
-        "num_qo_heads": k.heads * k.group,
-        "len_indptr": 4,
-        "num_kv_indices": pages,
-        "num_pages": pages + 2,
-    }
-    return Trial(replace(p, axes=tuple(axes.items())))
+    heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
+    sizes = {"len_indptr": 4, "num_kv_indices": pages, "num_pages": pages + 2}
+    return Trial(p.at(batch_size=3, **heads, **sizes))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: sequences of several chunks; many sequences of a page or two, whose
-    look-up takes several steps; a ring beyond its 32nd turn."""
+    """Two groups of key heads: sequences of several chunks; many sequences, few of which have a
+    page, and whose look-up takes several steps, of which the last is summed up."""
     k = kernel(p, s, device)
-    page, stride = k.page_size, k.chunk // k.tiles
+    page = k.page_size
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
         {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
         for n in sorted({min(2, groups), min(3, groups), min(4, groups), groups})
     )
 
-    def size(batch: int, tokens: int, some: int = 0) -> Size:
-        pages = max(batch + 1, -(-tokens // page))
+    def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
+        pages = max(2, -(-tokens // page))
         rows = {"batch_size": batch, "len_indptr": batch + 1}
         return Size({**rows, "num_kv_indices": pages, "num_pages": pages + 2}, None, some)
 
-    turns = min(34 * k.stages, 4 * k.tiles) * stride
     many = 9 * k.chunk + 5
     sizes = (
-        size(1, many, 0 if many < MANY else 2),
         size(2, 3 * k.chunk + k.tile + 3),
-        size(131, 140 * page),
-        size(2, turns),
+        size(1, many, () if many < MANY else (2, 8)),
+        size(131, 24 * page, (0, 8)),
     )
     return Trials(shapes, sizes)
 
 
-GQA_DECODE = Family(
-    name="gqa_decode",
-    op_types=("gqa_paged",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GQA_DECODE = Family.of(
+    "gqa_decode",
+    ("gqa_paged",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )

@@ -13,23 +13,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    role,
-    slot,
-    tmem,
-    value,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import WARP, UOp, Value, const, value, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import mbar, slot, tmem
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
@@ -77,12 +63,16 @@ class Blackwell(Weights):
         # in the end warps meet when each has loaded the last sums, so that tensor memory may go
         return finish(self.info(issuer + 1, storage), *self.find_span(), *roles, drained=True)
 
+    def _after_one(self, body: Body) -> Body:
+        """What there is of several tiles alone."""
+        return body if self.tiles > 1 else None
+
     # -- multiplying ---------------------------------------------------------------------------
 
     def _issue(self) -> list[Body]:
         """One thread's: the scores of the next tile, then the products with a tile's values."""
         t = var("issued")
-        following = when(t + 1 < self.count, self._multiply_keys(t + 1))
+        following = self._after_one(when(t + 1 < self.count, self._multiply_keys(t + 1)))
         return [
             at.mbar_wait(slot(self.asked), 0),
             self._multiply_keys(const(0)),
@@ -127,7 +117,7 @@ class Blackwell(Weights):
             self._take(self.scores, self.score_columns, t & 1),
             self.update_max(t),
             self.to_probs(),
-            when(const(0) < t, self._add(t - 1)),
+            self._after_one(when(const(0) < t, self._add(t - 1))),
             self.rescale_sums(),
             self.put_probs(),
             when(last, self.rings[VALUES].wait_full(t), cleared) if cleared else None,

@@ -9,22 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    Value,
-    loop,
-    param,
-    part,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import part, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
 from ptxflow.compiler.lower import finish
@@ -44,18 +31,9 @@ class Combine(Shape):
         self.split = bool(s.sum_split)
         self.sequences = Sequences(self.page_size, self.chunk, "c_")
         self.handed = smem("handed", 2 * self.warps * WARP_BYTES, align=128)
-
-    @property
-    def blocks_per_cta(self) -> int:
-        return 1 if self.split else self.warps
-
-    @property
-    def blocks_per_sequence(self) -> int:
-        return self.key_heads * self.columns * self.blocks
-
-    @property
-    def smem_bytes(self) -> int:
-        return int(self.handed.arg.size) if self.split else 0
+        self.blocks_per_cta = 1 if self.split else self.warps
+        self.blocks_per_sequence = self.key_heads * self.columns * self.blocks
+        self.smem_bytes = int(self.handed.arg.size) if self.split else 0
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -67,19 +45,10 @@ class Combine(Shape):
         block = CTAID if self.split else CTAID * self.warps + WARP
         sequence = block // self.blocks_per_sequence
         body = when(sequence < param("batch_size"), self._block(block, sequence))
-        info = KernelInfo(
-            name=ENTRY,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(
-                *([self.handed] if self.split else []),
-                *self.sequences.storage[: 3 if self.page_size > 1 else 2],
-                *self.r.storage,
-            ),
-            dependent=bool(self.s.dependent),
-        )
+        tables = self.sequences.storage[: 3 if self.page_size > 1 else 2]
+        storage = (*([self.handed] if self.split else []), *tables, *self.r.storage)
+        arch, late = self.device.arch, bool(self.s.dependent)
+        info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _block(self, block: UOp, sequence: UOp) -> list[Body]:

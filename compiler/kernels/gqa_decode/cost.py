@@ -14,15 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gqa_decode.decisions import (
-    DECISIONS,
-    MMA_DIMS,
-    MMA_TOKENS,
-    chunk,
-    columns_of_warp,
-    resources,
-    rings,
-)
+from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     APART,
@@ -67,21 +59,21 @@ class Costs:
 
 TILES = (64, 128)  # of a warpgroup
 CHUNKS = tuple(1 << n for n in range(4, 15))
-HEADS = choices(DECISIONS, "heads")
+HEADS = choices(decisions.DECISIONS, "heads")
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy: a tile is a CTA's chunk, a step a tile of each of its warps."""
-    c, zero = costs_of("gqa_decode", COSTS, device), 0 * f.warps
+    c = costs_of("gqa_decode", COSTS, device)
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
-    per_sequence = np.ceil(length / chunk(f))
-    side = columns_of_warp(f, problem)
+    per_sequence = np.ceil(length / decisions.chunk(f))
+    side = decisions.columns_of_warp(f, problem)
     blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
-    tokens, units = rings(f) * f.tile, f.heads * side  # of a step
-    steps = np.ceil(np.minimum(length / per_sequence, chunk(f)) / tokens)
-    resident = resources(f, problem, device).occupancy
+    tokens, units = decisions.rings(f) * f.tile, f.heads * side  # of a step
+    steps = np.ceil(np.minimum(length / per_sequence, decisions.chunk(f)) / tokens)
+    resident = decisions.resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
@@ -90,7 +82,6 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     return Demand(
         blocks=blocks,
         resident=resident,
-        tiles=1 + zero,
         steps=steps,
         stages=f.stages,
         mma_cycles=np.where(
@@ -100,9 +91,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         l2_bytes=2 * tokens * row_bytes,
         issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
         epilogue_cycles=c.leave + c.warp * f.warps,
-        overlap=zero,
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
-        setup_cycles=c.start + zero,
+        setup_cycles=c.start,
         special=tokens * units * COLUMNS,
         imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
         following=_second(f, problem, device, c, per_sequence),
@@ -111,9 +101,11 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
 def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
     """Cycles of a step in which warps multiply, weigh and copy, four quarters of an SM together."""
-    units = f.heads * columns_of_warp(f, problem)
-    mmas = 2 * units * (problem["head_dim"] // MMA_DIMS) * (f.tile // MMA_TOKENS)
-    scores = units * 4 * (f.tile // MMA_TOKENS)
+    units = f.heads * decisions.columns_of_warp(f, problem)
+    mmas = (
+        2 * units * (problem["head_dim"] // decisions.MMA_DIMS) * (f.tile // decisions.MMA_TOKENS)
+    )
+    scores = units * 4 * (f.tile // decisions.MMA_TOKENS)
     quarters = np.minimum(f.warps * resident, 4) / resident
     return (mmas * c.mma + scores * c.score) * f.warps / quarters + 2 * f.warps * f.tile * c.row
 
@@ -129,8 +121,8 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
-    zero, size = 0 * f.warps, problem["head_dim"]
-    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // MMA_DIMS)
+    size = problem["head_dim"]
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
@@ -141,16 +133,12 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     return Demand(
         blocks=blocks,
         resident=resident,
-        tiles=1 + zero,
         steps=steps,
-        stages=1 + zero,
         mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
-        smem_bytes=zero,
         l2_bytes=read,
-        issue_cycles=c.sum_step + zero,
+        issue_cycles=c.sum_step,
         epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)
         + np.where(f.sum_split == 1, c.meet, 0),
-        overlap=zero,
         dram_bytes=blocks * read * steps,
         setup_cycles=c.sum_start * np.where(f.dependent == 1, c.early, 1.0),
         latency=np.where(several, 1.0, 0.1),

@@ -13,19 +13,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    const,
-    loop,
-    part,
-    slot,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.ring import Ring
@@ -48,6 +38,8 @@ class Chunks(Span):
         self.warps: int = s.warps
         self.softmax = [ColumnSoftmax(self.r, 2, f"u{i}_") for i in range(len(self.units))]
         self.ring = Ring(self, self.sequences, self.head)
+        # whether a stage of the ring takes more than one tile
+        self._goes_on = self.tiles > self.stages
 
     def build(self) -> UOp:
         start = self.start
@@ -75,11 +67,6 @@ class Chunks(Span):
             loop(t, tiles, self._step(t, tiles, first + t * stride), rolled=True),
             self._leave(),
         ]
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether a stage of the ring takes more than one tile."""
-        return self.tiles > self.stages
 
     def _step(self, t: UOp, tiles: UOp, first: UOp) -> list[Body]:
         """A tile; then the one that takes its place in the ring is asked for."""

@@ -12,19 +12,9 @@ from collections.abc import Callable, Iterator
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    param,
-    part,
-    slot,
-    smem,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param
+from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.storage import anywhere, part, slot, smem
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
@@ -54,6 +44,9 @@ class Weights(Tiles):
         self.softmax = ColumnSoftmax(r, self.pairs)
         self.probs = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
         self.broadcast = smem("told", self._broadcast_bytes * GROUP_WARPS, 3, align=16)
+        self._at_once = min(self.pairs, QUAD)  # registers that a lane stores or loads together
+        # of the probs of 16 tokens: core matrices of eight of them, column after column
+        self.step_bytes = MMA_K * self.wide * ELEMENT
 
     # -- registers -----------------------------------------------------------------------------
 
@@ -117,11 +110,6 @@ class Weights(Tiles):
         ]
 
     # -- what warps tell each other ------------------------------------------------------------
-
-    @property
-    def _at_once(self) -> int:
-        """Registers that a lane stores or loads together."""
-        return min(self.pairs, QUAD)
 
     @property
     def _broadcast_bytes(self) -> int:
@@ -209,11 +197,6 @@ class Weights(Tiles):
         ]
 
     # -- probs in shared memory ----------------------------------------------------------------
-
-    @property
-    def step_bytes(self) -> int:
-        """Of the probs of 16 tokens: core matrices of eight of them, column after column."""
-        return MMA_K * self.wide * ELEMENT
 
     def probs_of(self, h: int, k: int) -> Matrix:
         """Those of 16 tokens, the k-th of a tile; the next eight tokens, and heads."""

@@ -6,19 +6,9 @@ Pages of a tile are asked for a turn before its rows are. Warps share nothing.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    param,
-    slot,
-    smem,
-    value_of,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param
+from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.storage import anywhere, slot, smem, value_of
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import pitch, stage_bytes
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
@@ -47,6 +37,7 @@ class Ring:
             smem(name, int(s.warps) * self.bytes, self.stages, align=128)
             for name in ("keys", "values")
         )
+        self._groups = 2 if self.apart else 1  # groups of copies for a tile
 
     def ask_if(self, t: UOp, tiles: UOp, stage: Value, mark: str, first: UOp) -> list[UOp]:
         """Asks for tile t. Waits count groups whether there is a tile or not."""
@@ -57,11 +48,6 @@ class Ring:
     def skip(self) -> list[UOp]:
         """Empty groups in place of a tile's; a wait for the only tile there is does not count."""
         return [at.copies_commit() for _ in range(self._groups)] if self.stages > 1 else []
-
-    @property
-    def _groups(self) -> int:
-        """Groups of copies for a tile."""
-        return 2 if self.apart else 1
 
     def _lane_tokens(self, first: UOp) -> list[UOp]:
         """The tokens whose rows this lane finds; past the end the last one again."""

@@ -34,6 +34,7 @@ class Shape:
         self.dtype = PTX_TYPE[problem.dtype]
         self.page_size = problem["page_size"]
         self.row_floats = self.blocks * WARP * QUAD  # of a row of `sums`
+        self.heads_of_unit = min(COLUMNS, self.group)
 
     # -- the workspace -------------------------------------------------------------------------
 
@@ -91,7 +92,3 @@ class Shape:
             place = row + first + i, 0, max(1, self.heads_of_unit - 1), 1
             out.append(store_global("lse", row + head, part(lse, i, 1), place, inside))
         return out
-
-    @property
-    def heads_of_unit(self) -> int:
-        return min(COLUMNS, self.group)

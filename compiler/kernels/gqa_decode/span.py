@@ -12,19 +12,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    const,
-    param,
-    slot,
-    special,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
+from ptxflow.compiler.ir.statements import Body, KernelInfo, when
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import columns_of_warp
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS

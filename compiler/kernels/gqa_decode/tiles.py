@@ -14,23 +14,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    elect,
-    loop,
-    param,
-    slot,
-    smem,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
+from ptxflow.compiler.ir.statements import Body, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, slot, smem, value_of
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.span import CACHES, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
@@ -76,6 +62,16 @@ class Tiles(Span):
         names = (KEYS, VALUES) if self.apart else (KEYS + VALUES,)
         rings = [Ring.of(name, self.stages, 1, self.frees) for name in names]
         self.rings = dict(zip((KEYS, VALUES), rings * (3 - len(rings)), strict=True))
+        # tokens of the sequence from the chunk's first on; 0 where it has none
+        self.left = self.tokens - self.tokens.min(self.start)
+        # 1 where the CTA has a tile, else 0: MMAs may stand in a loop, and under no condition
+        self.any = self.left.min(1)
+        # tiles of the CTA
+        self.count = ((self.left + (self.tile - 1)) // self.tile).min(self.tiles)
+        self.producer = WARP - GROUP_WARPS
+        self.box = WIDE, min(self.page_size, self.tile) if self.boxed else 1
+        # how many times four rows are gathered at a time
+        self.fours = max(BRANCH * WIDE // (self.heads * self.size), 1)
 
     def tiles_of(self, name: str) -> Storage:
         """What a ring holds."""
@@ -89,21 +85,6 @@ class Tiles(Span):
 
     # -- which tiles ---------------------------------------------------------------------------
 
-    @property
-    def left(self) -> UOp:
-        """Tokens of the sequence from the chunk's first on; 0 where it has none."""
-        return self.tokens - self.tokens.min(self.start)
-
-    @property
-    def any(self) -> UOp:
-        """1 where the CTA has a tile, else 0: MMAs may stand in a loop, and under no condition."""
-        return self.left.min(1)
-
-    @property
-    def count(self) -> UOp:
-        """Tiles of the CTA."""
-        return ((self.left + (self.tile - 1)) // self.tile).min(self.tiles)
-
     def first(self, t: Value) -> UOp:
         """The first token of a tile."""
         return self.start + value(t) * self.tile
@@ -115,10 +96,6 @@ class Tiles(Span):
         return [*near, *super().find_span()]
 
     # -- producers -----------------------------------------------------------------------------
-
-    @property
-    def producer(self) -> UOp:
-        return WARP - GROUP_WARPS
 
     def produce(self) -> list[Body]:
         """What a producer does: it fills its stage, turn after turn."""
@@ -148,10 +125,6 @@ class Tiles(Span):
         """Pages, or parts of one, of a tile."""
         return max(self.tile // self.page_size, 1)
 
-    @property
-    def box(self) -> tuple[int, int]:
-        return WIDE, min(self.page_size, self.tile) if self.boxed else 1
-
     def _page(self, i: int) -> UOp:
         return self.r(f"page_{i}", 1).src[0]
 
@@ -169,11 +142,6 @@ class Tiles(Span):
         rows = [value_of(self._page(i)) * self.page_size + inside for i in range(self.pages)]
         fill = self.tiles_of(name).load(t, self.head * self.size, rows, self.box[1])
         return [self._waits(t, name), self._expects(t, name), *fill]
-
-    @property
-    def fours(self) -> int:
-        """How many times four rows are gathered at a time."""
-        return max(BRANCH * WIDE // (self.heads * self.size), 1)
 
     def _gather(self, t: UOp) -> list[Body]:
         """Four rows at a time, from anywhere: a lane looks up four, and tells the one that asks.

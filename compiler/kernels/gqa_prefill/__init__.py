@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels.gqa_prefill import blackwell, hopper
+from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    ALWAYS,
-    DECISIONS,
-    HEADS,
-    LAZY,
-    RULES,
-    resources,
-    smem_bytes,
-)
 from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
 from ptxflow.compiler.launch import Launch
 
@@ -45,7 +35,9 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     k = kernel(p, s, device)
     k.build()  # says which registers hold pages
     stages: int = s.stages
-    risings = (0, 1) if s.rescale == LAZY else (0,)  # whether maxima rise enough to rescale
+    risings = (
+        (0, 1) if s.rescale == decisions.LAZY else (0,)
+    )  # whether maxima rise enough to rescale
     out = [_trip(k, 0, 0), _trip(k, 0, 0, queries=k.tokens)]
     for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
         # a tail long enough for two steps to need a mask, however few tokens a tile has
@@ -69,7 +61,7 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
         "q_end": queries,
         "kv_first": 0,
         "kv_end": keys,
-        "ctaid": block * k.units if k.s.order == HEADS else block,
+        "ctaid": block * k.units if k.s.order == decisions.HEADS else block,
     }
     if k.page:
         values["kv_end"] = -(-keys // k.page)
@@ -86,19 +78,18 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over the variable axes."""
-    return kernel(p, s, device).launch(int(smem_bytes(s.fields(), p, device)))
+    return kernel(p, s, device).launch(int(decisions.smem_bytes(s.fields(), p, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences of few heads, with tails, steps with and without a mask, rings past their
     first turn; one has no keys."""
     k = kernel(p, s, device)
-    axes = dict(p.axes)
     tokens = (s.stages + 2) * k.tile_kv + k.tile_kv // 2 + 3
     queries = min(2 * k.tokens + 5, tokens - 1)
     group = k.heads // k.kv_heads
     kv_heads = 2 if k.share == group and k.kv_heads > 1 else 1
-    axes |= {
+    axes = {
         "num_qo_heads": kv_heads * k.share * (2 if group > k.share else 1),
         "num_kv_heads": kv_heads,
         "len_indptr": 4,
@@ -107,16 +98,16 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     if k.page:
         pages = -(-tokens // k.page) + 2
         axes |= {"num_kv_indices": pages, "num_pages": pages + 3}
-        if "batch_size" in axes:
+        if "batch_size" in dict(p.axes):
             axes["batch_size"] = 3
     else:
         axes["total_kv"] = tokens
-    return Trial(replace(p, axes=tuple(axes.items())))
+    return Trial(p.at(**axes))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Many sequences of a few tokens, whose look-up takes several steps; few queries beside many
-    keys, and as many; a ring beyond its 32nd turn."""
+    """Few queries beside many keys; tiles of queries without a key; many sequences, few of which
+    have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn."""
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple(
@@ -124,45 +115,37 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in sorted({min(n, k.kv_heads) for n in (1, 2, 3, 4)} | {k.kv_heads})
     )
 
-    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
+    def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         axes = {"len_indptr": count + 1, "total_q": queries}
         if "batch_size" in dict(p.axes):
             axes["batch_size"] = count
         if k.page:
-            pages = max(count, -(-tokens // k.page) + 2)
+            pages = -(-tokens // k.page) + 2
             return Size({**axes, "num_kv_indices": pages, "num_pages": pages + 3}, None, some)
         return Size({**axes, "total_kv": tokens}, None, some)
 
     whole = 2 * k.tokens + 5
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
-        size(35, 40, 70),
-        size(1, 5, (3 * s.stages + 2) * tile + 1),
-        size(1, 2, 34 * s.stages * tile, 1),
+        size(3, 3 * k.tokens + 6, 5),
+        size(35, 12, 8),
+        size(1, 2, 34 * s.stages * tile, (1,)),
     )
     return Trials(shapes, sizes)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     """Choices of before there was a `rescale`: outputs then followed every maximum."""
-    return {"rescale": ALWAYS, **choices}
+    return {"rescale": decisions.ALWAYS, **choices}
 
 
-GQA_PREFILL = Family(
-    name="gqa_prefill",
-    op_types=("gqa_paged", "gqa_ragged"),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GQA_PREFILL = Family.of(
+    "gqa_prefill",
+    ("gqa_paged", "gqa_ragged"),
+    problem,
+    (decisions.DECISIONS, decisions.RULES, decisions.resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     revise=revise,
     accepts=accepts,
 )

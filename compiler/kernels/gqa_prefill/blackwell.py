@@ -14,26 +14,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    part,
-    role,
-    slot,
-    smem,
-    tmem,
-    value,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import mbar, part, slot, smem, tmem
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     LAZY,
@@ -76,6 +59,8 @@ class Kernel(Block):
         self.summed = mbar("summed", tiles, 1)  # its probs are read, its values in the outputs
         self.held = self.keep.float32(self.tile_kv)
         self.packed = self.keep.uint32(width=self.tile_kv // 2)
+        # the lanes of tensor memory that a warp reaches, in bits 16 and up
+        self.quarter = (WARP & 3) << 21
 
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
@@ -241,11 +226,6 @@ class Kernel(Block):
     def mine(self) -> UOp:
         """The warpgroup's tile of rows."""
         return WARP >> 2
-
-    @property
-    def quarter(self) -> UOp:
-        """The lanes of tensor memory that a warp reaches, in bits 16 and up."""
-        return (WARP & 3) << 21
 
     @property
     def row(self) -> UOp:

@@ -8,19 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    Body,
-    KernelInfo,
-    UOp,
-    elect,
-    loop,
-    mbar,
-    param,
-    slot,
-    smem,
-    value,
-    var,
-)
+from ptxflow.compiler.ir.nodes import UOp, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
+from ptxflow.compiler.ir.storage import mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE, Keys
@@ -41,17 +31,7 @@ class Block(Keys, Lines):
         self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
         self.q_smem = smem("q_tile", self.q_tile.bytes)
         self.q_full = mbar("q_full", 1, 1)
-
-    def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
-        """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
-        beside queries, keys and registers."""
-        storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
-        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
-        return finish(info, found, *roles)
-
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        return (
+        self.params = (
             ("q_map", "map"),
             *self.key_params,
             *((name, "ptr") for name in ("qo_indptr", "kv_indptr", "output", "lse")),
@@ -59,6 +39,13 @@ class Block(Keys, Lines):
             ("total_q", "u32"),
             ("sequences", "u32"),
         )
+
+    def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
+        """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
+        beside queries, keys and registers."""
+        storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
+        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        return finish(info, found, *roles)
 
     def launch(self, smem_bytes: int) -> Launch:
         """Grid, parameters and tensor maps as expressions over the axes."""

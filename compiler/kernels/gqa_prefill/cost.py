@@ -16,15 +16,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    ALWAYS,
-    DECISIONS,
-    HEADS,
-    boxes,
-    group,
-    resources,
-    tile_rows,
-)
+from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT, keys, sequences
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
@@ -51,7 +43,9 @@ class Costs:
 
 
 KEYS_OF_STEP = 64  # where features compare tiles of queries
-CONSUMERS, SHARES, KEYS = (choices(DECISIONS, name) for name in ("consumers", "share", "tile_kv"))
+CONSUMERS, SHARES, KEYS = (
+    choices(decisions.DECISIONS, name) for name in ("consumers", "share", "tile_kv")
+)
 
 # Estimates, before any measurement; others are taken to be as H200.
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
@@ -62,7 +56,7 @@ def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     axes = dict(problem.axes)
     count = sequences(axes)
     queries, tokens = axes["total_q"] / count, keys(axes) / count
-    tile = tile_rows(f, device) / f.share
+    tile = decisions.tile_rows(f, device) / f.share
     each = np.ceil(queries / tile)
     ends = max(tokens - queries, 0) + np.minimum(tile * (each + 1) / 2, queries)
     mean = np.maximum(np.minimum(ends, tokens) / f.tile_kv + 0.5 * (each > 1), 1)
@@ -84,23 +78,22 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy."""
     c, dim = costs_of("gqa_prefill", COSTS, device), problem["head_dim"]
     blocks, mean, _ = steps(f, problem, device)
-    rows = tile_rows(f, device)
+    rows = decisions.tile_rows(f, device)
     scores = rows * f.tile_kv
     tile_bytes = f.tile_kv * dim * ELEMENT
     softmax = scores * c.softmax / c.issue
     if device.has_tmem:
-        softmax = softmax + c.rescale * dim * f.consumers * (f.rescale == ALWAYS)
+        softmax = softmax + c.rescale * dim * f.consumers * (f.rescale == decisions.ALWAYS)
     exposed = np.where(
         f.turns == 1, c.turns, np.where(f.overlap == 1, c.overlapped, c.others)
     ) * np.where(f.consumers > 1, 1.0, c.alone / c.others)
     exposed = exposed + c.pin * f.pin
-    copied = np.where(boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
-    late = (f.order != HEADS) & (mean > 1) & (blocks > device.sms)
+    copied = np.where(decisions.boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
+    late = (f.order != decisions.HEADS) & (mean > 1) & (blocks > device.sms)
     even = np.ceil(blocks / device.sms) * mean
     return Demand(
         blocks=blocks,
-        resident=resources(f, problem, device).occupancy,
-        tiles=1 + 0 * blocks,
+        resident=decisions.resources(f, problem, device).occupancy,
         steps=mean,
         stages=f.stages,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
@@ -108,11 +101,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         l2_bytes=2 * tile_bytes,
         issue_cycles=exposed * softmax + c.step + copied,
         epilogue_cycles=c.store * rows,
-        overlap=0 * blocks,
-        dram_bytes=problem.bytes + 0 * blocks,
-        setup_cycles=c.setup + 0 * blocks,
+        dram_bytes=problem.bytes,
+        setup_cycles=c.setup,
         special=scores,
-        latency=c.latency + 0 * blocks,
+        latency=c.latency,
         imbalance=busiest(f, problem, device, c) / even * np.where(late, c.tiles, 1.0),
     )
 
@@ -128,7 +120,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "log2_keys": (math.log2(tokens) - 10) / 4,
         "log2_sequences": (math.log2(count) - 2) / 3,
         "log2_heads": (math.log2(heads) - 5) / 2,
-        "log2_group": (math.log2(group(problem)) - 2) / 2,
+        "log2_group": (math.log2(decisions.group(problem)) - 2) / 2,
         "log2_head_dim": (math.log2(axes["head_dim"]) - 7) / 1,
         "log2_page": math.log2(axes.get("page_size", 0) + 1) / 6,
     }
@@ -138,7 +130,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         name = f"{consumers}x{share}"
         f = Fields({"consumers": consumers, "share": share, "tile_kv": KEYS_OF_STEP})
         found = float(busiest(f, problem, device, costs_of("gqa_prefill", COSTS, device)))
-        short[name] = found if group(problem) % share == 0 else math.inf
-        worth[name] = short[name] * tile_rows(f, device)
+        short[name] = found if decisions.group(problem) % share == 0 else math.inf
+        worth[name] = short[name] * decisions.tile_rows(f, device)
         out |= spread(name, float(steps(f, problem, device)[0]), device)
     return out | compared("short", short) | compared("worth", worth)

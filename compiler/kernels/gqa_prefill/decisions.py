@@ -126,9 +126,7 @@ RULES = (
         lambda f, p, d: f.pin + f.turns == 0 if d.has_tmem else f.rescale == ALWAYS,
     ),
     rule(
-        "heads that share a tile share their keys",
-        "share",
-        lambda f, p, d: group(p) % f.share == 0,
+        "heads that share a tile share their keys", "share", lambda f, p, d: group(p) % f.share == 0
     ),
     rule(
         "rows that are copied come in groups of eight to each of four warps, two stages at least; "

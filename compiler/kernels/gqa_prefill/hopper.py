@@ -10,22 +10,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Role,
-    UOp,
-    Value,
-    const,
-    elect,
-    loop,
-    mbar,
-    param,
-    part,
-    role,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
+from ptxflow.compiler.ir.statements import Role, elect, loop, role
+from ptxflow.compiler.ir.storage import mbar, part, slot
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     MMA_K,
@@ -52,6 +39,7 @@ class Kernel(Block, Output):
         self.scores = self.keep.float32(self.tile_kv // 2, "scores", "f32")
         self.packed = self.keep.uint32(name="packed", width=self.tile_kv // 4)
         self.output = self.keep.float32(self.dim // 2, "acc", dtype="f32")
+        self.warp_row = WARP * 16  # the first of the warp's 16 rows in the tile
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -146,11 +134,6 @@ class Kernel(Block, Output):
             own = fma(softmax.row_sum, factor, own)
         softmax.add(own, first=True)
         return probs, factor
-
-    @property
-    def warp_row(self) -> UOp:
-        """The first of the warp's 16 rows in the tile."""
-        return WARP * 16
 
     def release(self, name: str, step: Value) -> UOp:
         return self.rings[name][0].release(step)

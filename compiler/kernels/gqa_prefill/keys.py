@@ -13,23 +13,9 @@ from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    anywhere,
-    const,
-    elect,
-    loop,
-    param,
-    slot,
-    smem,
-    value,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work

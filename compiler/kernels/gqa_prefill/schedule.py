@@ -8,26 +8,12 @@ for all numbers that can occur; a few of them find no tile and leave.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    Body,
-    Op,
-    UOp,
-    Value,
-    const,
-    global_tensor,
-    loop,
-    param,
-    value,
-    value_of,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Op, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.storage import global_tensor, value_of
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
@@ -57,17 +43,25 @@ class Work:
         self.tile_kv: int = strategy.tile_kv
         self.units = self.heads // self.share  # of heads, side by side
         self.keep = Registers()
+        # how many numbers of tiles there are
+        self._numbers: UOp = param("total_q") // self.tokens + param("sequences")
+        self.kv_head = self.first_head // (self.heads // self.kv_heads)
+        # behind the tile's last token, among the queries of its sequence
+        self._end = (self.first_token + self.tokens).min(self.queries)
+        # 1 where the block has a tile, and some query of it sees a key, else 0
+        self.sees = self.any * self.seen(self._end).min(1)
+        # 1 where the block has a tile, and none of its queries sees a key, else 0
+        self.fully_masked = self.any - self.sees
+        # the tile's first token among all queries
+        self.first_row = self.value("q_first") + self.first_token
+        # columns and rows of a TMA box: all tokens of a head, or all heads of a token
+        self.query_box = 128 // ELEMENT, self.rows if self.share == 1 else self.share
 
     def value(self, name: str) -> UOp:
         """The value of a register."""
         return value_of(self.keep(name, 1))
 
     # -- which tile ----------------------------------------------------------------------------
-
-    @property
-    def _numbers(self) -> UOp:
-        """How many numbers of tiles there are."""
-        return param("total_q") // self.tokens + param("sequences")
 
     @property
     def _number(self) -> UOp:
@@ -83,10 +77,6 @@ class Work:
     @property
     def first_head(self) -> UOp:
         return self.unit * self.share
-
-    @property
-    def kv_head(self) -> UOp:
-        return self.first_head // (self.heads // self.kv_heads)
 
     def find(self) -> list[Body]:
         """Every warp finds its block's sequence and where it begins and ends.
@@ -142,26 +132,6 @@ class Work:
         """1 where the block has a tile, else 0."""
         left = self.queries - self.queries.min(self.first_token)
         return left.min(1)
-
-    @property
-    def sees(self) -> UOp:
-        """1 where the block has a tile, and some query of it sees a key, else 0."""
-        return self.any * self.seen(self._end).min(1)
-
-    @property
-    def fully_masked(self) -> UOp:
-        """1 where the block has a tile, and none of its queries sees a key, else 0."""
-        return self.any - self.sees
-
-    @property
-    def _end(self) -> UOp:
-        """Behind the tile's last token, among the queries of its sequence."""
-        return (self.first_token + self.tokens).min(self.queries)
-
-    @property
-    def first_row(self) -> UOp:
-        """The tile's first token among all queries."""
-        return self.value("q_first") + self.first_token
 
     # -- which keys ----------------------------------------------------------------------------
 
@@ -222,11 +192,6 @@ class Work:
         return UOp(Op.SLOT, place, (tokens, columns, heads, width))
 
     # -- where queries come from ---------------------------------------------------------------
-
-    @cached_property
-    def query_box(self) -> tuple[int, int]:
-        """Columns and rows of a TMA box: all tokens of a head, or all heads of a token."""
-        return 128 // ELEMENT, self.rows if self.share == 1 else self.share
 
     def query_origin(self, box: UOp, column: int) -> tuple[UOp, UOp]:
         """Coordinates of a box of queries."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
 from ptxflow.compiler.kernels.mla.cost import (
@@ -16,15 +16,6 @@ from ptxflow.compiler.kernels.mla.cost import (
     features,
     prefill_demand,
     prefill_features,
-)
-from ptxflow.compiler.kernels.mla.decisions import (
-    DECODE_DECISIONS,
-    DECODE_RULES,
-    PREFILL_DECISIONS,
-    PREFILL_RULES,
-    SUM_WARPS,
-    prefill_resources,
-    resources,
 )
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
@@ -121,7 +112,7 @@ def _sum(c: Combine, chunks: int) -> Trip:
 
 def _share(c: Combine) -> Written:
     """What the first CTA of the second kernel writes."""
-    return ("output", c.own_heads, SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
+    return ("output", c.own_heads, decisions.SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
 
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
@@ -142,7 +133,7 @@ def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first place, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
-    values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // SUM_WARPS)}
+    values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)}
     values |= {f"c_{name}": n for name, n in mine.items()}
     name = f"{tiles} parts of query {query} of {asked}"
     return Trip(name, tuple(values.items()), _share(c) if asked > query == 0 else (), c.entry)
@@ -212,20 +203,20 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
         "num_kv_indices": pages,
         "num_pages": pages + 2,
     }
-    axes |= {name: n for name, n in changed.items() if name in axes}
-    return Trial(replace(p, axes=tuple(axes.items())))
+    return Trial(p.at(**{name: n for name, n in changed.items() if name in axes}))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: a sequence of several chunks or parts, many short ones, whose look-up
-    takes several steps, uneven ones, and a ring beyond its 32nd turn."""
+    """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
+    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
+    see one token of the last tile or none, which ends a last part that is a tile shorter."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
     own = dict(p.axes)
 
-    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
-        pages = max(count, -(-tokens // page))
+    def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
+        pages = -(-tokens // page)
         changed = {
             "batch_size": count,
             "total_q": queries,
@@ -237,11 +228,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
+    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
+    tiles, ends = share * k.cut - (k.cut > 1), 3 if k.cut == 2 else 2
     sizes = (
-        size(1, k.queries + 1, cut if k.chunk else turn * min(k.cut, 2)),
-        size(34, 36, 36 * page, 2),
+        *([size(1, 1, cut)] if k.chunk else []),
         size(3, 2 * k.queries + 3, cut),
-        size(1, 1, min(34 * k.stages * k.tile, 8192), 2),
+        size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
+        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (ends, 8)),
     )
     return Trials(({n: own[n] for n in constants},), sizes)
 
@@ -252,38 +245,22 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {**by_wgmma, "parts": 1, "dependent": 0, "sum_chunks": 1, **choices}
 
 
-MLA_DECODE = Family(
-    name=DECODE,
-    op_types=("mla_paged",),
-    decisions=DECODE_DECISIONS,
-    rules=DECODE_RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+MLA_DECODE = Family.of(
+    DECODE,
+    ("mla_paged",),
+    problem,
+    (decisions.DECODE_DECISIONS, decisions.DECODE_RULES, decisions.resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )
-MLA_PREFILL = Family(
-    name=PREFILL,
-    op_types=("mla_paged",),
-    decisions=PREFILL_DECISIONS,
-    rules=PREFILL_RULES,
-    problem=problem,
-    resources=prefill_resources,
-    demand=prefill_demand,
-    features=prefill_features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+MLA_PREFILL = Family.of(
+    PREFILL,
+    ("mla_paged",),
+    problem,
+    (decisions.PREFILL_DECISIONS, decisions.PREFILL_RULES, decisions.prefill_resources),
+    (prefill_demand, prefill_features, COSTS),
+    (build, trips, launch, trial, trials),
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

@@ -7,26 +7,9 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Op,
-    Role,
-    UOp,
-    Value,
-    anywhere,
-    const,
-    loop,
-    param,
-    role,
-    slot,
-    value,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, loop, role, when
+from ptxflow.compiler.ir.storage import anywhere, slot, value_of
 from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
@@ -115,15 +98,9 @@ class Attend(Multiplier):
             when(span.present, self.multiply(span), self._leave(span)),
         )
         body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
-        info = KernelInfo(
-            name=self.problem.family,
-            arch=self.device.arch,
-            warps=self.warps + self.helpers,
-            cluster=1,
-            params=self.params,
-            storage=(*self.storage, *self.work.storage, *self.asking.storage),
-        )
-        return finish(info, *body)
+        storage = (*self.storage, *self.work.storage, *self.asking.storage)
+        name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
+        return finish(KernelInfo(name, arch, warps, 1, self.params, storage), *body)
 
     # -- gathering -----------------------------------------------------------------------------
 

@@ -12,19 +12,8 @@ from typing import Protocol
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    Value,
-    const,
-    loop,
-    param,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, WARP, UOp, Value, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
@@ -70,6 +59,9 @@ class Combine(Shape):
         self.sequences, self.registers, self.tables = self.parts()
         self.entry = f"{problem.family}_combine"
         self.r = Registers("c_")
+        # for the first kernel: all wait, as what is launched next must find all that was written,
+        # of sequences in one chunk too
+        self.wait: UOp | None = at.grid_wait() if self.s.dependent else None
 
     def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
@@ -94,22 +86,10 @@ class Combine(Shape):
     def build(self) -> UOp:
         """The lowered kernel."""
         work = self.work(self.place, self.unit % self.blocks)
-        info = KernelInfo(
-            name=self.entry,
-            arch=self.device.arch,
-            warps=SUM_WARPS,
-            cluster=1,
-            params=self.params,
-            storage=(*self.registers, *self.r.storage),
-            dependent=bool(self.s.dependent),
-        )
+        storage, arch = (*self.registers, *self.r.storage), self.device.arch
+        late = bool(self.s.dependent)
+        info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
         return finish(info, work)
-
-    @property
-    def wait(self) -> UOp | None:
-        """For the first kernel: all wait, as what is launched next must find all that was written,
-        of sequences in one chunk too."""
-        return at.grid_wait() if self.s.dependent else None
 
     def work(self, sequence: UOp, block: UOp) -> list[Body]:
         """A block of the query of a sequence in chunks."""

@@ -59,22 +59,19 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's span of tokens, a step a tile of the ring."""
     c = costs_of("mla", COSTS, device)
-    zero = 0 * f.warps
     blocks, steps, imbalance = _spans(f, problem, device)
     return Demand(
         blocks=blocks,
         resident=np.minimum(resources(f, problem, device).occupancy, 32),
-        tiles=zero + 1,
         steps=steps,
         stages=f.stages,
         mma_cycles=mma_cycles(f, problem, device, c),
         smem_bytes=shared_bytes(f, problem),
         l2_bytes=stage_bytes(f, problem),
         issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
-        epilogue_cycles=zero + c.leave,
-        overlap=zero,
+        epilogue_cycles=c.leave,
         dram_bytes=_dram(f, problem, blocks) * c.dram,
-        setup_cycles=zero + c.start,
+        setup_cycles=c.start,
         special=f.tile * columns(f, problem),
         imbalance=imbalance,
         following=_second(f, problem, device, c),
@@ -187,21 +184,15 @@ def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand
 
 def sums_load(f: Fields, blocks: Any, chunks: Any, c: Costs) -> Demand:
     """The second kernel, which few bytes pass: it waits for its loads."""
-    zero = 0 * f.warps
     return Demand(
         blocks=blocks,
-        resident=zero + 8,
-        tiles=zero + 1,
+        resident=8,
         steps=np.where(chunks > 1, np.ceil(chunks / f.sum_chunks), 1),
-        stages=zero + 1,
-        mma_cycles=zero + 50.0,
-        smem_bytes=zero,
-        l2_bytes=zero + 1.0,
+        mma_cycles=50.0,
+        l2_bytes=1.0,
         issue_cycles=c.chunk * np.where(chunks > 1, 1.0, 0.0) + 30.0 * f.sum_chunks,
         epilogue_cycles=np.where(f.dependent == 1, 300.0, 1000.0),
-        overlap=zero,
-        dram_bytes=zero,
-        setup_cycles=zero + 600.0,
+        setup_cycles=600.0,
     )
 
 

@@ -5,20 +5,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    Role,
-    UOp,
-    loop,
-    role,
-    slot,
-    value_of,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, loop, role, when
+from ptxflow.compiler.ir.storage import slot, value_of
 from ptxflow.compiler.kernels.mla.hopper_decisions import (
     CONSUMER_REGS,
     COPIER_REGS,
@@ -76,10 +65,8 @@ class Hopper(Parts):
             *self.work.storage,
             *self.r.storage,
         )
-        info = KernelInfo(
-            self.problem.family, self.device.arch, WARPS + COPIERS, 1, self.params, storage
-        )
-        return finish(info, *roles)
+        name, arch = self.problem.family, self.device.arch
+        return finish(KernelInfo(name, arch, WARPS + COPIERS, 1, self.params, storage), *roles)
 
     def _any(self, span: Span) -> UOp:
         """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,

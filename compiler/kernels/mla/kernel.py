@@ -10,20 +10,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    UOp,
-    Value,
-    loop,
-    param,
-    part,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, var
+from ptxflow.compiler.ir.statements import Body, loop, when
+from ptxflow.compiler.ir.storage import part, slot, smem
 from ptxflow.compiler.kernels.mla.decisions import (
     DIMS,
     MMA_COLUMNS,
@@ -77,6 +66,7 @@ class Multiplier(Shape):
         self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
         self.softmax = ColumnSoftmax(self.r, 2 * self.own, floor=FLOOR)
         self.chains = 2 if self.own <= 2 else 1  # sums that do not wait for each other
+        self._pairs_kept = len(self._part_steps()) if self.parted else len(self._steps())
 
     @property
     def storage(self) -> tuple[UOp, ...]:
@@ -141,10 +131,6 @@ class Multiplier(Shape):
         kept = self._pairs_kept if self.in_registers else QUERY_STEPS
         wide = self.part_columns // 2 if self.parted else self.own
         return part(self.r("query", kept * wide * QUAD), (k % kept * wide + n) * QUAD, QUAD)
-
-    @property
-    def _pairs_kept(self) -> int:
-        return len(self._part_steps()) if self.parted else len(self._steps())
 
     def _load_query(self, k: int, n: int) -> UOp:
         _, queries, pitch, first = self._steps()[k]

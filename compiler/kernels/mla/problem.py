@@ -84,10 +84,7 @@ def _inputs(family: str, rows: str, paged: bool) -> dict[str, list[str] | None]:
 
 
 def _outputs(rows: str) -> dict[str, list[str]]:
-    return {
-        "output": [rows, "num_qo_heads", "head_dim_ckv"],
-        "lse": [rows, "num_qo_heads"],
-    }
+    return {"output": [rows, "num_qo_heads", "head_dim_ckv"], "lse": [rows, "num_qo_heads"]}
 
 
 def head_ctas(problem: Problem) -> int:

@@ -7,25 +7,9 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    UOp,
-    Value,
-    global_tensor,
-    part,
-    rectangle,
-    special,
-    value,
-)
-from ptxflow.compiler.kernels.mla.decisions import (
-    MMA_COLUMNS,
-    MMA_DIMS,
-    MMA_TOKENS,
-    decodes,
-    latent_pitch,
-    rope_pitch,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, special, value
+from ptxflow.compiler.ir.storage import global_tensor, part, rectangle
+from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -49,7 +33,7 @@ class Outputs:
     latent: int
     dtype: str
 
-    wide, dims = MMA_COLUMNS, MMA_DIMS
+    wide, dims = decisions.MMA_COLUMNS, decisions.MMA_DIMS
     lane = LANE & 3
     first = LANE < 4  # of those with the same heads
     rescale = staticmethod(at.rescale)
@@ -61,7 +45,7 @@ class Outputs:
             packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
             first = dim + 8 * half
             index = (row * self.heads + (LANE >> 2) + column) * self.latent + first
-            place = row * self.heads + column, first, MMA_COLUMNS, 8
+            place = row * self.heads + column, first, decisions.MMA_COLUMNS, 8
             out += [
                 at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
                 at.movmatrix(moved, packed),
@@ -73,7 +57,7 @@ class Outputs:
         self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
     ) -> list[UOp]:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
-        log, lse, place = r("log", 2), r("lse", 2), (row, column, 1, MMA_COLUMNS)
+        log, lse, place = r("log", 2), r("lse", 2), (row, column, 1, decisions.MMA_COLUMNS)
         index = row * self.heads + column + (LANE << 1)
         return [
             at.log2_f32(log, row_sum),
@@ -94,7 +78,7 @@ class Outputs:
 class RowOutputs(Outputs):
     """The same of sums as wgmma leaves them, whose rows are heads: a lane has dims side by side."""
 
-    wide, dims = MMA_TOKENS, MMA_COLUMNS
+    wide, dims = decisions.MMA_TOKENS, decisions.MMA_COLUMNS
     lane = LANE >> 2
     first = (LANE & 3).eq(0)
     rescale = staticmethod(at.rescale_rows)
@@ -130,7 +114,7 @@ class Shape:
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
-        self.decodes = decodes(problem)
+        self.decodes = decisions.decodes(problem)
         self.heads, self.own_heads = problem["num_qo_heads"], cta_heads(problem)
         self.head_ctas = head_ctas(problem)
         self.latent, self.rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
@@ -139,7 +123,7 @@ class Shape:
         self.queries = 1 if self.decodes else int(s.queries)
         self.cut = 1 if self.decodes else int(s.parts)  # CTAs of a tile of queries
         self.tile, self.warps, self.stages = int(s.tile), int(s.warps), int(s.stages)
-        self.rows = self.tile // MMA_TOKENS  # warps side by side on a tile's tokens
+        self.rows = self.tile // decisions.MMA_TOKENS  # warps side by side on a tile's tokens
         self.groups = self.warps // self.rows
         by_rows = not self.decodes and s.core == WGMMA
         outputs = RowOutputs if by_rows else Outputs
@@ -147,7 +131,10 @@ class Shape:
         self.across = self.queries * self.own_heads // self.outputs.wide
         self.own = self.across // self.groups
         self.blocks = self.latent // self.outputs.dims
-        self.latent_pitch, self.rope_pitch = latent_pitch(problem), rope_pitch(problem)
+        self.latent_pitch, self.rope_pitch = (
+            decisions.latent_pitch(problem),
+            decisions.rope_pitch(problem),
+        )
         self.split = self.chunk > 0 or self.cut > 1
 
     @property

@@ -68,16 +68,13 @@ class Work:
         self.shape = shape
         self.sequences = Sequences(shape.page_size, shape.chunk or shape.tile, prefix)
         self.tiles = QueryTiles(shape.queries, prefix)
+        self.lengths_storage = self.sequences.storage[: 3 if self.shape.page_size > 1 else 2]
 
     @property
     def storage(self) -> tuple[UOp, ...]:
         if not self.shape.decodes:
             return (*self.lengths_storage, *self.tiles.storage)
         return self.sequences.storage if self.shape.split else self.lengths_storage
-
-    @property
-    def lengths_storage(self) -> tuple[UOp, ...]:
-        return self.sequences.storage[: 3 if self.shape.page_size > 1 else 2]
 
     def find(self) -> tuple[list[UOp], Span]:
         """Statements that find the span, and the span."""

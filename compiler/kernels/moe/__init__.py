@@ -115,19 +115,11 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Problem:
-    axes = {
-        **dict(p.axes),
-        "seq_len": tokens,
-        "num_experts": EXPERTS,
-        "num_local_experts": local,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "gemm1_out_size": 2 * inner,
-        "num_hidden_blocks": hidden // BLOCK,
-        "num_intermediate_blocks": inner // BLOCK,
-        "num_gemm1_out_blocks": 2 * inner // BLOCK,
-    }
-    return replace(p, axes=tuple(axes.items()))
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "gemm1_out_size": 2 * inner}
+    blocks = {"num_hidden_blocks": hidden // BLOCK, "num_intermediate_blocks": inner // BLOCK}
+    blocks["num_gemm1_out_blocks"] = 2 * inner // BLOCK
+    experts = {"num_experts": EXPERTS, "num_local_experts": local}
+    return p.at(seq_len=tokens, **experts, **sizes, **blocks)
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -148,19 +140,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(tuple(shapes), sizes)
 
 
-MOE = Family(
-    name="moe",
-    op_types=("moe",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+MOE = Family.of(
+    "moe",
+    ("moe",),
+    problem,
+    (DECISIONS, RULES, resources),
+    (demand, features, COSTS),
+    (build, trips, launch, trial, trials),
 )

@@ -11,20 +11,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    loop,
-    part,
-    role,
-    slot,
-    tmem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import WARP, UOp, Value, var
+from ptxflow.compiler.ir.statements import Body, Role, loop, role, when
+from ptxflow.compiler.ir.storage import part, slot, tmem
 from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW

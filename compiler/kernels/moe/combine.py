@@ -8,20 +8,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    anywhere,
-    global_tensor,
-    loop,
-    part,
-    rectangle,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish
@@ -50,15 +39,8 @@ class Combine(Shape):
         column = (turn * self.warps + WARP) * wide
         body: list[Body] = [self.wait(), *self._choices()]
         body.append(loop(turn, steps, self._columns(column), rolled=True))
-        info = KernelInfo(
-            ENTRY,
-            self.device.arch,
-            self.warps,
-            1,
-            self.params,
-            self.r.storage,
-            dependent=self.dependent,
-        )
+        arch, late, storage = self.device.arch, self.dependent, self.r.storage
+        info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _choices(self) -> list[Body]:

@@ -16,19 +16,12 @@ import numpy as np
 from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.moe.decisions import (
-    DECISIONS,
-    FLOAT32,
-    JOINED,
-    TMEM_ROWS,
-    WARPGROUP_ROWS,
-    WEIGHTS,
-)
+from ptxflow.compiler.kernels.moe import decisions
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, mean_rows, touched
 from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, TOKENS
 from ptxflow.compiler.kernels.waves import choices, compared, spread
 
-TILES, WIDTHS = choices(DECISIONS, "tile_t"), choices(DECISIONS, "up_tile")
+TILES, WIDTHS = choices(decisions.DECISIONS, "tile_t"), choices(decisions.DECISIONS, "up_tile")
 
 
 @dataclass(frozen=True)
@@ -79,13 +72,13 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     one = 1 + 0 * f.tile_t
     late = 1000 * c.waiting * (f.dependent == 0)
     rows = mean_rows(dict(problem.axes))
-    partial = np.where(f.partials == FLOAT32, 4, 2)
+    partial = np.where(f.partials == decisions.FLOAT32, 4, 2)
     moved = hidden * (rows * partial + 2.0 * tokens)
     total = _small(one * tokens, 32 / f.sum_warps * 40 + late, moved, 500.0)
     down = _product(f, problem, device, c, False, late, total)
     up = _product(f, problem, device, c, True, late, down)
     placed = -(-tokens // 32) * c.place + 30 * PLACE_WARPS
-    joined = f.route == JOINED
+    joined = f.route == decisions.JOINED
     alone = np.where(joined, c.route * -(-tokens // PLACE_WARPS), late)
     routed = 4.0 * EXPERTS * tokens + 0 * one
     place = _small(one, placed + alone, 100.0 * tokens + routed * joined, 800.0, up)
@@ -108,33 +101,19 @@ def _small(
     blocks: Any, cycles: Any, moved: Any, setup: float, following: Demand | None = None
 ) -> Demand:
     """A kernel of one step that threads do."""
-    none = 0.0 * blocks
     return Demand(
         blocks=blocks,
-        resident=8 + none,
-        tiles=1 + none,
-        steps=1 + none,
-        stages=1 + none,
-        mma_cycles=none,
-        smem_bytes=none,
+        resident=8,
         l2_bytes=moved / np.maximum(blocks, 1),
-        issue_cycles=cycles + none,
-        epilogue_cycles=none,
-        overlap=none,
-        dram_bytes=moved + none,
-        setup_cycles=setup + none,
+        issue_cycles=cycles,
+        dram_bytes=moved,
+        setup_cycles=setup,
         following=following,
     )
 
 
 def _product(
-    f: Fields,
-    problem: Problem,
-    device: Device,
-    c: Costs,
-    up: bool,
-    late: Any,
-    following: Demand,
+    f: Fields, problem: Problem, device: Device, c: Costs, up: bool, late: Any, following: Demand
 ) -> Demand:
     """Either grouped product."""
     axes = dict(problem.axes)
@@ -151,19 +130,18 @@ def _product(
     sums = f.tile_t * tile_w / c.promote * sets
     issue = np.where(f.consumers == 2, c.others, c.alone) * sums + c.wave * f.waves * sets
     gathered = c.gather * f.tile_t / 4 if up else 0.0
-    left = real * tile_w * (0.5 if up else np.where(f.partials == FLOAT32, 4, 2))
+    left = real * tile_w * (0.5 if up else np.where(f.partials == decisions.FLOAT32, 4, 2))
     return Demand(
         blocks=blocks,
-        resident=1 + 0 * blocks,
+        resident=1,
         tiles=np.ceil(tiles / np.maximum(blocks, 1)),
-        steps=k // BLOCK + 0 * blocks,
-        stages=stages + 0 * blocks,
-        mma_cycles=flops / (2 * device.mma_flops_per_cycle) + 0 * blocks,
+        steps=k // BLOCK,
+        stages=stages,
+        mma_cycles=flops / (2 * device.mma_flops_per_cycle),
         smem_bytes=_smem_traffic(f, tile_w, device),
         l2_bytes=(real + tile_w) * BLOCK,
         issue_cycles=issue + gathered,
         epilogue_cycles=400 + left / c.store,
-        overlap=0 * blocks,
         dram_bytes=_dram(f, problem, device, c, up, tiles_t),
         setup_cycles=c.setup + late,
         latency=c.latency + (c.behind * (f.lag == 1) if up else 0.0),
@@ -173,7 +151,7 @@ def _product(
 
 def _smem_traffic(f: Fields, tile_w: Any, device: Device) -> Any:
     """Bytes of a step: what is filled, and what each product reads of both sides."""
-    side = TMEM_ROWS if device.has_tmem else WARPGROUP_ROWS
+    side = decisions.TMEM_ROWS if device.has_tmem else decisions.WARPGROUP_ROWS
     long, width = (
         np.where(f.swap == 1, tile_w, f.tile_t),
         np.where(f.swap == 1, f.tile_t, tile_w // f.waves),
@@ -192,11 +170,13 @@ def _dram(f: Fields, problem: Problem, device: Device, c: Costs, up: bool, tiles
     each = tiles_t * expert
     kept = c.l2_share * device.l2_bytes
     between = expert if up else expert / 2  # read before the next row tile of the expert comes
-    missed = np.where(f.order == WEIGHTS, max(0.0, 1 - kept / between), 0.0)
+    missed = np.where(f.order == decisions.WEIGHTS, max(0.0, 1 - kept / between), 0.0)
     again = np.maximum(each - weights, 0) * missed
-    sweeps = np.where(f.order == WEIGHTS, 1.0, 1 + 0.1 * ((2 * inner if up else hidden) // BLOCK))
+    sweeps = np.where(
+        f.order == decisions.WEIGHTS, 1.0, 1 + 0.1 * ((2 * inner if up else hidden) // BLOCK)
+    )
     read = (hidden if up else inner) * rows
-    left = inner * rows if up else hidden * rows * np.where(f.partials == FLOAT32, 4, 2)
+    left = inner * rows if up else hidden * rows * np.where(f.partials == decisions.FLOAT32, 4, 2)
     fits = min(1.0, kept / max(read, 1.0))
     return weights + again + read * (fits + (1 - fits) * sweeps) + left
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, value, when
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.tile.softmax import MAX
 from ptxflow.compiler.tile.tensors import store_global
@@ -56,15 +56,11 @@ class Rows:
 
     def __init__(self, g: Grouped, acc: UOp):
         self.g, self.acc = g, acc
+        self.first = WARP * 16  # of the warp's rows in the tile
 
     @property
     def storage(self) -> tuple[UOp, ...]:
         return ()
-
-    @property
-    def first(self) -> UOp:
-        """Of the warp's rows in the tile."""
-        return WARP * 16
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
@@ -97,10 +93,9 @@ class Rows:
                 out.append(
                     store_global("inner", index, part(words, j + half, 1), place, inside, element=1)
                 )
-            place = g.place("inner_scale", self.first + 8 * half, g.value("c_weight"), 8, 1)
-            index = g.value("c_weight") * param("rows") + row
-            mine = inside & (LANE & 3).eq(0)
-            out.append(store_global("inner_scale", index, part(q.scale, half, 1), place, mine))
+            first, token = self.first + 8 * half, self.first + (LANE >> 2) + 8 * half
+            scale = part(q.scale, half, 1)
+            out.append(g.put_scale(first, 8, token, scale, (LANE & 3).eq(0)))
         return out
 
     def _outputs(self) -> list[Body]:
@@ -125,22 +120,21 @@ class Rows:
 class Columns:
     """Weights are rows, tokens columns: a lane has two of every eight tokens."""
 
+    lanes, each = 4, 2  # with other tokens, and tokens of one that lie side by side
+
     def __init__(self, g: Grouped, acc: UOp):
         self.g, self.acc = g, acc
         self.warps = 4 * g.consumers
         self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (self.peaks,) if self.g.up else ()
+        self.storage = (self.peaks,) if g.up else ()
 
     def store(self) -> Body:
         return self._inner() if self.g.up else self._outputs()
 
-    def _token(self, index: int) -> tuple[UOp, UOp]:
-        """Row and whether there is one, of a lane's token number `index`."""
+    def _token(self, index: int) -> UOp:
+        """A lane's token number `index`, of the tile's."""
         j, second = divmod(index, 2)
-        return self.g.row(8 * j + ((LANE & 3) << 1) + second)
+        return 8 * j + ((LANE & 3) << 1) + second
 
     def _inner(self) -> list[Body]:
         g, r, tokens = self.g, self.g.r, self.g.tile_t // 4
@@ -160,53 +154,44 @@ class Columns:
         per_block, mine = 32, count // tokens  # columns of 64 rows, and how many such blocks
         for i in range(count):
             block, index = divmod(i, tokens)
-            row, inside = self._token(index)
+            row, inside = g.row(self._token(index))
             column = g.first_column + ((WARP >> 2) * mine + block) * per_block + (WARP & 3) * 8
             place = g.place("inner", index // 2 * 8, column, 8, 8)
             target = row * g.inner + column + (LANE >> 2)
             out.append(at.st_global_fp8(param("inner"), target, inside, place, part(scaled, i, 1)))
         stores = []
         for index in range(tokens):
-            row, inside = self._token(index)
-            place = g.place("inner_scale", index // 2 * 8, g.value("c_weight"), 8, 1)
-            target = g.value("c_weight") * param("rows") + row
-            one = inside & (LANE < 4)
-            stores.append(store_global("inner_scale", target, part(q.scale, index, 1), place, one))
+            token, scale = self._token(index), part(q.scale, index, 1)
+            stores.append(g.put_scale(index // 2 * 8, 8, token, scale, LANE < 4))
         return [*out, when(WARP.eq(0), q.find_scale, stores)]
 
     def _meet(self, own: UOp) -> list[Body]:
         """The largest of all warps, each of which has other rows."""
-        g, r = self.g, self.g.r
+        g, r, lanes, each = self.g, self.g.r, self.lanes, self.each
         pitch, meet = g.tile_t * 4, at.named_sync(id=MEETING, threads=32 * self.warps)
-        write, read = list[Body](), list[Body]()
-        place = (LANE & 3) << 3
-        for j in range(own.arg // 2):
-            target = slot(self.peaks, 0, WARP * pitch + 32 * j, 32)
-            write.append(at.st_shared_lanes(target, place, LANE < 4, part(own, 2 * j, 2)))
-            found = r(f"peaks{j}_", 2 * self.warps)
+        write, read, size = list[Body](), list[Body](), 4 * lanes * each
+        place = (LANE & (lanes - 1)) << 3 if lanes > 1 else value(0)
+        for i in range(0, own.arg, each):
+            target = slot(self.peaks, 0, WARP * pitch + 4 * lanes * i, size)
+            write.append(at.st_shared_lanes(target, place, lanes > LANE, part(own, i, each)))
+            found = r(f"peaks{i if lanes > 1 else 0}_", each * self.warps)
             for w in range(self.warps):
-                source = slot(self.peaks, 0, w * pitch + 32 * j, 32)
-                read.append(at.ld_shared_lanes(part(found, 2 * w, 2), source, place))
-            read.append(at.fold_max(part(r("top_all", own.arg), 2 * j, 2), found))
+                source = slot(self.peaks, 0, w * pitch + 4 * lanes * i, size)
+                read.append(at.ld_shared_lanes(part(found, each * w, each), source, place))
+            read.append(at.fold_max(part(r("top_all", own.arg), i, each), found))
         return [write, meet, read, meet]
 
     def _outputs(self) -> list[Body]:
         g, out, tokens = self.g, list[Body](), self.g.tile_t // 4
-        narrow = g.s.partials == BFLOAT16
         blocks = self.acc.arg // (2 * tokens)
         for i in range(self.acc.arg):
             block, inside_block = divmod(i, 2 * tokens)
             j, half, second = inside_block >> 2, inside_block >> 1 & 1, inside_block & 1
-            row, inside = self._token(2 * j + second)
+            row, inside = g.row(self._token(2 * j + second))
             from_ = ((WARP >> 2) * blocks + block) * 64 + (WARP & 3) * 16 + 8 * half
             column = g.first_column + from_
             place = g.place("partial", 8 * j, column, 8, 8)
             index = row * g.hidden + column + (LANE >> 2)
             held = part(self.acc, i, 1)
-            if narrow:
-                out.append(
-                    at.st_global_narrow(param("partial"), index, inside, place, held, dtype="bf16")
-                )
-            else:
-                out.append(store_global("partial", index, held, place, inside))
+            out.append(g.put_partial(index, inside, place, held))
         return out

@@ -10,7 +10,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
-from ptxflow.compiler.kernels.moe.epilogue import MEETING, quantise
+from ptxflow.compiler.kernels.moe.epilogue import MEETING, Columns, quantise
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.tile.softmax import MAX
@@ -129,9 +129,7 @@ class TokenLanes:
             held = part(words, i // 4, wide // 4)
             index = row * g.inner + column
             out.append(store_global("inner", index, held, place, inside, element=1))
-        place = g.place("inner_scale", warp_row, g.value("c_weight"), LANES, 1)
-        index = g.value("c_weight") * param("rows") + row
-        store = store_global("inner_scale", index, q.scale, place, inside)
+        store = g.put_scale(warp_row, LANES, self.row, q.scale)
         return [*out, when(WARP < 4, q.find_scale, store)]
 
     def _meet(self, own: UOp) -> tuple[list[Body], UOp]:
@@ -170,18 +168,15 @@ class TokenLanes:
         return out
 
 
-class WeightLanes:
+class WeightLanes(Columns):
     """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
 
-    def __init__(self, g: WaveSums):
-        self.g = g
-        self.warps = 4 * g.consumers
-        self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
-        self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
+    g: WaveSums
+    lanes, each = 1, QUAD
 
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (self.peaks,) if self.g.up else ()
+    def __init__(self, g: WaveSums):
+        super().__init__(g, g.acc)
+        self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
 
     @property
     def meets(self) -> bool:
@@ -205,9 +200,7 @@ class WeightLanes:
         each = g.own // g.tile_t
         return [
             g.weight_scale(
-                f"weight_scale{w * each + b}_",
-                tile * g.tile_w + self.block(w, b) * TMEM_ROWS,
-                k,
+                f"weight_scale{w * each + b}_", tile * g.tile_w + self.block(w, b) * TMEM_ROWS, k
             )
             for w in range(g.waves)
             for b in range(each)
@@ -230,9 +223,6 @@ class WeightLanes:
         return [statement], factor, tuple(range(g.chunk))
 
     # -- what a tile leaves --------------------------------------------------------------------
-
-    def store(self) -> Body:
-        return self._inner() if self.g.up else self._outputs()
 
     def _block_of(self, register: int) -> tuple[UOp, int]:
         """(block of the tile, token) of a sum."""
@@ -257,7 +247,6 @@ class WeightLanes:
             q.begin,
             at.scale_picked(scaled, hidden, q.factor, order=order),
         ]
-        stores = list[UOp]()
         for i in range(count):
             block, token = self._block_of(i)
             row, inside = g.row(token)
@@ -267,41 +256,16 @@ class WeightLanes:
             mine = inside & (LANE & 8).eq(0)
             index = row * g.inner + column
             out.append(at.st_global_fp8(param("inner"), index, mine, place, part(scaled, i, 1)))
-        for token in range(tokens):
-            row, inside = g.row(token)
-            place = g.place("inner_scale", token, g.value("c_weight"), 1, 1)
-            index = g.value("c_weight") * param("rows") + row
-            one, held = inside & (LANE < 1), part(q.scale, token, 1)
-            stores.append(store_global("inner_scale", index, held, place, one))
+        stores = [g.put_scale(t, 1, t, part(q.scale, t, 1), LANE < 1) for t in range(tokens)]
         return [*out, when(WARP.eq(0), q.find_scale, stores)]
-
-    def _meet(self, own: UOp) -> list[Body]:
-        """The largest of all warps, each of which has other rows."""
-        g, r = self.g, self.g.r
-        pitch, meet = g.tile_t * 4, at.named_sync(id=MEETING, threads=32 * self.warps)
-        write, read = list[Body](), list[Body]()
-        for i in range(0, own.arg, QUAD):
-            target = slot(self.peaks, 0, WARP * pitch + 4 * i, 4 * QUAD)
-            write.append(at.st_shared_lanes(target, 0, LANE < 1, part(own, i, QUAD)))
-            found = r("peaks_read", QUAD * self.warps)
-            for w in range(self.warps):
-                source = slot(self.peaks, 0, w * pitch + 4 * i, 4 * QUAD)
-                read.append(at.ld_shared_lanes(part(found, QUAD * w, QUAD), source, 0))
-            read.append(at.fold_max(part(r("top_all", own.arg), i, QUAD), found))
-        return [write, meet, read, meet]
 
     def _outputs(self) -> list[Body]:
         g, out = self.g, list[Body]()
-        narrow = g.s.partials == BFLOAT16
         for i in range(g.acc.arg):
             block, token = self._block_of(i)
             row, inside = g.row(token)
             from_ = g.first_column + block * TMEM_ROWS + (WARP & 3) * LANES
             place = g.place("partial", token, from_, 1, LANES)
-            where: tuple[Value, ...] = (row * g.hidden + from_ + LANE, inside)
-            held = part(g.acc, i, 1)
-            if narrow:
-                out.append(at.st_global_narrow(param("partial"), *where, place, held, dtype="bf16"))
-            else:
-                out.append(at.st_global(param("partial"), *where, place, held, element=4))
+            index, held = row * g.hidden + from_ + LANE, part(g.acc, i, 1)
+            out.append(g.put_partial(index, inside, place, held))
         return out

@@ -16,36 +16,28 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
+from ptxflow.compiler.ir.nodes import (
     CTAID,
     LANE,
     WARP,
-    Body,
-    KernelInfo,
     UOp,
     Value,
-    anywhere,
     const,
-    elect,
-    global_tensor,
-    loop,
     param,
-    rectangle,
-    slot,
-    smem,
     special,
     value,
     var,
-    when,
 )
-from ptxflow.compiler.kernels.moe.decisions import LINES, WEIGHTS, copiers, smem_bytes
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring
-from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
@@ -73,6 +65,12 @@ class Grouped(Shape):
         self.tokens = smem("token_tiles", self.token_tile.bytes, self.stages)
         self.weights = smem("weight_tiles", self.weight_tile.bytes, self.stages)
         self.scales = smem("scale_rows", self.scale_sets * self.tile_t * 4, self.stages, align=128)
+        self.copiers: int = int(copiers(self.s.fields(), self.device))
+        self.steps = const(self.k // BLOCK, "steps")
+        self.tiles_w = const(self.n // self.tile_w, "tiles_w")
+        self._own_rows = self.tile_t // self.copiers  # rows of the tile that a warp copies
+        self.lines = self._own_rows // LINES  # groups of rows that a warp copies together
+        self.scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
 
     @cached_property
     def ring(self) -> Ring:
@@ -84,23 +82,11 @@ class Grouped(Shape):
         """Arrivals that free a stage."""
         return self.consumer_warps
 
-    @property
-    def copiers(self) -> int:
-        return int(copiers(self.s.fields(), self.device))
-
     # -- which tile ----------------------------------------------------------------------------
 
     def find(self) -> list[Body]:
         """What a role does first."""
         return [self.wait(), self.word("tiles", "tiles", 0)]
-
-    @property
-    def steps(self) -> UOp:
-        return const(self.k // BLOCK, "steps")
-
-    @property
-    def tiles_w(self) -> UOp:
-        return const(self.n // self.tile_w, "tiles_w")
 
     @property
     def my_tiles(self) -> UOp:
@@ -196,11 +182,6 @@ class Grouped(Shape):
         expect = at.mbar_arrive_expect(bar, bytes=bytes_)
         return [self.ring.wait_empty(use), expect, *self._weights(stage, k), tokens, *scales]
 
-    @property
-    def _own_rows(self) -> int:
-        """Rows of the tile that a warp copies."""
-        return self.tile_t // self.copiers
-
     def _look_up(self, warp: UOp) -> list[UOp]:
         """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
         first = warp * self._own_rows
@@ -211,16 +192,6 @@ class Grouped(Shape):
             inside = row < self.value("p_left")
             out.append(self.word(name, "tokens", self.value("p_row") + row, inside))
         return out
-
-    @property
-    def lines(self) -> int:
-        """Groups of rows that a warp copies together."""
-        return self._own_rows // LINES
-
-    @property
-    def scale_words(self) -> int:
-        """Rows of which a lane copies the scale."""
-        return -(-self._own_rows // 32)
 
     def _gather(self, i: UOp, k: UOp, warp: UOp) -> list[Body]:
         """A warp's part of a stage of the first product; the first warp asks for weights, too."""
@@ -301,6 +272,22 @@ class Grouped(Shape):
     def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
         """A part of the tile, for the validator."""
         return rectangle(global_tensor(tensor), self.value("c_row") + row, column, rows, columns)
+
+    def put_scale(
+        self, first: Value, rows: int, token: Value, scale: UOp, mine: UOp | None = None
+    ) -> UOp:
+        """The scale of a lane's token, where it is `mine`; the warp has `rows` from `first` on."""
+        row, inside = self.row(token)
+        place = self.place("inner_scale", first, self.value("c_weight"), rows, 1)
+        index = self.value("c_weight") * param("rows") + row
+        there = inside if mine is None else inside & mine
+        return store_global("inner_scale", index, scale, place, there)
+
+    def put_partial(self, index: UOp, inside: UOp, place: UOp, held: UOp) -> UOp:
+        """One of an expert's outputs, rounded where these are."""
+        if self.s.partials == BFLOAT16:
+            return at.st_global_narrow(param("partial"), index, inside, place, held, dtype="bf16")
+        return store_global("partial", index, held, place, inside)
 
     # -- the whole -----------------------------------------------------------------------------
 

@@ -10,20 +10,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    LANE,
-    WARP,
-    Body,
-    Role,
-    UOp,
-    Value,
-    const,
-    loop,
-    part,
-    role,
-    slot,
-    var,
-)
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.statements import Body, Role, loop, role
+from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
@@ -47,6 +36,8 @@ class Products(Grouped):
         self.acc = self.r("acc", self.units * self.each)
         self.part = self.r("part", self.units * self.each // self.waves)
         self.epilogue = (Columns if self.swapped else Rows)(self, self.acc)
+        # a lane's: two rows, or two columns of each group of eight
+        self.token_scales = self.r("token_scale", self.tile_t // 4 if self.swapped else 2)
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -117,11 +108,6 @@ class Products(Grouped):
             return 2
         own = self.tile_w // self.consumers if self.swapped else self.tile_w
         return max(1, own // BLOCK)
-
-    @property
-    def token_scales(self) -> UOp:
-        """A lane's: two rows, or two columns of each group of eight."""
-        return self.r("token_scale", self.tile_t // 4 if self.swapped else 2)
 
     def load_scales(self, use: UOp, k: UOp, scale_set: int) -> list[UOp]:
         """Behind the products that are being made."""

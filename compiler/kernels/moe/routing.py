@@ -12,24 +12,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.experts import CHOSEN, LANE_EXPERTS, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    anywhere,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import EXPERTS
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
@@ -115,6 +100,8 @@ class Permute(Shape):
         self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
+        self.smem_bytes = int(self.counts.arg.size)
+        self._batches = (param("seq_len") + (LANES - 1)) // LANES  # sets of 32 tokens
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -122,24 +109,14 @@ class Permute(Shape):
         written = ("places", "tokens", "work", "tiles")
         return (*routed, *((name, "ptr") for name in written), ("seq_len", "u32"))
 
-    @property
-    def smem_bytes(self) -> int:
-        return int(self.counts.arg.size)
-
     def build(self) -> UOp:
         """The lowered kernel."""
         body: list[Body] = [self._route() if self.joined else self.wait()]
         body += [*self._count(), at.cta_sync(), *self._begin()]
         body += [self._list_tiles(), self._list_rows()]
-        info = KernelInfo(
-            name=PERMUTE,
-            arch=self.device.arch,
-            warps=self.warps,
-            cluster=1,
-            params=self.params,
-            storage=(self.counts, *self.r.storage),
-            dependent=self.dependent and not self.joined,
-        )
+        arch, storage = self.device.arch, (self.counts, *self.r.storage)
+        late = self.dependent and not self.joined
+        info = KernelInfo(PERMUTE, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
     def _route(self) -> list[Body]:
@@ -149,11 +126,6 @@ class Permute(Shape):
             token, param("seq_len"), route_token(self, token), start=WARP, step=self.warps
         )
         return [tokens, at.cta_sync()]
-
-    @property
-    def _batches(self) -> UOp:
-        """Sets of 32 tokens."""
-        return (param("seq_len") + (LANES - 1)) // LANES
 
     def _load(self, batch: UOp) -> tuple[list[UOp], UOp, UOp]:
         """Statements that load the choices of a lane's token, which they are, and whether there is
@@ -165,12 +137,7 @@ class Permute(Shape):
         load = at.ld_global_own if self.joined else partial(at.ld_global, handed=True)
         out = [
             load(
-                part(choices, i, 4),
-                param("choices"),
-                token * CHOSEN + i,
-                inside,
-                place,
-                element=4,
+                part(choices, i, 4), param("choices"), token * CHOSEN + i, inside, place, element=4
             )
             for i in range(0, CHOSEN, 4)
         ]
@@ -194,9 +161,10 @@ class Permute(Shape):
             [at.mov(size, 0) for size in sizes],
             loop(batch, self._batches, step, start=WARP, step=self.warps),
             [
-                at.st_shared_vector(
+                at.st_shared_lanes(
                     slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD),
                     LANE << 2,
+                    1,
                     size,
                 )
                 for w, size in enumerate(sizes)

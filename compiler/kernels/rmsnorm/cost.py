@@ -15,20 +15,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.rmsnorm.decisions import (
-    LATE,
-    REGISTERS,
-    ROW,
-    WARP,
-    group_rows,
-    groups,
-    loops,
-    resources,
-    row_warps,
-    sharers,
-    threads,
-    vectors,
-)
+from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 
 
@@ -78,22 +65,24 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """
     c, hidden = costs_of("rmsnorm", COSTS, device), problem["hidden_size"]
     summands = 1 + int(problem.constant("residual"))
-    total = groups(f, problem)
-    ctas = np.where(loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total)
+    total = decisions.groups(f, problem)
+    ctas = np.where(
+        decisions.loops(f), np.minimum(total, device.sms * np.maximum(f.ctas_per_sm, 1)), total
+    )
     blocks, tiles = ctas * f.ctas_per_row, -(-total // ctas)
     per_sm = -(-blocks // device.sms)
     resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
     rounds = per_sm / resident
     wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
-    rows = np.minimum(group_rows(f), problem["batch_size"])
+    rows = np.minimum(decisions.group_rows(f), problem["batch_size"])
     bytes_ = rows * hidden * ELEMENT * summands / f.ctas_per_row
     second = device.clock_ghz * 1e9
     rate = c.share * device.hbm_bytes_per_s / second  # of all SMs
     arrival = bytes_ * np.minimum(blocks, device.sms) / rate
     each = _instructions(f, problem, c, summands)
-    alone = np.maximum(c.lane - threads(f) * resident / c.issue, 0)
+    alone = np.maximum(c.lane - decisions.threads(f) * resident / c.issue, 0)
     reduction = _reduction(f, c)
-    round_ = each * alone + reduction + np.where(loops(f), c.turn + c.start / tiles, 0)
+    round_ = each * alone + reduction + np.where(decisions.loops(f), c.turn + c.start / tiles, 0)
     idle = c.ramp + c.exposed * (each * c.lane + reduction) / second  # seconds of DRAM
     steps = _steps(f, problem, c)
     return Demand(
@@ -102,21 +91,17 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         tiles=tiles,
         steps=steps,
         stages=1 + f.load_ahead,
-        mma_cycles=(each * threads(f) / c.issue + arrival + c.launch / tiles) / steps,
-        smem_bytes=0 * f.rows,
+        mma_cycles=(each * decisions.threads(f) / c.issue + arrival + c.launch / tiles) / steps,
         l2_bytes=bytes_ / steps,
         issue_cycles=round_ * wave / steps,
-        epilogue_cycles=0 * f.rows,
-        overlap=0 * f.rows,
         dram_bytes=problem.bytes * c.dram + idle * device.hbm_bytes_per_s,
-        setup_cycles=0 * f.rows,
         latency=c.latency * _hints(f, c) * wave,
     )
 
 
 def _occupancy(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """CTAs that an SM holds, by the registers that ptxas takes."""
-    taken = resources(f, problem, device)
+    taken = decisions.resources(f, problem, device)
     held = np.ceil((taken.registers - c.spare) / 8) * 8
     return np.maximum(device.resident_blocks(taken.smem_bytes, held, taken.threads), 1)
 
@@ -133,28 +118,32 @@ def _steps(f: Fields, problem: Problem, c: Costs) -> Any:
 
     A miss brings more than a few lanes take of a row, so that their next step finds it near.
     """
-    chunks = -(-vectors(f, problem) // f.unroll)
+    chunks = -(-decisions.vectors(f, problem) // f.unroll)
     taken = f.row_threads * f.vector * f.unroll * ELEMENT
     fresh = np.minimum(1, taken / c.line)
     first = np.maximum(1, chunks * (fresh + (1 - fresh) * c.near))
-    return np.where(f.residency == REGISTERS, 1.0, first + chunks * c.again)
+    return np.where(f.residency == decisions.REGISTERS, 1.0, first + chunks * c.again)
 
 
 def _instructions(f: Fields, problem: Problem, c: Costs, summands: int) -> Any:
     """Of a lane, for a group of rows."""
-    again = np.where(f.residency == REGISTERS, 1, 1.4)  # it widens twice
+    again = np.where(f.residency == decisions.REGISTERS, 1, 1.4)  # it widens twice
     element = c.element + c.summand * (summands - 1)
-    return vectors(f, problem) * f.rows_in_flight * f.vector * element * again
+    return decisions.vectors(f, problem) * f.rows_in_flight * f.vector * element * again
 
 
 def _reduction(f: Fields, c: Costs) -> Any:
     """Cycles between the last load of a row and its first store."""
-    steps = np.log2(np.minimum(f.row_threads, WARP)) + np.log2(sharers(f))
-    alone = f.barrier == ROW
-    meeting = c.warp * np.where(alone, row_warps(f), threads(f) // WARP)
+    steps = np.log2(np.minimum(f.row_threads, decisions.WARP)) + np.log2(decisions.sharers(f))
+    alone = f.barrier == decisions.ROW
+    meeting = c.warp * np.where(
+        alone, decisions.row_warps(f), decisions.threads(f) // decisions.WARP
+    )
     across = c.barrier + meeting + c.branch * np.where(alone, f.rows, 0)
-    across = np.where(row_warps(f) > 1, across, 0)
-    late = np.where((f.weights == LATE) & (f.residency == REGISTERS), c.weight_latency, 0)
+    across = np.where(decisions.row_warps(f) > 1, across, 0)
+    late = np.where(
+        (f.weights == decisions.LATE) & (f.residency == decisions.REGISTERS), c.weight_latency, 0
+    )
     peers = np.where(f.ctas_per_row > 1, c.cluster + c.peer * f.ctas_per_row, 0)
     return c.shuffle * steps + across + late + peers
 

@@ -15,28 +15,21 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import cache_hint, float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
+from ptxflow.compiler.ir.nodes import (
     CTA_RANK,
     CTAID,
     LANE,
     WARP,
-    Body,
-    KernelInfo,
     UOp,
     Value,
     const,
-    frag,
-    kernel,
-    loop,
     param,
-    part,
-    slot,
-    smem,
     special,
     value,
     var,
-    when,
 )
+from ptxflow.compiler.ir.statements import Body, KernelInfo, kernel, loop, when
+from ptxflow.compiler.ir.storage import frag, part, slot, smem
 from ptxflow.compiler.kernels.rmsnorm.decisions import (
     ALL,
     EARLY,
@@ -99,6 +92,7 @@ class Kernel:
         self.share = self.row_threads * self.width  # elements of a row in a vector of each thread
         self.step = self.ctas * self.share  # and that of the CTAs that share it
         self._declare()
+        self._dtype = PTX_TYPE[self.problem.dtype]
 
     def _declare(self) -> None:
         self.weight = frag("weight", self.at_once * self.packed, "b32")
@@ -291,10 +285,6 @@ class Kernel:
         return load_global(target, "weight", first, inside, place, ELEMENT, offset=offset, **attrs)
 
     # -- arithmetic ----------------------------------------------------------------------------
-
-    @property
-    def _dtype(self) -> str:
-        return PTX_TYPE[self.problem.dtype]
 
     def _unpack(self, target: UOp, source: UOp) -> UOp:
         return at.unpack(target, source, dtype=self._dtype)

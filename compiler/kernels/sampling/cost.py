@@ -10,15 +10,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.sampling.decisions import (
-    REREAD,
-    SHARED,
-    WARP,
-    at_once,
-    resources,
-    selections,
-    vectors,
-)
+from ptxflow.compiler.kernels.sampling import decisions
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT
 
 
@@ -45,38 +37,35 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's share of a row, a step what it has in flight."""
     c = costs_of("sampling", COSTS, device)
-    passes = np.where(f.residency == REREAD, 2, 1)
-    chunks = vectors(f, problem) // at_once(f, problem)
+    passes = np.where(f.residency == decisions.REREAD, 2, 1)
+    chunks = decisions.vectors(f, problem) // decisions.at_once(f, problem)
     steps = chunks * passes
-    share = vectors(f, problem) * f.vector * f.threads  # elements of a CTA
+    share = decisions.vectors(f, problem) * f.vector * f.threads  # elements of a CTA
     return Demand(
         blocks=problem["batch_size"] * f.ctas + 0 * f.threads,
-        resident=np.maximum(resources(f, problem, device).occupancy, 1),
-        tiles=1 + 0 * f.threads,
+        resident=np.maximum(decisions.resources(f, problem, device).occupancy, 1),
         steps=steps,
-        stages=1 + 0 * f.threads,
         mma_cycles=_work(f, problem, c, share) / steps,
-        smem_bytes=0 * f.threads,
         l2_bytes=ELEMENT * problem["vocab_size"] / f.ctas / chunks,
         issue_cycles=share / f.threads * 4 / steps,
         epilogue_cycles=_alone(f, problem, c),
-        overlap=0 * f.threads,
-        dram_bytes=problem.bytes + 0 * f.threads,
-        setup_cycles=0 * f.threads,
+        dram_bytes=problem.bytes,
     )
 
 
 def _work(f: Fields, problem: Problem, c: Costs, share: Any) -> Any:
     """Cycles in which an SM issues a CTA's instructions and atomics."""
     masses = problem.constant("top_p") * (1 - problem.constant("top_k"))
-    lanes = c.looked + masses * c.weighed + np.where(f.residency == SHARED, 2 * c.stash, 0)
-    return share * (lanes / c.issue + (c.atomic + c.conflict / f.copies) / WARP)
+    lanes = (
+        c.looked + masses * c.weighed + np.where(f.residency == decisions.SHARED, 2 * c.stash, 0)
+    )
+    return share * (lanes / c.issue + (c.atomic + c.conflict / f.copies) / decisions.WARP)
 
 
 def _alone(f: Fields, problem: Problem, c: Costs) -> Any:
     """Cycles in which the threads of a row wait for each other, or the leader goes alone."""
     merge = (f.copies * f.ctas << f.bits) / f.threads * c.bin_
-    rounds = {1: 5, 2: 8}[selections(problem)]
+    rounds = {1: 5, 2: 8}[decisions.selections(problem)]
     return merge + rounds * c.round_ + f.ctas * c.member
 
 

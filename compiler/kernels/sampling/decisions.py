@@ -132,9 +132,7 @@ RULES = (
         lambda f, p, d: (f.vector > 1) | (p["vocab_size"] % 2 == 1),
     ),
     rule(
-        "the cluster exceeds what the device takes",
-        "ctas",
-        lambda f, p, d: f.ctas <= d.max_cluster,
+        "the cluster exceeds what the device takes", "ctas", lambda f, p, d: f.ctas <= d.max_cluster
     ),
     rule(
         "half as many CTAs would cover the row",
@@ -169,9 +167,7 @@ RULES = (
         lambda f, p, d: (f.group == 1) | (at_once(f, p) % f.group == 0),
     ),
     rule(
-        "a list has fewer than 16 slots",
-        "ctas threads candidates",
-        lambda f, p, d: slots(f) >= 16,
+        "a list has fewer than 16 slots", "ctas threads candidates", lambda f, p, d: slots(f) >= 16
     ),
     rule(
         "the draw chooses among more than 1024 segments",

@@ -19,27 +19,9 @@ from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTA_RANK,
-    CTAID,
-    LANE,
-    WARP,
-    Body,
-    KernelInfo,
-    UOp,
-    alu,
-    const,
-    frag,
-    global_tensor,
-    loop,
-    param,
-    part,
-    rectangle,
-    slot,
-    smem,
-    var,
-    when,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.storage import frag, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling.decisions import (
     ALIGN,
     LINE,
@@ -95,6 +77,13 @@ class Kernel:
         self.equal = self._zeroed("equal", self.segments * SHARE)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=ALIGN)
         self.sweeps = 0
+        self.filters: list[str] = [
+            name for name in ("top_k", "top_p") if self.problem.constant(name)
+        ]
+        # what is said of a visit where elements are fetched anew for the next
+        self._once: dict[str, str] = {} if self.kept else {"last": "src"}
+        # whether a warp is the row's first
+        self._leads = WARP.eq(0) & CTA_RANK.eq(0) if self.ctas > 1 else WARP.eq(0)
 
     def _smem(self, name: str, size: int) -> UOp:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
@@ -115,10 +104,6 @@ class Kernel:
         return slot(self.values.setdefault(name, frag(name, width, "b32")))
 
     # -- the whole -----------------------------------------------------------------------------
-
-    @property
-    def filters(self) -> list[str]:
-        return [name for name in ("top_k", "top_p") if self.problem.constant(name)]
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -204,8 +189,8 @@ class Kernel:
         place, lane = slot(self.tile, 0, start, size), LANE * (self.width * ELEMENT)
         held = part(self._elements(), j * self.width, self.width)
         if store:
-            return at.st_shared_vector(place, lane, held)
-        return at.ld_shared_vector(held, place, lane)
+            return at.st_shared_lanes(place, lane, 1, held)
+        return at.ld_shared_lanes(held, place, lane)
 
     def sweep(self, visit: Visit) -> Body:
         """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
@@ -223,11 +208,6 @@ class Kernel:
             fetch += [self._stash(j, c, store=True) for j in each]
         return loop(c, const(self.chunks, "chunks"), fetch, visit(elements, c), rolled=True)
 
-    @property
-    def _once(self) -> dict[str, str]:
-        """What is said of a visit where elements are fetched anew for the next."""
-        return {} if self.kept else {"last": "src"}
-
     def _first_pass(self) -> Body:
         """Bins of the first digit: of p alone weights, where k filters counts."""
         self.first = {"bits": self.bits, "copies": int(self.s.copies)}
@@ -243,7 +223,7 @@ class Kernel:
 
         if len(self.filters) == 2:
             self.active = self.value("active")
-            start = at.is_active(self.active, self.value("top_k"), size=self.vocab)
+            start = at.is_active(self.active, self.value("top_k"), most=self.vocab - 1)
         state, there = self.value("state", 4), param(PRESENT)
         random = [
             load_global(state, GENERATOR, 0, there, (0, 0, 1, 4)),
@@ -257,11 +237,6 @@ class Kernel:
             when(self._leads, random),
             self._meet(),
         ]
-
-    @property
-    def _leads(self) -> UOp:
-        """Whether a warp is the row's first."""
-        return WARP.eq(0) & CTA_RANK.eq(0) if self.ctas > 1 else WARP.eq(0)
 
     def _second_pass(self) -> Body:
         run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
@@ -451,7 +426,7 @@ class Kernel:
 
     def _leader(self) -> Body:
         """The row's first CTA does the rest."""
-        flag = at.ld_shared_vector(self.value("overflow"), self.overflow, 0)
+        flag = at.ld_shared_lanes(self.value("overflow"), self.overflow, 0)
         return self._alone([flag, self._threshold(), self._draw()])
 
     def _draw(self) -> Body:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, Unsupported, computing
 from ptxflow.eval.bench.references import load_reference
 
 Formula = Callable[..., Any]
@@ -69,6 +69,33 @@ def torch_mm(given: Given) -> Baseline:
     a, b = given.tensors["A"], given.tensors["B"].T
     out = torch.empty_like(given.tensors["C"])
     return computing(lambda: torch.mm(a, b, out=out))
+
+
+def gemm_epilogue(
+    a: Tensor, b: Tensor, bias: Tensor | None, up: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """A linear layer and what follows, as models write it: rounded after each operation."""
+    x = torch.nn.functional.linear(a, b, bias)
+    if up is not None:
+        x = torch.nn.functional.silu(x) * up
+    return x if residual is None else x + residual
+
+
+def gemm_epilogue_arguments(given: Given) -> list[Any]:
+    """The inputs of `gemm_epilogue`."""
+    return [given.tensors.get(name) for name in ("A", "B", "bias", "up", "residual")]
+
+
+def torch_scaled_mm(given: Given) -> Baseline:
+    """torch._scaled_mm with DeepSeek's scales (cuBLASLt, Hopper alone)."""
+    t = given.tensors
+    m = t["A"].shape[0]
+    if m % 4:
+        raise Unsupported(f"cuBLASLt takes rows in fours, not {m}")
+    b, scale_a, scale_b = t["B"].T, t["A_scale"].T, t["B_scale"].T
+    return computing(
+        lambda: torch._scaled_mm(t["A"], b, scale_a, scale_b, out_dtype=torch.bfloat16)
+    )
 
 
 def torch_rms_norm(given: Given) -> Baseline:

@@ -32,6 +32,12 @@ KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 #: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
 BASELINES: dict[str, dict[str, Maker]] = {
     "gemm": {"torch.mm": common.torch_mm, COPY: common.copy},
+    "gemm_epilogue": {
+        "torch.linear": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
+        COPY: common.copy,
+        "torch.compile": common.compiled(common.gemm_epilogue, common.gemm_epilogue_arguments),
+    },
+    "gemm_fp8": {COPY: common.copy, "torch._scaled_mm": common.torch_scaled_mm},
     "rmsnorm": {
         COPY: common.copy,
         "torch.rms_norm": common.torch_rms_norm,

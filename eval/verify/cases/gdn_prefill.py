@@ -1,15 +1,16 @@
-"""Packed prefill of the gated delta rule on unit keys, with gates from shut to open, in float64.
+"""Packed prefill of the gated delta rule on unit keys, many alike, in float64.
 
-Sequences are uneven: the first is short, the last has what is left, others are empty. Bounds follow
-first-order errors of a chunked form: operands of products are rounded to 16 bits, ROUNDING of what
-they are, so that an update is off by as much of the value and of what the state holds for its key,
-and the state and outputs by what updates are off by, decayed, and ROUNDING of their own. Weights of
-values that decays made tiny are off by LEAST instead. Roundings are independent: they add up in
-quadrature, and DEVIATIONS of that are allowed.
+Gates are from shut to open. Sequences are uneven: the first is short, the last has what is left,
+others are empty. Bounds follow first-order errors of a chunked form: operands of products are
+rounded to 16 bits, ROUNDING of what they are, so that an update is off by as much of the value and
+of what the state holds for its key, and the state and outputs by what updates are off by, decayed,
+and ROUNDING of their own. Weights of values that decays made tiny are off by LEAST instead.
+Roundings are independent: they add up in quadrature, and DEVIATIONS of that are allowed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -26,6 +27,8 @@ LEAST = 2.0**-25  # half of what float16 can tell from 0, in which chunks may we
 DEVIATIONS = 4.0  # of errors that are taken to be as large as they can at every rounding
 SHORT = 3  # tokens of the first of several sequences
 GATES = (30.0, -40.0, 19.5, -12.0)  # of some tokens: softplus is x, e^x, or in between
+RATES = 0.005, 2.0  # of decay: from a hundred tokens' memory to one's
+ALIKE, NEAR = 2, 3.0  # directions that keys are near, and the most of one in a key, of its rest
 SHUT, OPEN = -90.0, 90.0  # of some tokens: beta is 0 or 1
 
 
@@ -50,9 +53,9 @@ def case(
         gates.reshape(-1)[places] = special[: len(places)]
     tensors: Tensors = {
         "q": stored(_unit(rng.normal(size=(total, queries, size))), problem.dtype),
-        "k": stored(_unit(rng.normal(size=(total, queries, size))), problem.dtype),
+        "k": stored(_keys(total, queries, size, rng), problem.dtype),
         "v": stored(rng.normal(size=(total, heads, size)), problem.dtype),
-        "A_log": np.log(rng.uniform(0.01, 2.0, heads)).astype(np.float32),
+        "A_log": rng.uniform(math.log(RATES[0]), math.log(RATES[1]), heads).astype(np.float32),
         "a": stored(a, problem.dtype),
         "dt_bias": rng.normal(-1.0, 0.5, heads).astype(np.float32),
         "b": stored(b, problem.dtype),
@@ -65,6 +68,15 @@ def case(
         tensors["state"] = state.astype(np.float32)
     expected = _expected(tensors, problem, scale or size**-0.5)
     return Case(tensors, expected, Arguments({"scale": scale}))
+
+
+def _keys(total: int, heads: int, size: int, rng: np.random.Generator) -> Values:
+    """Unit keys of which many are alike, each to another extent: what an update takes of those
+    before it, and these of others, is then of the size of the values."""
+    common = rng.normal(size=(ALIKE, heads, size))
+    near = rng.uniform(0.0, NEAR, (total, heads, 1))
+    mine = common[rng.integers(0, ALIKE, total)]
+    return _unit(rng.normal(size=(total, heads, size)) + near * mine)
 
 
 def _unit(x: Values) -> Values:

@@ -52,7 +52,10 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
     keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
-    row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
+    place = np.arange(vocab)
+    turns = (place + place // 4 + place // 16) % LEVELS  # so that all lanes' elements have each
+    which = np.where(rng.random(vocab) < 0.5, turns, rng.integers(0, LEVELS, vocab))
+    row = np.where(there, keys[which].astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:OTHERS]] = 0.001
     return row.astype(np.float32)
 
@@ -92,7 +95,8 @@ def case(problem: Problem, given: bool = True) -> Case:
     tensors["samples"] = poisoned((batch,), "int64")
     words = np.array([SEED, OFFSET], np.uint64).view(np.uint32)
     if given:
-        tensors[GENERATOR] = state = rng.integers(0, 1 << 32, 4, np.uint32)
+        state = rng.integers(0, 1 << 32, 4, np.uint32)
+        tensors[GENERATOR] = state
         words = words - state  # each modulo 2^32
     seed, offset = words.view(np.uint64).tolist()
     arguments = Arguments(seed=seed, offset=offset)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ptxflow.compiler.emulator import from_bfloat16, to_bfloat16
 from ptxflow.compiler.launch import Launch
+from ptxflow.eval.bench.references.sampling_integers import philox
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.stem for path in HERE.glob("*.ptx"))
@@ -39,6 +40,11 @@ class Fixture:
 def load(name: str) -> Fixture:
     """Read a fixture and fill its tensors; the expected result comes from numpy alone."""
     side = json.loads((HERE / f"{name}.json").read_text())
+    return made((HERE / f"{name}.ptx").read_text(), side)
+
+
+def made(ptx: str, side: dict[str, Any]) -> Fixture:
+    """A fixture of a text and what its JSON file says."""
     axes, declared = side["axes"], side["tensors"]
     tensors = {t: _fill(recipe, axes) for t, recipe in declared.items()}
     dtypes = {t: recipe["dtype"] for t, recipe in declared.items()}
@@ -47,13 +53,11 @@ def load(name: str) -> Fixture:
         inputs = [_values(tensors[t], dtypes[t]) for t in recipe["of"]]
         result = RECIPES[recipe["recipe"]](*inputs)
         if "rtol" not in recipe:  # exact, once rounded to the output's type
-            result = _values(_store(result, dtypes[output]), dtypes[output])
+            result = _values(store(result, dtypes[output]), dtypes[output])
         expected[output] = result
         tolerances[output] = (recipe.get("atol", 0.0), recipe.get("rtol", 0.0))
-    return Fixture(
-        (HERE / f"{name}.ptx").read_text(), Launch.from_json(side["launch"]), axes, tensors,
-        expected, tolerances, dtypes,
-    )  # fmt: skip
+    launch = Launch.from_json(side["launch"])
+    return Fixture(ptx, launch, axes, tensors, expected, tolerances, dtypes)
 
 
 def _fill(recipe: dict[str, Any], axes: dict[str, int]) -> Array:
@@ -73,10 +77,10 @@ def _fill(recipe: dict[str, Any], axes: dict[str, int]) -> Array:
             values = np.full(shape, -1.0 if recipe["dtype"].startswith("int") else np.nan)
         case other:
             raise ValueError(f"unknown fill {other!r}")
-    return _store(values, recipe["dtype"])
+    return store(values, recipe["dtype"])
 
 
-def _store(values: Array, dtype: str) -> Array:
+def store(values: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         return to_bfloat16(values)
     return np.ascontiguousarray(values.astype(dtype))
@@ -123,6 +127,20 @@ def _bits_of(i: int, a: int, b: int) -> list[int]:
     return [((v & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000 for v in out]
 
 
+def _layer_norm(x: Array, w: Array, b: Array) -> Array:
+    centred = x - x.mean(axis=1, keepdims=True)
+    out: Array = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5) * w + b
+    return out
+
+
+def _dropout(x: Array) -> Array:
+    """Half of the elements: the seed is 7, the counter an element's place."""
+    word = [philox(7, i, 0) & 0xFFFFFFFF for i in range(len(x))]
+    return np.array(
+        [2 * v if min(r, ~r & 0xFFFFFFFF) > 1 << 30 else 0 for v, r in zip(x, word, strict=True)]
+    )
+
+
 RECIPES: dict[str, Callable[..., Array]] = {
     "matmul": lambda a, b: a @ b,
     "matmul_nt": lambda a, b: a @ b.T,
@@ -135,4 +153,7 @@ RECIPES: dict[str, Callable[..., Array]] = {
     "counts": lambda x: np.array([(x > 0).sum(), max(x.max(), 0)]),
     "copy": lambda x: x,
     "bit_counts": _bit_counts,
+    "sum": lambda x, y: x + y,
+    "layer_norm": _layer_norm,
+    "dropout": _dropout,
 }

@@ -135,3 +135,40 @@ def reduction(x_ptr, rows_ptr, columns_ptr, M, N, BM: tl.constexpr, BN: tl.const
     largest = tl.max(tl.load(at, mask, float("-inf")), 1)
     tl.store(rows_ptr + rows, largest, rows < M)
     tl.atomic_add(columns_ptr + columns, tl.sum(tl.load(at, mask, 0.0), 0), columns < N)
+
+
+@triton.jit
+def vector_add(x_ptr, y_ptr, z_ptr, N, BLOCK: tl.constexpr):
+    """z[N] = x + y."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(x_ptr + at, at < N) + tl.load(y_ptr + at, at < N)
+    tl.store(z_ptr + at, z, at < N)
+
+
+@triton.jit
+def layer_norm(x_ptr, w_ptr, b_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    """y[r] = (x[r] - mean) / sqrt(variance + 1e-5) * w + b: one row of N a program, in steps."""
+    row = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for n0 in range(0, N, BLOCK):
+        at = n0 + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * N + at, at < N, 0.0).to(tl.float32)
+        total += x
+        squares += x * x
+    mean = tl.sum(total, 0) / N
+    scale = 1 / tl.sqrt(tl.sum(squares, 0) / N - mean * mean + 1e-5)
+    for n0 in range(0, N, BLOCK):
+        at = n0 + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * N + at, at < N, 0.0).to(tl.float32)
+        w, b = tl.load(w_ptr + at, at < N), tl.load(b_ptr + at, at < N)
+        y = (x - mean) * scale * w + b
+        tl.store(y_ptr + row * N + at, y.to(y_ptr.dtype.element_ty), at < N)
+
+
+@triton.jit
+def dropout(x_ptr, y_ptr, N, SEED: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
+    """y[N] = x / (1 - P) where a random number of its place (Philox) exceeds P, else 0."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, at < N)
+    tl.store(y_ptr + at, tl.where(tl.rand(SEED, at) > P, x / (1 - P), 0.0), at < N)

@@ -1,20 +1,13 @@
-"""The IR: one interned node class for values, storage and statements.
-
-Values are a DAG (identity is equality). Statements are a tree per role whose order is program
-order. A kernel is a set of concurrent roles that meet only at barriers.
-"""
+"""Nodes: values, storage and statements as one interned class; values and their arithmetic."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
-from functools import cache
-from pathlib import Path
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 
 class Op(Enum):
@@ -65,32 +58,6 @@ class Use:
 
     def attr(self, name: str, default: Any = None) -> Any:
         return dict(self.attrs).get(name, default)
-
-
-@dataclass(frozen=True)
-class Role:
-    """Warps first..first+warps-1 of a block; `elected`: one lane runs it. `regs`: setmaxnreg."""
-
-    name: str
-    first: int
-    warps: int
-    elected: bool = False
-    regs: int = 0
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """What holds for the whole kernel; `storage` in the order in which it is laid out."""
-
-    name: str
-    arch: str
-    warps: int
-    cluster: int
-    params: tuple[tuple[str, str], ...]  # (name, kind); kind map, ptr or u32
-    storage: tuple[UOp, ...]
-    cta_group: int = 1
-    dependent: bool = False  # launched while the grid before it may still run
-    resident: int = 1  # blocks that an SM's registers must have room for
 
 
 class UOp:
@@ -237,168 +204,7 @@ def special(name: str) -> UOp:
     return UOp(Op.VAR, (), (name, "special"))
 
 
-def value_of(register: UOp) -> UOp:
-    """The value of a register, or of an operand that is one: data that a kernel branches on or
-    computes places from.
-
-    One instruction writes it, before any use and in the same block or around it. Where branches,
-    loops or shared memory depend on it, that instruction gives all lanes of a warp the same.
-    An abstract run takes it from its trip class, by the register's name.
-    """
-    register = register.src[0] if register.op is Op.SLOT else register
-    buffer = register.arg
-    if register.op is not Op.FRAG or buffer.size != 1 or buffer.dtype != "b32":
-        raise TypeError(f"{register!r} is not one register of 32 bits")
-    return UOp(Op.VAR, (), (buffer.name, "register"))
-
-
 CTAID, CTA_RANK, WARP, LANE = map(special, ("ctaid", "cta_rank", "warp", "lane"))
-
-
-def smem(name: str, size: int, stages: int = 1, align: int = 1024) -> UOp:
-    return UOp(Op.SMEM, (), Buffer(name, size, stages, align))
-
-
-def mbar(name: str, stages: int, count: int) -> UOp:
-    return UOp(Op.MBAR, (), Buffer(name, 8, stages, 8, "b64", count))
-
-
-def frag(name: str, registers: int, dtype: str) -> UOp:
-    return UOp(Op.FRAG, (), Buffer(name, registers, 1, 1, dtype))
-
-
-def tmem(name: str, columns: int, stages: int = 1) -> UOp:
-    return UOp(Op.TMEM, (), Buffer(name, columns, stages))
-
-
-def global_tensor(name: str) -> UOp:
-    return UOp(Op.GLOBAL, (), Buffer(name, 0))
-
-
-def slot(storage: UOp, stage: Value = 0, offset: Value = 0, extent: int | None = None) -> UOp:
-    """A part of a storage's stage: `extent` units (the whole stage if None) from `offset`."""
-    size = storage.arg.size if extent is None else extent
-    return UOp(Op.SLOT, (storage, value(stage), value(offset)), size)
-
-
-def part(whole: UOp, first: Value, count: int) -> UOp:
-    """`count` units of a slot, from its `first`: some of the registers that it names."""
-    storage, stage, offset = whole.src
-    return slot(storage, stage, offset + first, count)
-
-
-def rectangle(tensor: UOp, row: Value, column: Value, rows: int, columns: int) -> UOp:
-    """A rectangle of a tensor in global memory, in elements: what the lanes of a warp access."""
-    return UOp(Op.SLOT, (tensor, value(row), value(column)), (rows, columns))
-
-
-def anywhere(tensor: str) -> UOp:
-    """An element of a tensor, where the validator need not know which one an access reaches."""
-    return rectangle(global_tensor(tensor), 0, 0, 1, 1)
-
-
-_ROOT = Path(__file__).resolve().parent.parent
-_INSIDE = {"compiler/ir.py", "compiler/lower.py"}
-
-
-@cache
-def _where(filename: str) -> str | None:
-    """The file relative to the root, or None for the IR, the atom table and the tile layer."""
-    path = Path(filename).resolve()
-    name = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.name
-    inside = name in _INSIDE or name.startswith(("compiler/atoms/", "compiler/tile/"))
-    return None if inside else name
-
-
-def call_site() -> str:
-    """file:line of the nearest caller outside these, relative to the root."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = _where(frame.f_code.co_filename)
-        if name is not None:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"
-
-
-Body = Union[UOp, Sequence["Body"], None]  # noqa: UP007  a string cannot be |-ed
-
-
-def flatten(body: Body) -> Iterator[UOp]:
-    """Statements of nested lists in order; None is nothing."""
-    if body is None:
-        return
-    if isinstance(body, UOp):
-        if body.op not in STATEMENTS:
-            raise TypeError(f"{body!r} is not a statement")
-        yield body
-        return
-    for part in body:
-        yield from flatten(part)
-
-
-def loop(
-    index: UOp, stop: Value, *body: Body, start: Value = 0, step: Value = 1, rolled: bool = False
-) -> UOp:
-    """A counted loop; `rolled`: the assembler must not unroll it, since the body already is."""
-    src = (index, value(start), value(stop), value(step), *flatten(list(body)))
-    return UOp(Op.LOOP, src, rolled, call_site())
-
-
-def when(condition: UOp, *body: Body) -> UOp:
-    """Run the body where the warp-uniform condition holds."""
-    return UOp(Op.IF, (condition, *flatten(list(body))), False, call_site())
-
-
-def elect(condition: UOp, *body: Body) -> UOp:
-    """Run the body in one elected lane of each warp for which the condition holds."""
-    return UOp(Op.IF, (condition, *flatten(list(body))), True, call_site())
-
-
-def role(spec: Role, *body: Body) -> UOp:
-    return UOp(Op.ROLE, tuple(flatten(list(body))), spec, call_site())
-
-
-def kernel(info: KernelInfo, *body: Body) -> UOp:
-    return UOp(Op.KERNEL, tuple(flatten(list(body))), info, call_site())
-
-
-def program(*kernels: UOp) -> UOp:
-    """Kernels that are launched one after another, as one call."""
-    return UOp(Op.PROGRAM, kernels, None, call_site())
-
-
-def kernels_of(lowered: UOp) -> tuple[UOp, ...]:
-    """The kernels of a program, or the one that there is, in the order of their launches."""
-    return lowered.src if lowered.op is Op.PROGRAM else (lowered,)
-
-
-BODY_START = {Op.LOOP: 4, Op.IF: 1, Op.ROLE: 0, Op.KERNEL: 0, Op.PROGRAM: 0}
-
-
-def body_of(statement: UOp) -> tuple[UOp, ...]:
-    """The nested statements of a statement."""
-    return statement.src[BODY_START[statement.op] :] if statement.op in BODY_START else ()
-
-
-def with_body(statement: UOp, body: tuple[UOp, ...]) -> UOp:
-    head = statement.src[: BODY_START[statement.op]]
-    return UOp(statement.op, (*head, *body), statement.arg, statement.site)
-
-
-def walk(statement: UOp, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], UOp]]:
-    """Every statement with its path (indices into bodies), in program order."""
-    yield path, statement
-    for i, child in enumerate(body_of(statement)):
-        yield from walk(child, (*path, i))
-
-
-def edit(statement: UOp, path: tuple[int, ...], new: tuple[UOp, ...]) -> UOp:
-    """The tree with the statement at `path` replaced by `new` (empty: deleted)."""
-    body = body_of(statement)
-    i = path[0]
-    inner = new if len(path) == 1 else (edit(body[i], path[1:], new),)
-    return with_body(statement, (*body[:i], *inner, *body[i + 1 :]))
 
 
 def digest(node: UOp) -> str:

@@ -1,0 +1,141 @@
+"""Statements: loops, branches, roles, kernels; their trees, and where each was written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Union
+
+from ptxflow.compiler.ir.nodes import STATEMENTS, Op, UOp, Value, value
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps first..first+warps-1 of a block; `elected`: one lane runs it. `regs`: setmaxnreg."""
+
+    name: str
+    first: int
+    warps: int
+    elected: bool = False
+    regs: int = 0
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What holds for the whole kernel; `storage` in the order in which it is laid out."""
+
+    name: str
+    arch: str
+    warps: int
+    cluster: int
+    params: tuple[tuple[str, str], ...]  # (name, kind); kind map, ptr or u32
+    storage: tuple[UOp, ...]
+    cta_group: int = 1
+    dependent: bool = False  # launched while the grid before it may still run
+    resident: int = 1  # blocks that an SM's registers must have room for
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+_INSIDE = ("compiler/ir/", "compiler/lower.py", "compiler/atoms/", "compiler/tile/")
+
+
+@cache
+def _where(filename: str) -> str | None:
+    """The file relative to the root, or None for the IR, the atom table and the tile layer."""
+    path = Path(filename).resolve()
+    name = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.name
+    return None if name.startswith(_INSIDE) else name
+
+
+def call_site() -> str:
+    """file:line of the nearest caller outside these, relative to the root."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = _where(frame.f_code.co_filename)
+        if name is not None:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+Body = Union[UOp, Sequence["Body"], None]  # noqa: UP007  a string cannot be |-ed
+
+
+def flatten(body: Body) -> Iterator[UOp]:
+    """Statements of nested lists in order; None is nothing."""
+    if body is None:
+        return
+    if isinstance(body, UOp):
+        if body.op not in STATEMENTS:
+            raise TypeError(f"{body!r} is not a statement")
+        yield body
+        return
+    for part in body:
+        yield from flatten(part)
+
+
+def loop(
+    index: UOp, stop: Value, *body: Body, start: Value = 0, step: Value = 1, rolled: bool = False
+) -> UOp:
+    """A counted loop; `rolled`: the assembler must not unroll it, since the body already is."""
+    src = (index, value(start), value(stop), value(step), *flatten(list(body)))
+    return UOp(Op.LOOP, src, rolled, call_site())
+
+
+def when(condition: UOp, *body: Body) -> UOp:
+    """Run the body where the warp-uniform condition holds."""
+    return UOp(Op.IF, (condition, *flatten(list(body))), False, call_site())
+
+
+def elect(condition: UOp, *body: Body) -> UOp:
+    """Run the body in one elected lane of each warp for which the condition holds."""
+    return UOp(Op.IF, (condition, *flatten(list(body))), True, call_site())
+
+
+def role(spec: Role, *body: Body) -> UOp:
+    return UOp(Op.ROLE, tuple(flatten(list(body))), spec, call_site())
+
+
+def kernel(info: KernelInfo, *body: Body) -> UOp:
+    return UOp(Op.KERNEL, tuple(flatten(list(body))), info, call_site())
+
+
+def program(*kernels: UOp) -> UOp:
+    """Kernels that are launched one after another, as one call."""
+    return UOp(Op.PROGRAM, kernels, None, call_site())
+
+
+def kernels_of(lowered: UOp) -> tuple[UOp, ...]:
+    """The kernels of a program, or the one that there is, in the order of their launches."""
+    return lowered.src if lowered.op is Op.PROGRAM else (lowered,)
+
+
+BODY_START = {Op.LOOP: 4, Op.IF: 1, Op.ROLE: 0, Op.KERNEL: 0, Op.PROGRAM: 0}
+
+
+def body_of(statement: UOp) -> tuple[UOp, ...]:
+    """The nested statements of a statement."""
+    return statement.src[BODY_START[statement.op] :] if statement.op in BODY_START else ()
+
+
+def with_body(statement: UOp, body: tuple[UOp, ...]) -> UOp:
+    head = statement.src[: BODY_START[statement.op]]
+    return UOp(statement.op, (*head, *body), statement.arg, statement.site)
+
+
+def walk(statement: UOp, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], UOp]]:
+    """Every statement with its path (indices into bodies), in program order."""
+    yield path, statement
+    for i, child in enumerate(body_of(statement)):
+        yield from walk(child, (*path, i))
+
+
+def edit(statement: UOp, path: tuple[int, ...], new: tuple[UOp, ...]) -> UOp:
+    """The tree with the statement at `path` replaced by `new` (empty: deleted)."""
+    body = body_of(statement)
+    i = path[0]
+    inner = new if len(path) == 1 else (edit(body[i], path[1:], new),)
+    return with_body(statement, (*body[:i], *inner, *body[i + 1 :]))

@@ -1,0 +1,82 @@
+"""GEMM in float8 with block scales, promoted in float32 for each 128 of K: sm_90a and sm_100a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import gemm
+from ptxflow.compiler.kernels.gemm.decisions import smem_bytes, warps
+from ptxflow.compiler.kernels.gemm.tiling import Tiling
+from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
+from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
+from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resources, strategy
+from ptxflow.compiler.kernels.gemm_fp8.problem import WORD, problem, sized, words
+from ptxflow.compiler.launch import Launch
+
+
+def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
+    """The geometry, that of a GEMM of 16-bit words."""
+    return Tiling(words(p), strategy(s, device), device, ("A_scale", "B_scale"), WORD)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel: one builder per tensor-core generation."""
+    make = blackwell.Kernel if device.has_tmem else hopper.Kernel
+    return make(tiling(p, s, device)).build()
+
+
+def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
+    """A GEMM's."""
+    return gemm.trips(words(p), strategy(s, device), device)
+
+
+def launch(p: Problem, s: Strategy, device: Device) -> Launch:
+    """Grid and parameters, as expressions over M."""
+    t = tiling(p, s, device)
+    f = t.s.fields()
+    return t.launch(int(smem_bytes(f, device)), int(warps(f, device)))
+
+
+def trial(p: Problem, s: Strategy, device: Device) -> Trial:
+    """A GEMM's, of whole blocks of K."""
+    plain = gemm.trial(words(p), strategy(s, device), device)
+    steps = -(-plain.problem["K"] // 64)
+    axes = {"M": plain.problem["M"], "N": plain.problem["N"], "K": 128 * steps}
+    return replace(plain, problem=sized(p, axes))
+
+
+def trials(p: Problem, s: Strategy, device: Device) -> Trials:
+    """A GEMM's, whose steps are blocks of K."""
+    plain = gemm.trials(words(p), strategy(s, device), device)
+
+    def of(axes: dict[str, int]) -> dict[str, int]:
+        bytes_ = {"K": axes["K"] * WORD} if "K" in axes else {}
+        full = dict(sized(p, axes | bytes_).axes)
+        follow = {"N": ("N", "num_n_blocks"), "K": ("K", "num_k_blocks")}
+        return axes | {n: full[n] for axis in follow if axis in axes for n in follow[axis]}
+
+    return Trials(
+        tuple(of(dict(shape)) for shape in plain.shapes),
+        tuple(replace(size, axes=of(dict(size.axes))) for size in plain.sizes),
+    )
+
+
+GEMM_FP8 = Family(
+    name="gemm_fp8",
+    op_types=("gemm_fp8",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
+)

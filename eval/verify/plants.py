@@ -1,0 +1,239 @@
+"""Mutants of values that no trial kills, on the GPU at real sizes.
+
+Of the mutants that `mutate-values` judged, those that are right on every trial are made once more
+in the kernels of real workloads and run there: each must be right, as the reference says. A mutant
+is found in the larger kernel by its place and by what changes, and it must change the same part of
+the text. Every kernel runs in a child process that can be killed. With --log, outcomes are kept and
+a run that was cut off goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptxflow.command import Parser, align, reports
+from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
+from ptxflow.compiler.compilation import Job
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.emulator.coverage import skeleton
+from ptxflow.compiler.ir.nodes import UOp
+from ptxflow.compiler.ir.statements import kernels_of
+from ptxflow.compiler.kernels import family
+from ptxflow.env.tasks.arguments import find_device, positive_int
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.worker import Worker, WorkerError, job
+from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.mutants import Mutant
+from ptxflow.eval.verify.mutation import chosen_structures
+from ptxflow.eval.verify.value_mutants import Candidate, candidates
+from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
+from ptxflow.eval.verify.value_mutation import Judged, name_of, read_log, share_of
+from ptxflow.eval.verify.value_problems import bench_of
+
+PASSED = ("equivalent", "escaped")  # on the trials
+TIMEOUT = 20.0  # seconds of a kernel's checks: what takes longer hangs
+_NUMBER = re.compile(r"-?\d[\d.e+-]*")
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A mutant of a kernel at real sizes: its cubin's file, or why there is none."""
+
+    mutant: Judged
+    problem: dict[str, Any]
+    launch: dict[str, Any]
+    image: str = ""
+    why: str = ""
+
+
+def places(kernel: UOp) -> Iterator[tuple[tuple[object, ...], Candidate]]:
+    """Every change of a kernel by its place, so that kernels which differ in numbers alone have the
+    same changes at the same places."""
+    counts = Counter[tuple[object, ...]]()
+    for found in candidates(kernel):
+        numbers = [float(n) for n in _NUMBER.findall(found.change)[:2]]
+        place = found.path, found.kind, found.node.site, _NUMBER.sub("#", found.change)
+        how = _relation(*numbers) if len(numbers) == 2 else ""
+        counts[place, how] += 1
+        yield (*place, how, counts[place, how]), found
+
+
+def _relation(old: float, new: float) -> str:
+    """What a change makes of a number, the first that holds."""
+    known = {old + 1: "+1", old - 1: "-1", old * 2: "*2", old // 2: "/2", 0.0: "0"}
+    return known.get(new, "other")
+
+
+def changed_numbers(text: str, mutant: str) -> list[int] | str:
+    """Which of a text's numbers a mutant changes; the mutant's text without numbers where it
+    changes more."""
+    if skeleton(text) != skeleton(mutant):
+        return skeleton(mutant)
+    pairs = zip(*(re.findall(r"\d+", t) for t in (text, mutant)), strict=False)
+    return [i for i, (a, b) in enumerate(pairs) if a != b]
+
+
+def transported(mutant: Mutant, small: UOp, large: UOp, device: Device) -> UOp | None:
+    """The large program with a mutant of the small one; None where it has no such place."""
+    at = kernels_of(small).index(mutant.kernel)
+    here, there = kernels_of(small)[at], kernels_of(large)[at]
+    if small is large:
+        return mutant.within(large)
+    same = [p for p, c in places(here) if c.kind == mutant.operator and _is(c, mutant, here)]
+    target = dict(places(there)).get(same[0]) if same else None
+    if target is None:
+        return None
+    made = target.of(there)
+    texts = [write(tree, device) for tree in (here, mutant.tree, there, made.tree)]
+    if changed_numbers(*texts[:2]) != changed_numbers(*texts[2:]):
+        return None
+    return made.within(large)
+
+
+def _is(found: Candidate, mutant: Mutant, kernel: UOp) -> bool:
+    return mutant.change.startswith(found.change) and found.of(kernel).tree is mutant.tree
+
+
+def plant(
+    device: Device, seed: int, judged: dict[str, Judged], folder: Path, given: tuple[Job, int]
+) -> list[Plant]:
+    """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed."""
+    (problem, strategy), count = given
+    maker, bench = family(strategy.family), bench_of(given[0], device, seed)
+    large = maker.build(problem, strategy, device)
+    small = bench.lowered if write(large, device) != bench.text else large
+    own = ptxas.assemble(write(large, device), device.arch).cubin
+    launch = maker.launch(problem, strategy, device).to_json()
+    rng = np.random.default_rng([seed, int(strategy.key, 16)])
+    out = []
+    for mutant in drawn_mutants(small, device, count, rng):
+        found = judged.get(name_of(bench.name, write(mutant.within(small), device)))
+        if found is None or found.verdict not in PASSED:
+            continue
+        made = partial(Plant, found, problem.to_json(), launch)
+        tree = transported(mutant, small, large, device)
+        if tree is None:
+            out.append(made(why="no such place"))
+            continue
+        try:
+            cubin = ptxas.assemble(write(tree, device), device.arch).cubin
+        except ptxas.PtxasError:
+            out.append(made(why="no kernel"))
+            continue
+        if cubin == own:
+            out.append(made(why="same machine code"))
+            continue
+        path = folder / f"{found.id}.cubin"
+        path.write_bytes(cubin)
+        out.append(made(str(path)))
+    return out
+
+
+def run(plants: Sequence[Plant], log: Path, minutes: float) -> dict[str, str]:
+    """What became of each plant on this machine's GPU, by the mutant's id; kernels of one problem
+    one after another. None is begun after so many minutes."""
+    known = dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
+    worker, until = Worker(), time.monotonic() + 60 * minutes
+    try:
+        for one in plants:
+            if one.mutant.id in known or time.monotonic() > until:
+                continue
+            if one.why:
+                outcome = one.why
+            else:
+                definition = load(one.problem["definition"])
+                axes = {n: one.problem["axes"][n] for n in definition.var_axes}
+                todo = job(
+                    definition.to_json(), axes, one.launch, Path(one.image), seeds=(1, 2),
+                    rounds=0, settle=0.0, every_baseline=False,
+                )  # fmt: skip
+                try:
+                    result = worker.run(todo, TIMEOUT)
+                    outcome = " ".join(f"{result['status']} {result['detail']}".split())
+                except WorkerError as error:
+                    outcome = f"not run: {error}"
+            known[one.mutant.id] = outcome
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([one.mutant.id, outcome]) + "\n")
+    finally:
+        worker.stop()
+    return known
+
+
+def table(judged: Sequence[Judged], plants: Sequence[Plant], outcomes: dict[str, str]) -> str:
+    """A row a family: mutants planted, killed before, and what became of the rest; then those that
+    were not right."""
+    heads = ("ok", "wrong", "hang", "fault", "same machine code", "no such place", "no kernel",
+             "not run")  # fmt: skip
+    rows, bad = [["", "planted", "killed", "passed the trials", *heads]], []
+    for name in sorted({j.family for j in judged}):
+        all_of = [j for j in judged if j.family == name]
+        passed = [p for p in plants if p.mutant.family == name]
+        told = [outcomes.get(p.mutant.id, "not run") for p in passed]
+        counts = [sum(t.startswith(h) for t in told) for h in heads]
+        killed = sum(j.verdict in ("validator", "emulator") for j in all_of)
+        rows.append([name, *map(str, (len(all_of), killed, len(passed), *counts))])
+        for p, t in zip(passed, told, strict=True):
+            if t.startswith(("wrong", "hang", "fault")):
+                bad.append(f"  {p.mutant.verdict} {p.mutant}: {t} at {p.problem['axes']}")
+    return "\n".join([align(rows), f"not right:{' none' * (not bad)}", *bad])
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="ptxflow plants",
+        description=__doc__,
+        epilog="example: ptxflow plants --judged values-h200.jsonl --kernels 6 --mutants 5500",
+    )
+    add_arguments(parser)
+    add = parser.add_argument
+    add("--device", default="h200", help="of this machine's GPU: h200 or h100 (default: h200)")
+    add("--judged", type=Path, required=True, metavar="FILE.jsonl",
+        help="log of `mutate-values`, with whose other arguments mutants are drawn")  # fmt: skip
+    add("--draws", type=positive_int, default=60, help="as there (default: 60)")
+    add("--kernels", type=positive_int, default=16, help="as there (default: 16)")
+    add("--mutants", type=positive_int, default=480, help="as there (default: 480)")
+    add("--log", type=Path, required=True, metavar="FILE.jsonl", help="outcomes, kept and read")
+    add(
+        "--minutes", type=float, default=math.inf, metavar="N", help="begin no kernel after so many"
+    )
+    return parser
+
+
+@reports("plants", ptxas.ToolMissing, RuntimeUnavailable)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 if every plant that ran is right, 1 if one is not, 2 on bad arguments."""
+    args = arguments().parse_args(argv)
+    device = find_device(args.device)
+    require_gpu(device)
+    jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
+    judged = read_log(args.judged)
+    share = partial(share_of, jobs, count=args.mutants)
+    with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
+        work = partial(plant, device, args.seed, judged, Path(folder))
+        todo = [(given, share(given[1].family)) for given in jobs]
+        plants = [p for found in map_jobs(work, todo, args.jobs, "plants") for p in found]
+        outcomes = run(plants, args.log, args.minutes)
+    print(table([j for j in judged.values()], plants, outcomes))
+    ran = [outcomes.get(p.mutant.id, "") for p in plants]
+    return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The problems that mutants of a kernel's values are emulated on.
+
+All have the kernel's own text: a first one, of which every output is checked, those of the family
+that cover more of the text, and a larger random one for what these do not kill. They are found
+once and kept on disk; where only some clusters run, what they write is learnt from the kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.backend import cache
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.compilation import Job
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.emulator.coverage import skeleton
+from ptxflow.compiler.family import Problem, Size, Strategy, Trial
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch
+from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.draws import FOLLOWING
+from ptxflow.eval.verify.trials import (
+    Attempt,
+    Covering,
+    Masks,
+    Outcome,
+    _attempts,
+    _built,
+    _case,
+    _shape,
+    attempt,
+)
+
+SIZES = 2, 3  # times an axis of the trial, at the least and the most
+DRAWS = 6  # of a larger problem, on which the kernel itself must be right
+COVERING = 500_000  # instructions after which no further problem is sought
+SOON = 120_000  # instructions that the first problem, and a larger one, may take
+CLUSTERS = (0, 12, 6, 3, 1)  # of these two: all, or as many as end soon
+#: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
+LONGER, SLOWEST, GRACE = 2, 8, 2000
+QUICK = 1, 3  # clusters of a problem that comes before all, where that is so many times as quick
+LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
+NO_END = "does not end"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A problem on which the kernel is right, and the instructions that it takes there."""
+
+    attempt: Attempt
+    instructions: int
+    data: str  # digest of what goes in and is right
+
+
+@dataclass
+class Bench:
+    """A kernel, `lowered` for `shape`, and the problems that have its text, those that kill most in
+    the shortest time first."""
+
+    job: Job
+    device: Device
+    shape: Problem
+    lowered: UOp
+    text: str
+    known: list[Known]
+    larger: Known | None = None
+    name: str = ""  # of the text and these problems
+    kills: Counter[Attempt] = field(default_factory=Counter)
+    written: dict[Attempt, Masks] = field(default_factory=dict)
+
+    def ordered(self) -> list[Known]:
+        """By what a problem cost for each mutant that it killed."""
+        return sorted(self.known, key=lambda k: k.instructions / (1 + self.kills[k.attempt]))
+
+    def run(self, text: str, known: Known) -> Outcome:
+        """A mutant's text on a problem; a kill is counted. A run that takes much longer than the
+        kernel does not end."""
+        given = known.attempt
+        if given.some and given not in self.written:
+            self.written[given] = self.whole(given).written
+        times = LONGER if known is not self.larger else SLOWEST
+        limit = times * known.instructions + GRACE
+        found = attempt(text, self.launch(given), given, self.written.get(given), limit)
+        self.kills[given] += bool(found.error or found.report.hazards)
+        return found
+
+    def whole(self, given: Attempt, limit: int = 0) -> Outcome:
+        """The kernel itself on a problem."""
+        return attempt(self.text, self.launch(given), given, None, limit)
+
+    def launch(self, given: Attempt) -> Launch:
+        return family(self.job[1].family).launch(given.problem, self.job[1], self.device)
+
+
+@lru_cache(maxsize=4)
+def bench_of(job: Job, device: Device, seed: int) -> Bench:
+    """The problems of a kernel. ValueError where it is wrong itself."""
+    problem, strategy = job
+    maker = family(strategy.family)
+    whole = skeleton(write(maker.build(problem, strategy, device), device))
+    small = maker.trial(problem, strategy, device)
+    offered = maker.trials(problem, strategy, device)
+    shape, _ = _shape(small.problem, offered.shapes, strategy, device, whole)
+    lowered = maker.build(shape, strategy, device)
+    text = write(lowered, device)
+    made = Bench(job, device, shape, lowered, text, [])
+    name = cache.key("value problems", text, repr(small), repr(offered), repr(seed), repr(LIMITS))
+    held = [_kept(shape, row) for row in json.loads(cache.store().get(name) or b"[]")]
+    if not held or any(k.data != digest_of(k.attempt) for k in held):
+        held = [*_covering(made, Attempt(shape, 0, small.blocks), offered.sizes)]
+        made.known = held
+        held.append(_larger(made, seed))
+        rows = [asdict(k) | {"axes": dict(k.attempt.problem.axes)} for k in held]
+        cache.store().put(name, json.dumps(rows).encode())
+    *made.known, made.larger = held
+    made.name = cache.key(text, *(f"{k.attempt} {k.data}" for k in held))[:16]
+    return made
+
+
+def _kept(shape: Problem, row: dict[str, Any]) -> Known:
+    given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
+    return Known(Attempt(**given), row["instructions"], row["data"])
+
+
+def digest_of(given: Attempt) -> str:
+    """Of a problem's inputs and of what is right."""
+    case = _case(given.problem, given.absent)
+    state = hashlib.sha256(repr(case.arguments).encode())
+    for name in sorted(case.tensors):
+        for held in (case.tensors[name], *case.expected.get(name, ())):
+            state.update(np.ascontiguousarray(held).data)
+    return state.hexdigest()[:16]
+
+
+def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]:
+    """The problems that cover something new of the text, and the first, cheap ones first."""
+    out, held, spent = Covering(made.shape, True), list[Known](), 0
+    for given in (first, *_attempts(made.shape, sizes)):
+        if held and not (out.gaps and spent < COVERING):
+            break
+        kernel = _built(given.problem, made.job[1], made.device)
+        if kernel is None or write(kernel, made.device) != made.text:
+            continue
+        given, outcome = _soon(made, given) if given is first else (given, made.whole(given))
+        if outcome.error:
+            raise ValueError(f"{made.job[1].family}: the kernel itself is wrong: {outcome.error}")
+        spent += outcome.report.instructions
+        out.add(given, outcome, True, made.text, 0.0)
+        if given in out.chosen:
+            held.append(Known(given, outcome.report.instructions, digest_of(given)))
+    some, quick = QUICK
+    brief = replace(min(held, key=lambda k: k.instructions).attempt, some=(some,))
+    outcome = made.whole(brief)
+    if outcome.report.instructions * quick < min(k.instructions for k in held):
+        held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
+    return held
+
+
+def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
+    """The kernel on a problem: on all clusters, or on as many as end soon."""
+    for some in CLUSTERS:
+        sized = replace(given, some=(some,))
+        outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
+        if not (outcome.fault and NO_END in outcome.error):
+            break
+    return sized, outcome
+
+
+def larger_problem(
+    lowered: UOp, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
+) -> Trial:
+    """The trial with axes in SIZES times as large: those that the PTX does not depend on."""
+    maker, text = family(strategy.family), write(lowered, device)
+    own = dict(small.problem.axes)
+    axes = dict(own)
+    free = [n for n in axes if FOLLOWING.get(n, ("",))[0] not in axes]
+    for name in map(str, rng.permutation(free * 2)):  # one may need another to be larger first
+        if axes[name] != own[name]:
+            continue
+        least, most = (own[name] * times for times in SIZES)
+        tried = axes | {name: int(rng.integers(least, most + 1))}
+        tried |= {n: rule(tried[of]) for n, (of, rule) in FOLLOWING.items() if {n, of} <= set(axes)}
+        if "max_num_pages" in axes:  # of a sequence: none of them may be another's
+            tried["num_pages"] = tried["batch_size"] * tried["max_num_pages"] + 2
+        problem = replace(small.problem, axes=tuple(tried.items()))
+        try:
+            same = write(maker.build(problem, strategy, device), device) == text
+            case_of(problem)
+        except (ValueError, KeyError, IndexError, ZeroDivisionError, AssertionError):
+            continue
+        if same:
+            axes = tried
+    return replace(small, problem=replace(small.problem, axes=tuple(axes.items())))
+
+
+def _larger(made: Bench, seed: int) -> Known:
+    """A larger problem on which the kernel itself is right; ValueError where none of DRAWS is."""
+    strategy, complaint = made.job[1], ""
+    for draw in range(DRAWS):
+        rng = np.random.default_rng([seed, draw, int(strategy.key, 16)])
+        sized = larger_problem(made.lowered, Trial(made.shape), strategy, made.device, rng).problem
+        given, outcome = _soon(made, Attempt(sized))
+        if not outcome.error:
+            return Known(given, outcome.report.instructions, digest_of(given))
+        complaint = outcome.error
+    raise ValueError(
+        f"{strategy.family}: the kernel itself is wrong on larger problems: {complaint}"
+    )
