@@ -274,12 +274,13 @@ class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
     `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
-    over the grid, what they write is compared. `absent`: optional inputs are not given.
+    over the grid (of all where it says 0, or no more), what they write is compared. `absent`:
+    optional inputs are not given.
     """
 
     axes: Mapping[str, int]
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
 

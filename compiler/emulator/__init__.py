@@ -7,7 +7,7 @@ never written or is out of bounds are faults that name the line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def emulate(
     axes: Mapping[str, int],
     *,
     seed: int = 0,
-    some: int = 0,
+    some: Sequence[int] = (),
     grid: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
     limit: int = 0,
@@ -83,10 +83,10 @@ def emulate(
 
     `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits);
     an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
-    can, others mix. `some` runs so many clusters of each launch only, spread over its grid; `grid`
-    (CTAs along x) replaces the (first) launch's, for persistent kernels. `arguments` are what
-    parameters take besides tensors. A launch of more than `limit` instructions (0: 50 million a
-    cluster) does not end. A workspace begins as NaN.
+    can, others mix. `some` has the number of clusters that run of each launch, spread over its
+    grid; 0, or none, runs all. `grid` (CTAs along x) replaces the (first) launch's, for persistent
+    kernels. `arguments` are what parameters take besides tensors. A launch of more than
+    `limit` instructions (0: 50 million a cluster) does not end. A workspace begins as NaN.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
@@ -99,7 +99,7 @@ def emulate(
         program = Program(parse(ptx, step.entry))
         machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
         try:
-            whole.add(machine.run(some))
+            whole.add(machine.run(some[i] if i < len(some) else 0))
         finally:
             whole.cover(step.entry, program.coverage)
         for buffer in machine.memory.buffers:

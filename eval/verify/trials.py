@@ -36,17 +36,17 @@ Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many clusters of each launch (`some`; 0: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
-    some: int = 0
+    some: tuple[int, ...] = ()
     absent: bool = False
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
-        some = f", {self.some} clusters" if self.some else ""
+        some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
         return f"{axes} (schedule {self.seed}{some})"
 
 
@@ -83,8 +83,8 @@ def attempt(
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    partly = dict(wanted or {}) if given.some else None
-    error = differences(case, tensors, partly)
+    started = any(given.some[: len(launch.steps) - 1])
+    error = differences(case, tensors, (wanted or {}) if any(given.some) else None, started)
     written = {
         name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
         for name, bounds in case.expected.items()
@@ -103,14 +103,18 @@ def changed(tensor: NDArray[Any], before: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(tensor.view(bits) != before.view(bits))
 
 
-def differences(case: Case, tensors: Tensors, partly: Masks | None = None) -> str:
+def differences(
+    case: Case, tensors: Tensors, partly: Masks | None = None, started: bool = False
+) -> str:
     """What is wrong with the outputs, in one line; empty where nothing is. `partly`: of these
-    elements, and of those that a number was written to."""
+    elements, and of those that were written; `started`: from what some clusters of an earlier
+    launch left, so that those that are no number may need the others."""
     for name, bounds in case.expected.items():
         found = plain(tensors[name])
         wrong = ~right(found, bounds)
         if partly is not None:
-            numbers = changed(tensors[name], case.tensors[name]) & ~np.isnan(found)
+            written = changed(tensors[name], case.tensors[name])
+            numbers = written & ~np.isnan(found) if started else written
             wrong &= numbers | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"

@@ -60,7 +60,7 @@ def test_some_clusters_write_their_tiles_only(build: Build) -> None:
     ptx, launch = build("b200", m, n, k)
     a, b = np.ones((m, k), np.float16), np.ones((n, k), np.float16)
     c = np.full((m, n), np.nan, np.float16)
-    report = emulate(ptx, launch, {"A": a, "B": b, "C": c}, {"M": m, "N": n, "K": k}, some=2)
+    report = emulate(ptx, launch, {"A": a, "B": b, "C": c}, {"M": m, "N": n, "K": k}, some=[2])
     assert report.clusters == 2
     for tile, wanted in (
         (c[:128, :64], k),

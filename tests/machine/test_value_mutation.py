@@ -209,7 +209,7 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
 
 def test_of_some_clusters_what_the_kernel_writes_must_be_written() -> None:
     bench = bench_of(JOB, H200, 0)
-    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=1))
+    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
     assert not bench.run(bench.text, known).error
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
     assert text != bench.text and "differ" in bench.run(text, known).error

@@ -87,11 +87,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in heads
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
-    sizes = [Size({"batch_size": 1}, None, 2, absent=True), Size({"batch_size": 3}, None, 4)]
+    sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": 3}, None, (4,))]
     if k.loops:  # one CTA of so many that each has as many steps as 34 turns of the ring take
         steps, each = 34 * k.stages, k.tiles_per_row * k.passes
         batch = max(2, -(-steps // each))
-        sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, 1))
+        sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, (1,)))
     return Trials(shapes, tuple(sizes))
 
 

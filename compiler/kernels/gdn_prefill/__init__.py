@@ -59,14 +59,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
     )
 
-    def size(count: int, tokens: int, some: int = 0, absent: bool = False) -> Size:
+    def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:
         axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
         return Size(axes, None, some, absent)
 
     sizes = (
-        size(1, k.chunk + 9, 1, absent=True),
-        size(2, k.chunk + 9, 2),
-        size(1, (2 * k.stages + 1) * k.chunk + 1, 1),
+        size(1, k.chunk + 9, (1,), absent=True),
+        size(2, k.chunk + 9, (2,)),
+        size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
     return Trials(shapes, sizes)
 

@@ -77,7 +77,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         Size({"M": 2 * rows + 5}, one),
         Size({"M": 9 * rows + 5}, one),
         Size({"M": 33 * rows + 5}, one),
-        Size({"M": rows, "K": long}, one, 0 if s.persistent else 1),
+        Size({"M": rows, "K": long}, one, () if s.persistent else (1,)),
     )
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
 

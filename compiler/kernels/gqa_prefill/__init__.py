@@ -115,7 +115,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in sorted({min(n, k.kv_heads) for n in (1, 2, 3, 4)} | {k.kv_heads})
     )
 
-    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
+    def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         axes = {"len_indptr": count + 1, "total_q": queries}
         if "batch_size" in dict(p.axes):
             axes["batch_size"] = count
@@ -129,7 +129,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 12, 8),
-        size(1, 2, 34 * s.stages * tile, 1),
+        size(1, 2, 34 * s.stages * tile, (1,)),
     )
     return Trials(shapes, sizes)
 

@@ -209,13 +209,13 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
     whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
-    see one token of the last tile or none, which ends the last part."""
+    see one token of the last tile or none, which ends a last part that is a tile shorter."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
     own = dict(p.axes)
 
-    def size(count: int, queries: int, tokens: int, some: int = 0) -> Size:
+    def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         pages = -(-tokens // page)
         changed = {
             "batch_size": count,
@@ -228,12 +228,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
-    tiles = -(-min(34 * k.stages, 8192 // k.tile) // k.cut) * k.cut
+    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
+    tiles, ends = share * k.cut - (k.cut > 1), 3 if k.cut == 2 else 2
     sizes = (
         *([size(1, 1, cut)] if k.chunk else []),
         size(3, 2 * k.queries + 3, cut),
-        size(34, 12, 10 * page, 2),
-        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, 2),
+        size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
+        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (ends, 8)),
     )
     return Trials(({n: own[n] for n in constants},), sizes)
 

@@ -1,8 +1,10 @@
 """What the attention cases share: sequences, page tables, caches, and right values in float64.
 
-Queries come in four sizes by turns: usual ones, ones that make a few keys dominate, zeros, which
-weigh all keys alike, and ones whose exponentials overflow unless the maximum is taken off. What a
-page table does not reach is NaN; slots past a sequence's end hold large numbers.
+Queries are of five kinds by turns: usual ones, ones that make a few keys dominate, zeros, which
+weigh all keys alike, ones whose exponentials overflow unless the maximum is taken off, and ones
+whose scores are all far below 0, so that exponentials vanish unless it is; of these the last key
+of a sequence has the greatest. What a page table does not reach is NaN; slots past a sequence's end
+hold large numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisone
 
 Ints = NDArray[np.int64]
 Bounds = dict[str, tuple[Values, Values]]
-SIZES = (1.0, 4.0, 0.0, 16.0)  # of a query, by row and head
+SIZES = (1.0, 4.0, 0.0, 16.0, 1.0)  # of a query, by row and head
+AGAINST = (0.0, 0.0, 0.0, 0.0, -12.0)  # of what all keys have in common, in a query
+LAST = 0.75  # of what all keys have in common, in the last key of a sequence
 STALE = 2.0**12  # of what lies past the end of a sequence: finite, so that a weight of 0 drops it
 #: of probabilities in 16 bits: half an ulp relative to each, and below the least normal number
 PROBABILITY_ERROR = {"bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
@@ -128,8 +132,8 @@ def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
 
 
 def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """Queries of each sequence: at most its keys, but some where there are none (a share, if keys
-    are few), and one more than there are keys in the shortest."""
+    """Queries of each sequence: at most its keys; some where there are none, more if keys are few;
+    and one more than there are keys in the shortest."""
     tokens = int(keys.sum())
     idle = max(2, total // len(keys)) if total > tokens // 2 else 2
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
@@ -181,11 +185,25 @@ def normal(problem: Problem, rng: np.random.Generator, *shape: int) -> Values:
     return plain(stored(rng.normal(size=shape), problem.dtype)).astype(np.float64)
 
 
+def keys(problem: Problem, given: Sequences, rng: np.random.Generator, *shape: int) -> Values:
+    """[tokens, ..., dim] in float64: normal ones, and what all have in common."""
+    share = np.ones((given.tokens, *[1] * len(shape)))
+    share[bounds_of(given.keys)[1:][given.keys > 0] - 1] = LAST
+    out = rng.normal(size=(given.tokens, *shape)) + share * common(shape[-1])
+    return plain(stored(out, problem.dtype)).astype(np.float64)
+
+
+def common(dim: int) -> Values:
+    """What all keys have in common [dim]: 1 and -1 by turns."""
+    return 1.0 - 2.0 * (np.arange(dim) % 2)
+
+
 def queries(problem: Problem, rng: np.random.Generator, *shape: int, by: float = 1.0) -> Values:
-    """[rows, heads, dim] in float64, of sizes by turns."""
+    """[rows, heads, dim] in float64, of kinds by turns."""
     turn = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) % len(SIZES)
-    size = by * np.array(SIZES)[turn][..., None]
-    return plain(stored(rng.normal(size=shape) * size, problem.dtype)).astype(np.float64)
+    size, against = (by * np.array(kind)[turn][..., None] for kind in (SIZES, AGAINST))
+    out = rng.normal(size=shape) * size + against * common(shape[-1])
+    return plain(stored(out, problem.dtype)).astype(np.float64)
 
 
 def complete(

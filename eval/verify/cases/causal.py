@@ -39,7 +39,8 @@ def _gqa(
     axes = dict(problem.axes)
     heads, kv_heads, dim = (axes[n] for n in ("num_qo_heads", "num_kv_heads", "head_dim"))
     q = attention.queries(problem, rng, int(given.queries.sum()), heads, dim)
-    k, v = (attention.normal(problem, rng, given.tokens, kv_heads, dim) for _ in "kv")
+    k = attention.keys(problem, given, rng, kv_heads, dim)
+    v = attention.normal(problem, rng, given.tokens, kv_heads, dim)
     tensors: Tensors = {"q": stored(q, problem.dtype)}
     if "total_q" in axes:
         tensors["qo_indptr"] = attention.bounds_of(given.queries).astype(np.int32)
@@ -59,7 +60,7 @@ def _mla(
     heads, *dims = (problem[n] for n in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     rows = int(given.queries.sum())
     q = [attention.queries(problem, rng, rows, heads, dim) for dim in dims]
-    keys = [attention.normal(problem, rng, given.tokens, dim) for dim in dims]
+    keys = [attention.keys(problem, given, rng, dim) for dim in dims]
     tensors: Tensors = attention.page_table(problem, given, rng)
     for name, part in zip(("q_nope", "q_pe"), q, strict=True):
         tensors[name] = stored(part, problem.dtype)

@@ -2,8 +2,8 @@
 
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
-that are zero; and equal ones. A single sequence has few scores that are not zero. What lies past a
-sequence's end is NaN, or the page of another.
+that are zero; and equal ones. A single sequence has few scores that are not zero, its last
+tokens among them. What lies past a sequence's end is NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ NAN_BYTE = 0x7F  # of float8_e4m3fn
 UNWRITTEN = -7  # an output that a kernel left alone: -1 is padding
 SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
+LAST = 16  # tokens of a single sequence that keep their scores
 
 
 def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
-    """All tensors; `lengths` are tokens of each sequence, which together must fit the pages."""
+    """All tensors; `lengths` are tokens of each sequence. ValueError where there are too few pages
+    for each to have its own."""
     rng = np.random.default_rng([seed, *dict(problem.axes).values()])
     batch, heads, dim = (problem[a] for a in ("batch_size", "num_index_heads", "index_head_dim"))
     width, page = problem["max_num_pages"], problem["page_size"]
     lens = np.array(_lengths(problem) if lengths is None else lengths)
     pages = -(-lens // page)
-    ids = rng.permutation(problem["num_pages"])[: pages.sum()]
+    if (owned := int(pages.sum())) > problem["num_pages"]:
+        raise ValueError(f"sequences own {owned} pages and the cache has {problem['num_pages']}")
+    ids = rng.permutation(problem["num_pages"])[:owned]
     table = rng.integers(0, problem["num_pages"], (batch, width))
     for row, own in zip(table, np.split(ids, np.cumsum(pages)[:-1]), strict=True):
         row[: len(own)] = own
@@ -41,7 +45,7 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     weights[3::4] = 0
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
     if batch == 1:
-        keys[0, rng.permutation(width * page)[problem["topk"] // 2 :]] = 0
+        keys[0, rng.permutation(lens[0] - LAST)[problem["topk"] // 2 - LAST :]] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):

@@ -52,7 +52,10 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     there[: vocab // 8 if crowded else 0] = True
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
     keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
-    row = np.where(there, rng.choice(keys, vocab).astype(np.uint32).view(np.float32), 0)
+    place = np.arange(vocab)
+    turns = (place + place // 4 + place // 16) % LEVELS  # so that all lanes' elements have each
+    which = np.where(rng.random(vocab) < 0.5, turns, rng.integers(0, LEVELS, vocab))
+    row = np.where(there, keys[which].astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:OTHERS]] = 0.001
     return row.astype(np.float32)
 
