@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ptxflow.command import Parser, reports
 from ptxflow.eval.bench.markdown import markdown, publish
-from ptxflow.eval.verify import results, strategies
+from ptxflow.eval.verify import real, results, strategies
 from ptxflow.eval.verify.results import Summary, median_and_max
 
 Row = Sequence[object]
@@ -109,7 +109,22 @@ def _commands(summaries: Sequence[Summary]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-SECTIONS = {"verify": verified, "mutation": mutated, "mutate-values": value_mutated}
+def emulated_rows(summaries: Sequence[Summary]) -> str:
+    """A table a device of the rows that were emulated at their real sizes."""
+    parts = []
+    for summary in summaries:
+        right = sum(row["verdict"] == "right" for row in summary["rows"])
+        parts.append(f"{right} of {len(summary['rows'])} rows right for {summary['arch']}.")
+        parts.append(markdown(real.HEADS, real.lines(summary["rows"]), None))
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+SECTIONS = {
+    "verify": verified,
+    "mutation": mutated,
+    "mutate-values": value_mutated,
+    "verify-real": emulated_rows,
+}
 
 
 def sections(summaries: Iterable[Summary]) -> dict[str, str]:

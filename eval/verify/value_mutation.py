@@ -34,7 +34,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -48,9 +48,8 @@ from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.mutants import Mutant
-from ptxflow.eval.verify.mutation import chosen_structures
+from ptxflow.eval.verify.mutation import chosen_structures, digests
 from ptxflow.eval.verify.results import Summary, spread
-from ptxflow.eval.verify.strategies import kernels_digest
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
@@ -211,16 +210,6 @@ def _append(path: Path | None, judged: Judged) -> None:
 
 
 # -- the result -----------------------------------------------------------------------------------
-
-
-def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
-    """By family, the digest of the kernels that were changed."""
-    texts: dict[str, list[str]] = {}
-    for problem, strategy in jobs:
-        maker = family(strategy.family)
-        text = digest(write(maker.build(problem, strategy, device), device))
-        texts.setdefault(strategy.family, []).append(text)
-    return {name: kernels_digest(found) for name, found in texts.items()}
 
 
 def summarise(judged: Sequence[Judged]) -> Summary:

@@ -26,8 +26,8 @@ from ptxflow.env.tasks.definition import names
 from ptxflow.eval.bench.markdown import markdown, placed, quoted
 from ptxflow.eval.verify.draws import draw_families, places
 from ptxflow.eval.verify.page import main, sections
-from ptxflow.eval.verify.results import read
-from ptxflow.eval.verify.strategies import arguments, kernels_digest
+from ptxflow.eval.verify.results import kernels_digest, read
+from ptxflow.eval.verify.strategies import arguments
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
 from tests.machine import test_truth_blackwell, test_truth_cluster, test_truth_hopper
