@@ -89,7 +89,7 @@ def draw(
         raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
     own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in loaded]
     workloads = [(d, bound) for d, values in own for bound in product(values)]
-    rng = np.random.defaultrng_of(seed)
+    rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for i, (definition, bound) in enumerate(workloads):
         maker, problem = find_problem(definition, bound)
@@ -127,7 +127,7 @@ def _known(families: Sequence[str], offered: Mapping[str, object]) -> Sequence[s
 
 def rng_of(of: str, seed: int) -> np.random.Generator:
     """What is drawn of a family does not depend on the others."""
-    return np.random.defaultrng_of([seed, zlib.crc32(of.encode())])
+    return np.random.default_rng([seed, zlib.crc32(of.encode())])
 
 
 def draw_shapes(

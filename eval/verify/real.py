@@ -1,13 +1,15 @@
 """A real row of each family, emulated at its real constants: nothing is shrunk.
 
-Of the workloads of a family's definitions the one with the least work, with all its axes as they
-are; a strategy drawn uniformly from the valid ones; all clusters of every launch, under the
-schedule in which everything lands as late as it can. `cases` have the inputs and what is right.
+Of the workloads of a family's definitions the one with the most work that ends in minutes, or else
+the least, with all its axes as they are; a strategy drawn uniformly from the valid ones; all
+clusters of every launch, under the schedule in which everything lands as late as it can. `cases`
+have the inputs and what is right.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 import sys
 import time
@@ -22,6 +24,7 @@ from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault
+from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.bench.markdown import markdown
@@ -30,6 +33,8 @@ from ptxflow.eval.verify.draws import add_arguments, map_jobs, places, rng_of
 from ptxflow.eval.verify.results import Summary
 from ptxflow.eval.verify.trials import Attempt, attempt
 
+MOST = 3e8, 6e7  # FLOP, and bytes of compulsory traffic, that end in minutes
+MEMORY = 48 << 30  # bytes of a process
 HEADS = ("family", "definition", "axes", "instructions", "seconds", "verdict")
 
 
@@ -48,21 +53,29 @@ class Row:
 
 
 def chosen(names: Sequence[str], device: Device, seed: int) -> list[Job]:
-    """A job for each of these families (of none: of every one): its row of the least work."""
+    """A job for each of these families (of none: of every one)."""
     out = list[Job]()
     for name, offered in places().items():
         if names and name not in names:
             continue
         found = [find_problem(definition, axes) for definition, axes in offered]
-        maker, problem = min(found, key=lambda one: (one[1].flops, one[1].bytes, str(one[1])))
+        soon = [
+            one for one in found if all(a <= b for a, b in zip(_work(one[1]), MOST, strict=True))
+        ]
+        pick, among = (max, soon) if soon else (min, found)
+        maker, problem = pick(among, key=lambda one: _work(one[1]))
         space = find_space(maker, problem, device)
         (code,) = space.sample_uniform(1, rng_of(name, seed))
         out.append((problem, space.strategy(int(code))))
     return out
 
 
+def _work(problem: Problem) -> tuple[float, float]:
+    return problem.flops, problem.bytes
+
+
 def emulate_row(device: Device, limit: int, given: Job) -> Row:
-    """Emulate a row to its end, or for `limit` seconds."""
+    """Emulate a row to its end, or for `limit` seconds and in MEMORY."""
     problem, strategy = given
     maker, began = family(strategy.family), time.process_time()
     text = write(maker.build(problem, strategy, device), device)
@@ -71,9 +84,11 @@ def emulate_row(device: Device, limit: int, given: Job) -> Row:
     def late(*_: object) -> None:
         raise Fault(f"not ended after {limit} s")
 
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, limit)
     try:
+        signal.setitimer(signal.ITIMER_PROF, limit)
         outcome = attempt(text, maker.launch(problem, strategy, device), Attempt(problem))
         instructions = outcome.report.instructions
         verdict = "; ".join([outcome.error, *outcome.report.hazards]).strip("; ") or verdict
@@ -81,6 +96,7 @@ def emulate_row(device: Device, limit: int, given: Job) -> Row:
         verdict = str(error) or "no memory"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     seconds = round(time.process_time() - began, 1)
     return Row(
         problem.family, problem.definition, dict(problem.axes), strategy.key, digest(text),
