@@ -87,9 +87,9 @@ def is_predicate(node: UOp) -> bool:
 def reduced(node: UOp) -> UOp:
     """Division and remainder by a constant without dividing: ptxas leaves a real division there.
 
-    Granlund and Montgomery's multiplication by a reciprocal that is rounded up, or for divisors such
-    as 7 rounded down, of the dividend plus 1 (Robison, N-bit unsigned division via N-bit
-    multiply-add, 2005). The one dividend for which it is not exact is then 2^32 - 1.
+    Granlund and Montgomery's multiplication by a reciprocal that is rounded up; for divisors such
+    as 7 rounded down, by which the dividend plus 1 is multiplied (Robison, N-bit unsigned division
+    via N-bit multiply-add, 2005): it is not exact for one dividend, 2^32 - 1.
     """
     if node.op is not Op.ALU or node.arg not in ("div", "rem") or node.src[1].op is not Op.CONST:
         return node

@@ -44,10 +44,10 @@ SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
 COVERING = 500_000  # instructions after which no further problem is sought
 SOON = 120_000  # instructions that the first problem, and a larger one, may take
-CLUSTERS = (0, 12, 6, 3, 1)  # of these two: all, or as many as end soon
+CLUSTERS = (0, 12, 6, 3, 2)  # of these two: all, or as many as end soon
 #: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
 LONGER, SLOWEST, GRACE = 2, 8, 2000
-QUICK = 1, 3  # clusters of a problem that comes before all, where that is so many times as quick
+QUICK = 2, 3  # clusters of a problem that comes before all, where that is so many times as quick
 LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
 NO_END = "does not end"
 
