@@ -42,9 +42,12 @@ def test_a_real_row_is_one_of_the_workloads_whole(monkeypatch: pytest.MonkeyPatc
 
 def test_a_row_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = chosen(["gemm"], H200, 0)
-    monkeypatch.setattr(
-        signal, "setitimer", lambda which, s: s and os.kill(os.getpid(), signal.SIGPROF)
-    )
+
+    def at_once(which: int, seconds: float) -> None:
+        if seconds:
+            os.kill(os.getpid(), signal.SIGPROF)
+
+    monkeypatch.setattr(signal, "setitimer", at_once)
     row = emulate_row(H200, 5, job)
     assert row.verdict == "not ended after 5 s"
 
