@@ -94,7 +94,6 @@ def emulate(
         w.name: np.full(max(1, evaluate(w.bytes, axes)), 0xFF, np.uint8) for w in launch.workspace
     }
     whole, known = Report(), {**tensors, **space}
-    touched: dict[str, Array] = {}
     for i, step in enumerate(launch.steps):
         program = Program(parse(ptx, step.entry))
         machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
@@ -102,11 +101,4 @@ def emulate(
             whole.add(machine.run(some[i] if i < len(some) else 0))
         finally:
             whole.cover(step.entry, program.coverage)
-        for buffer in machine.memory.buffers:
-            found = buffer.shadow.touched
-            touched[buffer.name] = touched.get(buffer.name, False) | found
-    whole.untouched = {
-        name: (int((~read).sum()), int((~written).sum()), len(read))
-        for name, (read, written) in touched.items()
-    }
     return whole

@@ -1,4 +1,4 @@
-"""What a run executed of a kernel's text: instructions, outcomes, trips, digits, bytes.
+"""What a run executed of a kernel's text: instructions, outcomes, trips, digits.
 
 Kernels that differ in numbers alone have the same instructions at the same places, so that what
 runs of one covered counts for the other: see `skeleton`.

@@ -69,15 +69,12 @@ class Landing:
 class Report:
     """What a run executed, and the ordering hazards it saw that did not change a value.
 
-    `coverage` is by entry; `untouched` has, by buffer, the granules of 16 bytes that were never
-    read and those never written, of all there are.
-    """
+    `coverage` is by entry."""
 
     instructions: int = 0
     clusters: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
     coverage: dict[str, Coverage] = field(default_factory=dict)
-    untouched: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, other: Report) -> None:
         self.instructions += other.instructions

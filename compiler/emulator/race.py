@@ -55,15 +55,14 @@ class Access:
 class Shadow:
     """The histories of one memory, by granule; `row`: how the asynchronous proxy accesses it.
 
-    `touched`: granules that were read, and those that were written. Reads conflict with nothing
-    until somebody writes: those before the first write are `pending`, and None after it. `blank`:
-    nothing was written before the kernel began, and reads of that are told.
+    Reads conflict with nothing until somebody writes: those before the first write are `pending`,
+    and None after it. `blank`: nothing was written before the kernel began, and reads of that are
+    told.
     """
 
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
-        self.touched = np.zeros((2, len(self.ids)), np.bool_)
         self.pending: list[tuple[Array, Array | None, Access, Actor]] | None = []
         self.blank = False
 
@@ -153,7 +152,6 @@ class Races:
         """Check an access to granules (their bytes by `masks`, all without) and remember it."""
         if not len(granules):
             return
-        shadow.touched[int(access.mode != "r"), granules] = True
         if (pending := shadow.pending) is not None:
             if access.mode == "r" and len(pending) < PENDING:
                 pending.append((granules, masks, access, clocks))

@@ -29,7 +29,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-INSTRUCTIONS = 1_200_000  # of warps, after which no further problem is begun
+INSTRUCTIONS = 3_000_000  # of warps, after which no further problem is begun
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
 

@@ -7,8 +7,9 @@ import pytest
 from ptxflow.compiler.atoms import all_atoms, at, atom
 from ptxflow.compiler.atoms.table import KINDS, Atom, Lanes, Scope, add
 from ptxflow.compiler.backend import sass
-from ptxflow.compiler.check import Machine, check_spec
-from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.check import Machine, check, check_spec
+from ptxflow.compiler.errors import HazardError, SpecError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Use, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Role, elect, kernel, loop, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot, smem
@@ -64,6 +65,12 @@ def test_a_role_asks_for_the_registers_it_counts_on():
         info = KernelInfo("k", H200.arch, 4, 1, (), ())
         asks = at.set_max_registers(direction="dec", registers=48)
         check_spec(kernel(info, role(Role("r", 0, 4, regs=40), asks)), H200)
+
+
+def test_a_loop_needs_a_step():
+    body = role(Role("r", 0, 4), loop(var("i"), 4, at.warp_sync(), step=0))
+    with pytest.raises(HazardError, match="a loop has a step of 0; it must be 1 or more"):
+        check(kernel(KernelInfo("k", H200.arch, 4, 1, (), ()), body), [Trip("a run", ())], H200)
 
 
 def test_budgets():
