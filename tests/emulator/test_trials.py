@@ -154,7 +154,8 @@ def test_updates_of_a_chunk_show_what_each_takes_of_others() -> None:
     shape = maker.trials(problem, strategy, dev).shapes[0]
     tokens = {"num_seqs": 1, "len_cu_seqlens": 2, "total_seq_len": strategy.chunk}
     whole = replace(small, axes=tuple((dict(small.axes) | shape | tokens).items()))
-    kernel, launch = (f(whole, strategy, dev) for f in (maker.build, maker.launch))
+    kernel = maker.build(whole, strategy, dev)
+    launch = maker.launch(whole, strategy, dev)
     given = Attempt(whole, some=(1,))
     wanted = attempt(write(kernel, dev), launch, given)
     assert not wanted.error
