@@ -153,7 +153,7 @@ def test_updates_of_a_chunk_show_what_each_takes_of_others() -> None:
     small = maker.trial(problem, strategy, dev).problem
     shape = maker.trials(problem, strategy, dev).shapes[0]
     tokens = {"num_seqs": 1, "len_cu_seqlens": 2, "total_seq_len": strategy.chunk}
-    whole = replace(small, axes=tuple((dict(small.axes) | shape | tokens).items()))
+    whole = replace(small, axes=tuple((dict(small.axes) | dict(shape) | tokens).items()))
     kernel = maker.build(whole, strategy, dev)
     launch = maker.launch(whole, strategy, dev)
     given = Attempt(whole, some=(1,))
