@@ -55,6 +55,7 @@ from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
+ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
 SHOWN = 100  # equivalent mutants, at most, in a result
 PART = 24  # mutants of a kernel that one process judges in a turn
 
@@ -103,13 +104,17 @@ def judge(mutant: Mutant, validate: Callable[[UOp], None], bench: Bench) -> Judg
 
 def _emulated(text: str, bench: Bench) -> tuple[str, str]:
     """The verdict on a mutant that the validator accepts, and why: the machine code is asked for
-    once a problem has not killed it."""
+    once a problem has not killed it, or before all where the first takes longer than `ptxas`."""
     if not _parses(text, bench):
         return "malformed", ""
-    for i, known in enumerate(bench.ordered()):
+    ordered = bench.ordered()
+    early = ordered[0].instructions > ASSEMBLY
+    if early and (verdict := _assembled(text, bench)):
+        return verdict, ""
+    for i, known in enumerate(ordered):
         if complaint := _complaint(text, known, bench):
             return "emulator", complaint
-        if not i and (verdict := _assembled(text, bench)):
+        if not i and not early and (verdict := _assembled(text, bench)):
             return verdict, ""
     assert bench.larger is not None
     complaint = _complaint(text, bench.larger, bench)

@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.backend import cache
+from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import emulation, trials
 from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
 from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import main, table
+from ptxflow.eval.verify.trials import Attempt, attempt
+from ptxflow.eval.verify.value_mutants import candidates
 from tests.families.gemm import CASES, problem_for
 
 
@@ -136,3 +142,29 @@ def test_the_command_names_the_stage_that_refuses(
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]):
     assert main(["--definition", "gemm_n12", "--jobs", "1"]) == 2
     assert "near names" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_updates_of_a_chunk_show_what_each_takes_of_others() -> None:
+    """Keys are alike and memories long: another factor of an elimination shows in outputs."""
+    dev = DEVICES["h200"]
+    problem, strategy = draw_families(["gdn_prefill"], dev, 12, 0)[1]
+    maker = family("gdn_prefill")
+    small = maker.trial(problem, strategy, dev).problem
+    shape = maker.trials(problem, strategy, dev).shapes[0]
+    tokens = {"num_seqs": 1, "len_cu_seqlens": 2, "total_seq_len": strategy.chunk}
+    whole = replace(small, axes=tuple((dict(small.axes) | dict(shape) | tokens).items()))
+    kernel = maker.build(whole, strategy, dev)
+    launch = maker.launch(whole, strategy, dev)
+    given = Attempt(whole, some=(1,))
+    wanted = attempt(write(kernel, dev), launch, given)
+    assert not wanted.error
+    found = [
+        c
+        for c in candidates(kernel)
+        if c.change.endswith("register of b") and "below" in str(c.of(kernel))
+    ]
+    for i in (len(found) // 3, len(found) // 2):
+        mutant = found[i].of(kernel)
+        outcome = attempt(write(mutant.tree, dev), launch, given, wanted.written)
+        assert "differ" in outcome.error, str(mutant)
