@@ -82,6 +82,7 @@ class Torch:
 
     name = "torch.compile"
     mode: str | None = "max-autotune-no-cudagraphs"  # of torch.compile; None: as it is
+    dtype = torch.bfloat16
 
     def __init__(self, model: Model, dtype: torch.dtype = torch.bfloat16) -> None:
         self.model, self.scale, self.dtype = model, model.shape.dim**-0.5, dtype
@@ -165,18 +166,17 @@ class Ptxflow(Torch):
         return self.sampled(probs, top_p)
 
 
-class FlashInfer(Ptxflow):
+class FlashInfer(Torch):
     """FlashInfer's kernels, and cuBLAS through torch."""
 
     name, mode = "FlashInfer + cuBLAS", None
-    linear = Torch.linear
 
     def __init__(self, model: Model) -> None:
         import flashinfer
 
         self.model, self.scale, self.lib = model, model.shape.dim**-0.5, flashinfer
         self.dtype = torch.bfloat16
-        room = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+        room = torch.empty(128 << 20, dtype=torch.uint8, device=model.index["indptr"].device)
         i, s, make = model.index, model.shape, flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self.plan = make(room, "NHD", use_tensor_cores=True)
         self.plan.plan(i["indptr"], i["indices"], i["last_len"], s.heads, s.kv_heads, s.dim, PAGE,

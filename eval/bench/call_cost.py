@@ -45,6 +45,7 @@ from ptxflow.env.tasks.definition import load as definition_of
 from ptxflow.eval.bench.candidates import sample_workload
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.markdown import markdown
+from ptxflow.eval.bench.session import case_of
 from ptxflow.eval.bench.tolerance import tolerance
 
 CALLS, SETS, GRAPH_CALLS = 200, 64, 20
@@ -168,7 +169,8 @@ def measure(contenders: Mapping[str, Call], into: Mapping[str, Call], inputs: Se
 
 
 def right(kernel: Kernel, definition: Definition, inputs: Sequence[Any], peer: Call) -> str:
-    """Whether outputs are within the definition's tolerance of a peer's: a word."""
+    """Whether outputs are within the definition's tolerance of a reference's: a word. No library
+    is one: FlashInfer's lse is of probabilities rounded to bfloat16, up to 2e-4 beside it."""
     ours, theirs = kernel(*inputs), peer(inputs)
     pairs = zip(*(o if isinstance(o, tuple) else (o,) for o in (ours, theirs)), strict=True)
     for name, (a, b) in zip(definition.outputs, pairs, strict=True):
@@ -192,11 +194,14 @@ def run_row(row: Row, device: Device, rounds: int, folder: Path) -> str:
         f"ptxflow, {name}": (lambda k: lambda t: k(*t, out=made))(kernel)
         for name, kernel in kernels.items()
     }
-    absent, verdict = [], "not compared"
+    expected = case_of(definition, row.axes, torch.device("cuda")).reference(
+        dict(zip(definition.inputs, inputs, strict=True))
+    )
+    verdict = right(kernels["native"], definition, inputs, lambda _: tuple(expected.values()))
+    absent = []
     for name, make in row.peers.items():
         try:
             contenders[name] = make(inputs)
-            verdict = right(kernels["native"], definition, inputs, contenders[name])
         except ImportError as error:
             absent.append(f"{name}: {error}")
     found = measure(contenders, into, inputs, rounds)

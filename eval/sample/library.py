@@ -26,7 +26,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.candidates import compile_all
-from ptxflow.eval.sample.library_timing import GpuTiming, interpolated
+from ptxflow.eval.sample.library_timing import GpuTiming, interpolated, spread
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
 from ptxflow.eval.sample.pipeline import emulate_all
 from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
@@ -37,6 +37,7 @@ LOOKS, CELLS = 64, 1024  # at most, before edges and gaps
 BETWEEN = 256  # sizes at most at which candidates alone are scored
 EDGES = 16  # looks more at the edges of waves
 ROUNDS = 8  # of choosing anew
+MORE, CONTEND = 64, 1.3  # sizes between looks, where another kernel is as near to the best
 EVERY = 20_000  # sizes that are put before the rules one by one; of more, some of each cell
 WITHIN = 4  # sizes inside a cell, and cells of a member, that are tried besides the outermost
 HELD_OUT = 24  # sizes drawn at random, at which the finished library is judged
@@ -118,8 +119,7 @@ class Search:
                 times = self.timing.together(self.looked, codes, times, chosen)
                 if not np.isfinite(times[:, list(chosen)]).any(0).all():
                     continue  # one of them failed under load
-            found = codes[list(chosen)]
-            ends, cells, left = self._dispatch(found, times[:, list(chosen)])
+            ends, cells, left = self._dispatch(codes[list(chosen)], times[:, list(chosen)])
             if not left:
                 return self._library(codes, times, chosen, ends, cells)
             self._look_at([high for _, high in left[:EDGES]], "look where no kernel serves")
@@ -156,12 +156,14 @@ class Search:
         both = np.vstack([times, np.exp(said + self._error(codes, times, places))])
         return [choose(both, number) for number in numbers]
 
-    def _error(self, codes: Ints, times: Floats, places: Sequence[Sizes]) -> Floats:
+    def _error(
+        self, codes: Ints, times: Floats, places: Sequence[Sizes], more: Sequence[Sizes] = ()
+    ) -> Floats:
         """[places, codes] log of measured over predicted times, by what was measured near; 0
         where nothing was."""
         if not self.timing:
             return np.zeros((len(places), len(codes)))
-        looked = [look.sizes for look in self.looked]
+        looked = [*(look.sizes for look in self.looked), *more]
         with np.errstate(invalid="ignore"):
             error = np.log(times) - np.log(matrix(self.judge, looked, codes))
         return interpolated(looked, error, places)
@@ -217,6 +219,10 @@ class Search:
         shape = tuple(map(len, ends.values()))
         legal = self._legal(grid, codes)
         times = np.where(legal, self._cell_times(grid, codes, measured), np.inf)
+        if self.timing and (places := self._contested(grid, times)):
+            more = self.timing.between(places, codes)
+            times = self._cell_times(grid, codes, np.vstack([measured, more]), places)
+            times = np.where(legal, times, np.inf)
         while (left := ~np.isfinite(times).any(1)).sum() == 0:
             cells = times.argmin(1)
             differ = self._other_text(grid, codes, cells)
@@ -245,16 +251,28 @@ class Search:
             out.append(np.all([self.judge.legal(sizes, codes) for sizes in inside], axis=0))
         return np.array(out)
 
-    def _cell_times(self, grid: Sequence[Cell], codes: Ints, times: Floats) -> Floats:
+    def _contested(self, grid: Sequence[Cell], times: Floats) -> list[Sizes]:
+        """The largest sizes of cells, not looked at, where the second of these kernels is near the
+        best: at most MORE, spread over the ranges."""
+        known = [look.sizes for look in self.looked]
+        first = np.sort(times, axis=1)[:, :2]
+        near = first[:, -1] < CONTEND * first[:, 0] if times.shape[1] > 1 else np.zeros(len(grid))
+        found = [high for (_, high), close in zip(grid, near, strict=True)
+                 if close and high not in known]  # fmt: skip
+        return [found[i] for i in spread(len(found))[:MORE]]
+
+    def _cell_times(
+        self, grid: Sequence[Cell], codes: Ints, times: Floats, more: Sequence[Sizes] = ()
+    ) -> Floats:
         """[cells, codes] seconds: of a cell's largest sizes and its middle, the geometric mean; by
-        the reward, corrected by what was measured near."""
+        the reward, corrected by what was measured near: `times` [looks and `more` sizes, codes]."""
         predicted = []
         for low, high in grid:
             middle = {n: round(math.sqrt(low[n] * high[n])) for n in low}
             both = {tuple(place.items()): place for place in (high, middle)}
             rows = np.log(matrix(self.judge, list(both.values()), codes))
             predicted.append(rows.mean(0))
-        error = self._error(codes, times, [high for _, high in grid])
+        error = self._error(codes, times, [high for _, high in grid], more)
         return np.asarray(np.exp(np.array(predicted) + error))
 
     def _other_text(self, grid: Sequence[Cell], codes: Ints, cells: Ints) -> list[tuple[int, int]]:

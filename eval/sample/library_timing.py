@@ -1,7 +1,8 @@
 """Times of a library's candidates measured on this machine's GPU, in place of the reward's.
 
 At each look its own candidates and a few that serve many sizes are checked and timed; then those
-chosen are timed again in the same rounds as the best of the look. Records are appended to a file,
+chosen are timed again in the same rounds as the best of the look, and at sizes between looks in the
+same rounds as each other. Records are appended to a file,
 and what it holds is not measured again: without a GPU, or when the time for it is up, what the file
 has counts, and elsewhere the reward, corrected by what was measured near. Where lengths are on the
 device a few patterns of them count, and a kernel's time is their geometric mean.
@@ -29,7 +30,7 @@ PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
 FAULTS = ("wrong", "hang", "fault", "compile_error")
-SCREENING = 0.6  # of the time, until when looks are screened: the rest is for timing together
+SCREENING, TOGETHER = 0.5, 0.75  # of the time, for looks: the rest is for sizes between them
 
 
 @dataclass
@@ -38,7 +39,7 @@ class GpuTiming:
 
     measurer  None: the records alone count
     records   those there are, by identity
-    seconds   how long it may measure, from here on
+    seconds   how long it may measure
     """
 
     judge: Judge
@@ -48,7 +49,7 @@ class GpuTiming:
     records: dict[Identity, Record]
     seconds: float = math.inf
     faulty: dict[int, str] = field(default_factory=dict)  # by code: what a record says of it
-    begun: float = field(default_factory=time.monotonic)
+    spent: float = 0.0  # seconds of measuring
 
     def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
         """[looks, codes] seconds: measured; of what was not, no better than the best measured;
@@ -85,15 +86,20 @@ class GpuTiming:
             fastest = np.argsort(times[row], kind="stable")[:BESIDE]
             near = times[row] < 2 * HOPELESS * times[row].min()
             columns = np.array(sorted({*fastest, *(c for c in chosen if near[c])}))
-            found = self._refined(look, codes[columns])
+            found = self._refined(look.sizes, codes[columns], TOGETHER)
             if (known := np.isfinite(found)).any():
                 out[row] = np.maximum(out[row], found.min())
                 out[row, columns[known]] = found[known]
         out[:, np.isin(codes, list(self.faulty))] = np.inf
         return out
 
-    def _patterns(self, look: Look) -> list[Sizes]:
-        return self.judge.ranges.patterns(look.sizes)[:PATTERNS]
+    def between(self, places: Sequence[Sizes], codes: Ints) -> Floats:
+        """[places, codes] seconds of these kernels, timed together; infinite where not."""
+        bar = tqdm(places, desc="measure between", unit="size", disable=not places)
+        return np.array([self._refined(sizes, codes, 1.0) for sizes in bar]).reshape(-1, len(codes))
+
+    def _patterns(self, sizes: Sizes) -> list[Sizes]:
+        return self.judge.ranges.patterns(sizes)[:PATTERNS]
 
     def _candidates(self, sizes: Mapping[str, int], codes: Ints) -> list[Candidate]:
         judge, space = self.judge, self.judge.some(sizes, np.sort(codes))
@@ -106,36 +112,38 @@ class GpuTiming:
     def _timed(self, look: Look, codes: Ints) -> Floats:
         """[n] seconds, the geometric mean over patterns of lengths; infinite of failures."""
         logs = []
-        for sizes in self._patterns(look):
+        for sizes in self._patterns(look.sizes):
             legal = self.judge.legal(sizes, codes)
             row = np.full(len(codes), np.inf)
             asked = self._candidates(sizes, codes[legal])
-            if self.measurer and self._left(SCREENING):
-                self.records |= {r.identity: r for r in self.measurer(asked)}
+            if self.measurer and self.spent < SCREENING * self.seconds:
+                begun = time.monotonic()
+                self._keep(self.measurer(asked), begun)
             row[legal] = self._known(codes[legal], [c.identity for c in asked])
             logs.append(np.log(row))
         return np.asarray(np.exp(np.mean(logs, axis=0)))
 
-    def _left(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is not yet spent."""
-        return time.monotonic() - self.begun < share * self.seconds
+    def _keep(self, found: Sequence[Record], begun: float) -> None:
+        """Add to the records what was measured, and to the time what it took."""
+        self.records |= {r.identity: r for r in found}
+        self.spent += time.monotonic() - begun
 
     def _known(self, codes: Ints, names: Sequence[Identity]) -> list[float]:
         """Seconds, by the records of these identities; infinite where there is none."""
         found = zip(codes, map(self.records.get, names), strict=True)
         return [math.inf if r is None else self._seconds(c, r) for c, r in found]
 
-    def _refined(self, look: Look, codes: Ints) -> Floats:
+    def _refined(self, at: Sizes, codes: Ints, share: float) -> Floats:
+        """[n] seconds of kernels timed together, until this share of the time is spent."""
         logs = []
-        for sizes in self._patterns(look):
+        for sizes in self._patterns(at):
             legal = self.judge.legal(sizes, codes) & ~np.isin(codes, list(self.faulty))
             asked = self._candidates(sizes, codes[legal])
             names = [(*c.identity[:4], REFINE) for c in asked]
             fresh = any(name not in self.records for name in names)
-            if self.measurer and fresh and self._left():
-                self.records |= {
-                    r.identity: r for r in self.measurer.together(asked, every_baseline=False)
-                }
+            if self.measurer and fresh and len(asked) and self.spent < share * self.seconds:
+                begun = time.monotonic()
+                self._keep(self.measurer.together(asked, every_baseline=False), begun)
             row = np.full(len(codes), np.inf)
             row[legal] = self._known(codes[legal], names)
             logs.append(np.log(row))

@@ -60,8 +60,7 @@ SINGLE = {
 }  # fmt: skip
 COUNTS |= {
     ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
-    ("philox", "state"): 4,
-    ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
+    ("philox", "state"): 4, ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
 }  # fmt: skip
 COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
 COUNTS |= {("window", "dst"): 2, ("window_of_both", "dst"): 2}

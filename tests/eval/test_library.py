@@ -207,9 +207,10 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
         SimpleNamespace(name="NVIDIA H200") if measure == "yes" else None))  # fmt: skip
     records = tmp_path / "a.records.jsonl"
     try:
-        assert sample.main([*given, "--measure", "yes", "--time-limit", "1e-9"]) == 2
-        assert not records.read_text() and "longer --time-limit" in capsys.readouterr().err
+        assert sample.main([*given, "--measure", "yes", "--time-limit", "1e-9"]) == 0
+        first = len(records.read_text())  # of one size
         assert sample.main([*given, "--measure", "yes"]) == 0
+        assert 0 < first < len(records.read_text()) / 2
         monkeypatch.setattr(Judge, "look", look)
         monkeypatch.setattr(held_out, "require_gpu", lambda _: SimpleNamespace(name="NVIDIA H200"))
         judged = [out, "--sizes", 5, "-k", 4, "--checkpoint", checkpoint, *kept[2:]]

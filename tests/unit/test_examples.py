@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +32,40 @@ def reference(name: str) -> Any:
     return space["run"]
 
 
-def test_a_step_by_libraries_is_torchs(decoder: Any) -> None:
+def flashinfer(attend: Any, slots: torch.Tensor) -> Any:
+    """What the decoder calls of FlashInfer, by its documentation."""
+
+    class Wrapper:
+        def __init__(self, room: torch.Tensor, layout: str, use_tensor_cores: bool):
+            assert layout == "NHD"
+
+        def plan(self, indptr: Any, indices: Any, last: Any, *sizes: int, **how: Any) -> None:
+            assert sizes == (8, 2, 32, 64)
+
+        def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            out: torch.Tensor = attend(q, *cache)[0]
+            return out
+
+    def add_norm(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, eps: float) -> None:
+        residual += x
+        x.copy_(torch.rms_norm(residual, (256,), w, eps))
+
+    def append(k: Any, v: Any, rows: Any, at: Any, cache: Any, *pages: Any) -> None:
+        for held, new in zip(cache, (k, v), strict=True):
+            held.view(-1, *new.shape[1:])[slots] = new
+
+    def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    return SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=Wrapper, silu_and_mul=silu_and_mul,
+        fused_add_rmsnorm=add_norm, append_paged_kv_cache=append,
+        rmsnorm=lambda x, w, eps: torch.rms_norm(x, (256,), w, eps),
+    )  # fmt: skip
+
+
+def test_a_step_by_libraries_is_torchs(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = decoder.Model(decoder.Shape(256, 8, 2, 32, 512, 500), 2, 3, 128, "cpu")
     hidden = torch.randn(3, 256).bfloat16()
@@ -41,7 +76,12 @@ def test_a_step_by_libraries_is_torchs(decoder: Any) -> None:
     ours.products = dict.fromkeys(model.shape.products, torch.nn.functional.linear)
     ours.normed = reference("rmsnorm_h4096")
     ours.attended = reference("gqa_paged_decode_h32_kv8_d128_ps64")
-    for ops in (decoder.Torch(model), ours):
+    given = model.index
+    attend = partial(reference("gqa_paged_decode_h32_kv8_d128_ps64"), kv_indptr=given["indptr"],
+                     kv_indices=given["indices"], kv_last_page_len=given["last_len"],
+                     sm_scale=32**-0.5)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer(attend, given["slot"]))
+    for ops in (decoder.Torch(model), ours, decoder.FlashInfer(model)):
         logits, probs = ops.step(hidden)
         assert float((logits - exact).norm() / exact.norm()) < 0.02
         torch.testing.assert_close(probs.sum(-1), torch.ones(3))
