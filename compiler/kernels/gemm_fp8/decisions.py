@@ -42,9 +42,10 @@ def promoting(f: Fields, device: Device) -> Any:
     """Registers of a thread beside a GEMM's: sums of a block of K, or all of them; for wgmma
     scales, too, and their products. As ptxas has it, or a little more."""
     held = gemm.accumulators(whole(f, device), device)
-    groups = f.tile_n // np.gcd(f.tile_n, BLOCK)
+    own = gemm.store_columns(f, device)
+    groups = own // np.gcd(own, BLOCK)
     if device.has_tmem:
-        return held + np.where(f.swap == 1, held, 8 + 6 * groups)
+        return held + np.where(f.swap == 1, held, 6 * groups - 4)
     rows = np.maximum(f.tile_m // (64 * f.consumers), 1)
     weights = np.where(f.swap == 1, rows, groups)
     tokens = np.where(f.swap == 1, f.tile_n // 4, 2 * rows)
