@@ -175,6 +175,7 @@ class FlashInfer(Torch):
         import flashinfer
 
         self.model, self.scale, self.lib = model, model.shape.dim**-0.5, flashinfer
+        self.dtype = torch.bfloat16
         room = torch.empty(128 << 20, dtype=torch.uint8, device=model.index["indptr"].device)
         i, s, make = model.index, model.shape, flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self.plan = make(room, "NHD", use_tensor_cores=True)

@@ -28,6 +28,7 @@ COMMANDS = {
         "survey": ("eval.verify.survey", "compile many uniform strategies and count what holds"),
         "mutation": ("eval.verify.mutation", "how many mutants of kernels the validator kills"),
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
+        "verify-real": ("eval.verify.real", "a real row of each family in the emulator"),
         "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from ptxflow.compiler.atoms import all_atoms
 from ptxflow.eval.bench.markdown import SECTION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,5 +148,24 @@ class House:
         )
 
 
+def layer() -> Iterator[str]:
+    """What kernels are written with, and what of it serves one family or escapes a tool."""
+    kernels, known = ROOT / "compiler" / "kernels", dict[str, str]()
+    shared = ROOT / "compiler" / "tile", ROOT / "compiler" / "atoms"
+    for folder in (*sorted(p for p in kernels.iterdir() if p.is_dir()), *shared):
+        if text := "".join(p.read_text() for p in folder.glob("*.py")):
+            known[folder.name] = text
+            yield f"lines of {folder.name:16} {text.count(chr(10)):,}"
+    whole = "".join(known.values())
+    yield f"lines of all             {whole.count(chr(10)):,}"
+    of = {row.name: re.compile(rf"\bat\.{row.name}\b") for row in all_atoms()}
+    users = Counter(n for n, at in of.items() for text in known.values() if at.search(text))
+    yield f"atoms of one family      {sum(count == 1 for count in users.values())} of {len(of)}"
+    named = re.findall(r'\b(?:r|keep|value|_value|word)\(f?"', whole)
+    yield f"registers by strings     {len(named)}"
+    for escape in ("fmt: skip", "type: ignore"):
+        yield f"{escape:24} {whole.count('# ' + escape)}"
+
+
 if __name__ == "__main__":
-    print(House.measured().lines())
+    print(House.measured().lines(), *layer(), sep="\n")

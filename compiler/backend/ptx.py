@@ -87,9 +87,9 @@ def is_predicate(node: UOp) -> bool:
 def reduced(node: UOp) -> UOp:
     """Division and remainder by a constant without dividing: ptxas leaves a real division there.
 
-    Granlund and Montgomery's multiplication by a rounded-up reciprocal. It is exact for every
-    dividend of 32 bits where the multiplier fits 32 bits, else for dividends below 2^31; ours are
-    counters, tile indices and lanes.
+    Granlund and Montgomery's multiplication by a reciprocal that is rounded up; for divisors such
+    as 7 rounded down, by which the dividend plus 1 is multiplied (Robison, N-bit unsigned division
+    via N-bit multiply-add, 2005): it is not exact for one dividend, 2^32 - 1.
     """
     if node.op is not Op.ALU or node.arg not in ("div", "rem") or node.src[1].op is not Op.CONST:
         return node
@@ -98,19 +98,20 @@ def reduced(node: UOp) -> UOp:
     if divisor & (divisor - 1) == 0:
         shift = divisor.bit_length() - 1
         return dividend >> shift if node.arg == "div" else dividend & (divisor - 1)
-    multiplier, shift = reciprocal(divisor)
-    quotient = alu("mulhi", dividend, const(multiplier)) >> shift
+    multiplier, shift, more = reciprocal(divisor)
+    quotient = alu("mulhi", dividend + more, const(multiplier)) >> shift
     return quotient if node.arg == "div" else dividend - quotient * divisor
 
 
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """(m, s) with n // divisor == (n * m >> 32) >> s, for a divisor that is no power of two."""
+def reciprocal(divisor: int) -> tuple[int, int, int]:
+    """(m, s, a) with n // divisor == ((n + a) * m >> 32) >> s, for a divisor that is no power of
+    two; where a is 1, for n below 2^32 - 1."""
     bits = (divisor - 1).bit_length()
     for shift in range(bits + 1):
         multiplier = -(-(1 << (32 + shift)) // divisor)
         if multiplier * divisor - (1 << (32 + shift)) <= 1 << shift and multiplier < 1 << 32:
-            return multiplier, shift
-    return -(-(1 << (31 + bits)) // divisor), bits - 1
+            return multiplier, shift, 0
+    return (1 << (31 + bits)) // divisor, bits - 1, 1
 
 
 def stem(name: str) -> str:

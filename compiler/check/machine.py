@@ -85,6 +85,11 @@ class Machine(Synchronisation):
             case Op.LOOP:
                 start, stop, step = (value(s)(agent.env) for s in node.src[1:4])
                 name = node.src[0].arg[0]
+                if step < 1:
+                    raise HazardError(
+                        f"{agent.who()} at {node.site}: a loop has a step of {step}; it must be 1 "
+                        "or more"
+                    )
                 for i in range(start, stop, step):
                     agent.env[name] = i
                     yield from self._block(agent, body_of(node), lanes)

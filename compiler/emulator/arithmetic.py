@@ -6,6 +6,8 @@ Every result is rounded once, to nearest even; other roundings are unknown instr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from ptxflow.compiler.emulator.formats import (
 )
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.operands import Line, operation
+from ptxflow.compiler.emulator.parse import Register
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 _TYPE = r"(f16|bf16|f32|f64)(x2)?"
@@ -47,6 +50,28 @@ def _bounded(values: Array, bound: str | None) -> Array:
     return np.where(values <= 0, values.dtype.type(0), values) if bound else values
 
 
+def _by_halves(line: Line, fmt: Format, step: Step) -> Step:
+    """The step of a packed type: a half of the result is defined where the operands' halves are."""
+    if not fmt.packed:
+        return step
+    out = line.register(line.operand(0), fmt.width).slot
+    slots = [o.slot for o in line.ins.operands[1:] if isinstance(o, Register)]
+
+    def run(w: Warp) -> None:
+        pairs = [w.halves[s] for s in slots if s in w.halves] if w.halves else []
+        if not pairs:
+            step(w)
+            return
+        held, w.halves = w.halves, {}
+        step(w)
+        w.halves = held
+        low = reduce(or_, (pair[0] for pair in pairs)) | w.missing
+        high = reduce(or_, (pair[1] for pair in pairs)) | w.missing
+        w.put_halves(out, w.regs[out], low, high)
+
+    return run
+
+
 def _add(kind: str) -> Callable[[Array, Array], Array]:
     return add_to_odd if kind in ("f16", "bf16") else np.add
 
@@ -68,7 +93,7 @@ def float_binary(line: Line) -> Step:
     def run(w: Warp) -> None:
         write(w, fmt.words(_bounded(compute(fmt.values(a(w)), fmt.values(b(w))), bound)))
 
-    return run
+    return _by_halves(line, fmt, run)
 
 
 @operation(rf"fma\.rn(\.ftz)?(\.sat|\.relu)?\.{_TYPE}")
@@ -89,7 +114,7 @@ def fused(line: Line) -> Step:
             out = add(a.astype(np.float64) * b, c.astype(np.float64))
         write(w, fmt.words(_bounded(out, bound)))
 
-    return run
+    return _by_halves(line, fmt, run)
 
 
 @operation(rf"(max|min)(\.ftz)?(\.NaN)?\.{_TYPE}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
-from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Address, Register, Vector
@@ -102,15 +102,17 @@ def own_offsets(w: Warp, at: Array) -> Array:
 
 @operation(
     rf"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?{_HINT}(?:\.L2::\d+B)?"
-    r"(?:\.v([248]))?\.[busf](8|16|32|64)"
+    r"(?:\.v([248]))?\.([busf])(8|16|32|64)"
 )
 def load(line: Line) -> Step:
     line.count(2)
-    space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[3])
-    slots = line.slots(0, register_width(line, 0))
+    space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[4])
+    to = register_width(line, 0)
+    slots = line.slots(0, to)
     if len(slots) != count:
         raise line.refuse(f"loads {count} values into {len(slots)} registers")
     address, size = line.address(1), width // 8
+    signed = line.match[3] == "s" and to > width  # PTX ISA 9.7.9.8: the sign fills the register
 
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
@@ -124,12 +126,14 @@ def load(line: Line) -> Step:
             offsets = own_offsets(w, at)
             got = w.cta.shared.load(offsets, size)
             touch(w, w.cta.shared.shadow, offsets[:, 0], count * size, "r", lanes)
+        if signed:
+            got = got.view(f"i{size}").astype(f"i{to // 8}").view(DTYPES[to])
         if (got == got[0]).all():
             for i, slot in enumerate(slots):
                 w.put(slot, int(got[0, i]))
             return
         for i, slot in enumerate(slots):
-            full = np.zeros(LANES, got.dtype)
+            full = np.zeros(LANES, DTYPES[to])
             full[lanes] = got[:, i]
             w.put(slot, full)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value
 from ptxflow.compiler.emulator.operands import MASKS, Line, operation
-from ptxflow.compiler.emulator.parse import Sink, Vector
+from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 _SIGNED: dict[int, Any] = {16: np.int16, 32: np.int32, 64: np.int64}
@@ -341,12 +341,17 @@ def _unpack(line: Line, width: int) -> Step:
     part = width // parts
     items = operand.items if isinstance(operand, Vector) else ()
     slots = [None if isinstance(o, Sink) else line.register(o, part).slot for o in items]
-    a = line.read(1, width)
+    a, source = line.read(1, width), line.operand(1)
+    packed = source.slot if isinstance(source, Register) and parts == 2 else -1
 
     def run(w: Warp) -> None:
         value = a(w)
+        pair = w.halves.get(packed) if w.halves else None
+        whole = w.missing & ~(pair[0] | pair[1]) if pair else 0
         for i, slot in enumerate(slots):
             if slot is not None:
+                if pair:
+                    w.missing = whole | pair[i]
                 w.put(slot, to_unsigned(value >> (i * part) & MASKS[part], part))
 
     return run
@@ -357,12 +362,21 @@ def _pack(line: Line, width: int) -> Step:
     parts = len(operand.items) if isinstance(operand, Vector) else 1
     part = width // parts
     write, values = line.write(0, width), line.readers(1, part)
+    slot = line.register(line.operand(0), width).slot
 
     def run(w: Warp) -> None:
         out: Value = 0
+        missing = []
         for i, value in enumerate(values):
             out = out | to_unsigned(value(w), width) << (i * part)
-        write(w, out)
+            missing.append(w.missing)
+        if w.missing and parts == 2:  # the second's are those that the first did not have, too
+            low = missing[0]
+            w.missing = 0
+            values[1](w)
+            w.put_halves(slot, out, low, w.missing)
+        else:
+            write(w, out)
 
     return run
 

@@ -53,6 +53,7 @@ class Warp(Owner):
         self.regs: list[Value] = [None] * len(registers)
         self.defined = [0] * len(registers)
         self.flight: dict[int, str] = {}  # register slot -> what is to write it
+        self.halves: dict[int, tuple[int, int]] = {}  # of registers: lanes with one undefined
         self.pc = self.at = 0
         self.alive = FULL
         self.mask = FULL
@@ -81,6 +82,9 @@ class Warp(Owner):
             self.missing_slot = slot
             if self.regs[slot] is None:
                 return False if self.widths[slot] == 1 else 0
+        if self.halves and slot in self.halves:
+            self.missing |= (self.halves[slot][0] | self.halves[slot][1]) & self.mask
+            self.missing_slot = slot
         held = self.regs[slot]
         if self.single >= 0 and held.__class__ is np.ndarray:
             return held[self.single].item()
@@ -90,6 +94,10 @@ class Warp(Owner):
         """Write the active lanes."""
         if self.flight and slot in self.flight:
             raise Fault(f"writes {self.name(slot)}, {self.flight[slot]}")
+        if self.halves and slot in self.halves:
+            low, high = self.halves.pop(slot)
+            if (low | high) & ~self.mask:
+                self.halves[slot] = low & ~self.mask, high & ~self.mask
         kept = self.defined[slot] & ~self.mask
         if kept:
             old = self.regs[slot]
@@ -100,6 +108,14 @@ class Warp(Owner):
                 value = merged
         self.regs[slot] = value
         self.defined[slot] = (kept | self.mask) & ~self.missing
+
+    def put_halves(self, slot: int, value: Value, low: int, high: int) -> None:
+        """As `put`, where the low and the high half are not defined in some lanes."""
+        self.missing = low & high
+        self.put(slot, value)
+        if (low ^ high) & self.mask:
+            old = self.halves.get(slot, (0, 0))
+            self.halves[slot] = old[0] | low & self.mask, old[1] | high & self.mask
 
     def sure(self) -> None:
         """The operands read so far must be defined: an address, a predicate, stored data."""

@@ -1,12 +1,16 @@
-"""Loads and stores of a warp's lanes, from and to tensors in global memory by their names."""
+"""Loads and stores of a warp's lanes, from and to tensors in global memory by their names; zeros in
+shared memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import UOp, Value, anywhere, global_tensor, param, rectangle
+from ptxflow.compiler.ir.nodes import WARP, UOp, Value, alu, param
+from ptxflow.compiler.ir.statements import when
+from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot
 
+LINE = 512  # bytes that a warp zeroes at once
 Place = UOp | tuple[Value, Value, int, int]  # row, column, rows, columns: what a warp accesses
 
 
@@ -43,3 +47,18 @@ def store_global(
     """A lane's registers to `index` of the tensor, in units of `element` bytes, if `inside`."""
     attrs["element"] = element
     return at.st_global(param(tensor), index, inside, _region(tensor, place), source, **attrs)
+
+
+def zero_shared(storage: UOp, lines: int, warps: int, begun: bool = False) -> list[UOp]:
+    """Zeros over the first lines of 512 bytes of storage, by the warps of a CTA; `begun`: sums."""
+    out = list[UOp]()
+    for first in range(0, lines, warps):
+        zero = at.zero_shared(slot(storage, 0, (WARP + first) * LINE, LINE), begun=begun)
+        left = lines - first
+        out.append(zero if left >= warps else when(alu("lt", WARP, left), zero))
+    return out
+
+
+def meet(ctas: int) -> list[UOp]:
+    """All threads of a cluster of so many CTAs."""
+    return [at.cluster_arrive(), at.cluster_wait()] if ctas > 1 else [at.cta_sync()]

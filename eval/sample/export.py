@@ -61,19 +61,7 @@ def repository(manifest: Manifest, files: Mapping[str, bytes], license: str) -> 
         "digest": {"algorithm": "sha256", "files": digest},
     }
     made[METADATA] = (json.dumps(metadata, indent=2) + "\n").encode()
-    return {f"build/{VARIANT}/{path}": data for path, data in made.items()} | {
-        "README.md": _readme(manifest, name, license).encode()
-    }
-
-
-def _readme(manifest: Manifest, name: str, license: str) -> str:
-    inputs = ", ".join(manifest.definition["inputs"])
-    ranges = ", ".join(f"{n} {low} to {high}" for n, (low, high) in manifest.ranges.items())
-    return (
-        f"---\nlibrary_name: kernels\nlicense: {license.lower()}\n---\n\n# {name}\n\n"
-        f"`run({inputs})` is {manifest.name} for {ranges or 'any sizes'}, by "
-        f"{len(manifest.members)} kernels made by ptxflow for {manifest.target.name.upper()}.\n"
-    )
+    return {f"build/{VARIANT}/{path}": data for path, data in made.items()}
 
 
 @reports("export", LibraryError)
@@ -85,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args: argparse.Namespace = parser.parse_args(argv)
     manifest = read_manifest(args.library)
     files = {file.name: read_file(args.library, file) for file in manifest.files}
-    with OutputFolder(args.out, marker="README.md") as folder:
+    with OutputFolder(args.out, marker=f"build/{VARIANT}/{METADATA}") as folder:
         for path, data in repository(manifest, files, args.license).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,13 @@ from ptxflow.eval.sample.library_report import PAGE, SOLUTION, Origin, summary, 
 from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Judge, Look, State
 from ptxflow.eval.sample.ranges import Ranges, Sizes
-from ptxflow.eval.sample.selection import POLICY, REWARD, far_from_training, reward_of
+from ptxflow.eval.sample.selection import (
+    POLICY,
+    REWARD,
+    far_from_training,
+    reward_alone,
+    reward_of,
+)
 from ptxflow.gfn.inference import SHARPNESS, Policy, draw_distinct, load_policy, log_probs
 
 
@@ -101,11 +107,14 @@ def prepare(asked: Asked) -> Prepared:
     definition = asked.ranges.definition
     policy = load_policy(asked.checkpoint)
     family = find_family(definition)
+    if not policy.knows(family.name):
+        print(reward_alone(asked.checkpoint, family.name, asked.source), file=sys.stderr)
+        asked = replace(asked, source=REWARD)
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
     judge = Judge(family, asked.device, asked.ranges, reward)
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
-    told = sorted({*far} - {""})
+    told = sorted({*far} - {""}) if policy.knows(family.name) else []
     remarks += tuple(f"far from what the policy was trained on: {f}" for f in told)
     for remark in remarks:
         print(remark, file=sys.stderr)

@@ -117,7 +117,7 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
     """
     offered, jobs = places(), list[Job]()
     for name in _known(families, offered):
-        rng = _rng(name, seed)
+        rng = rng_of(name, seed)
         count = min(samples, len(offered[name]))
         for i in range(count):
             definition, axes = offered[name][(2 * i + 1) * len(offered[name]) // (2 * count)]
@@ -135,7 +135,8 @@ def _known(families: Sequence[str], offered: Mapping[str, object]) -> Sequence[s
     return families or list(offered)
 
 
-def _rng(of: str, seed: int) -> np.random.Generator:
+def rng_of(of: str, seed: int) -> np.random.Generator:
+    """What is drawn of a family does not depend on the others."""
     return np.random.default_rng([seed, zlib.crc32(of.encode())])
 
 
@@ -150,7 +151,7 @@ def draw_shapes(
     """
     offered, jobs, empty = definitions(), list[Job](), list[Problem]()
     for name in _known(families, offered):
-        rng = _rng(f"{name} on {device.name}", seed)
+        rng = rng_of(f"{name} on {device.name}", seed)
         for _ in range(samples):
             family, problem = random_problem(offered[name][rng.integers(len(offered[name]))], rng)
             try:

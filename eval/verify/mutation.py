@@ -25,6 +25,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -39,7 +40,7 @@ from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.verify.results import Summary, spread
+from ptxflow.eval.verify.results import Summary, kernels_digest, spread
 
 VERDICTS = ("killed", "caught", "equivalent", "survived", "refused")
 
@@ -236,6 +237,16 @@ def _counted(texts: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(texts).items()))
 
 
+def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
+    """By family, the digest of the kernels that were changed."""
+    texts: dict[str, list[str]] = {}
+    for problem, strategy in jobs:
+        maker = family(strategy.family)
+        text = digest(write(maker.build(problem, strategy, device), device))
+        texts.setdefault(strategy.family, []).append(text)
+    return {name: kernels_digest(found) for name, found in texts.items()}
+
+
 def table(summary: Summary) -> str:
     """Operator by verdict, the kill rate, each equivalent reason, and whatever should not be."""
     lines = [f"{'operator':10}" + "".join(f"{v:>10}" for v in VERDICTS)]
@@ -297,7 +308,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
         found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed)
         counts = summarise([j for judged in found for j in judged])
-        return {"kernels": len(jobs), "families": by_family(jobs, found), **counts}
+        return {
+            "kernels": len(jobs),
+            "digests": digests(jobs, device),
+            "families": by_family(jobs, found),
+            **counts,
+        }
 
     summary = results.make("mutation", args, given, work)
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ptxflow.command import Parser, reports
 from ptxflow.eval.bench.markdown import markdown, publish
-from ptxflow.eval.verify import results, strategies
+from ptxflow.eval.verify import real, results, strategies
 from ptxflow.eval.verify.results import Summary, median_and_max
 
 Row = Sequence[object]
@@ -83,7 +83,8 @@ def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
 
 
 def value_mutated(summaries: Sequence[Summary]) -> str:
-    """Verdicts by family and device, then by kind, and every mutant that escaped."""
+    """Verdicts by family and device, then by kind, why others are equivalent, and every mutant that
+    escaped."""
     heads = ("", *(f"{s['device']} {v}" for s in summaries for v in summaries[0]["all"]))
     parts = []
     for title in ("families", "kinds"):
@@ -94,6 +95,9 @@ def value_mutated(summaries: Sequence[Summary]) -> str:
             [n, *(c.get(v, 0) for c in cells for v in summaries[0]["all"])] for n, cells in rows
         ]
         parts.append(markdown(heads, body, None))
+    why = dict.fromkeys(r for s in summaries for r in s["reasons"])
+    body = [[r, *(s["reasons"].get(r, 0) for s in summaries)] for r in why]
+    parts.append(markdown(("why equivalent", *(s["device"] for s in summaries)), body, None))
     for summary in summaries:
         for what in ("escaped", "crashed"):
             parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]
@@ -109,7 +113,22 @@ def _commands(summaries: Sequence[Summary]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-SECTIONS = {"verify": verified, "mutation": mutated, "mutate-values": value_mutated}
+def emulated_rows(summaries: Sequence[Summary]) -> str:
+    """A table a device of the rows that were emulated at their real sizes."""
+    parts = []
+    for summary in summaries:
+        right = sum(row["verdict"] == "right" for row in summary["rows"])
+        parts.append(f"{right} of {len(summary['rows'])} rows right for {summary['arch']}.")
+        parts.append(markdown(real.HEADS, real.lines(summary["rows"]), None))
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
+SECTIONS = {
+    "verify": verified,
+    "mutation": mutated,
+    "mutate-values": value_mutated,
+    "verify-real": emulated_rows,
+}
 
 
 def sections(summaries: Iterable[Summary]) -> dict[str, str]:

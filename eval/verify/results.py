@@ -6,6 +6,7 @@ A file is written whole or not at all; `eval.verify.page` renders them.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -25,7 +26,12 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import UsageError, find_device
 
 Summary = dict[str, Any]
-KINDS = ("verify", "mutation", "mutate-values")  # the commands whose results these are
+KINDS = (
+    "verify",
+    "mutation",
+    "mutate-values",
+    "verify-real",
+)  # the commands whose results these are
 
 
 def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary:
@@ -56,6 +62,12 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
 def median_and_max(seconds: Mapping[str, float] | None) -> str:
     """A spread as `median (max)`."""
     return f"{seconds['median']:.2f} ({seconds['max']:.2f})" if seconds else "-"
+
+
+def kernels_digest(texts: Iterable[str]) -> str:
+    """Of the kernels that a row is of, by the digests of their PTX: another one than the committed
+    says that kernels have changed since."""
+    return hashlib.sha256(" ".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
 def make(

@@ -10,7 +10,6 @@ reason.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, covering_emulation
 from ptxflow.eval.verify.mutation import Judged, judge_strategy
-from ptxflow.eval.verify.results import Summary, median_and_max, spread
+from ptxflow.eval.verify.results import Summary, kernels_digest, median_and_max, spread
 
 STAGES = ("rules", "validator", "ptxas", "SASS", "emulator", "coverage")
 
@@ -161,12 +160,6 @@ def count(verifications: Sequence[Verification]) -> Summary:
             "right": sum(m.right for m in mutants),
         },
     }
-
-
-def kernels_digest(texts: Iterable[str]) -> str:
-    """Of the kernels that a row is of, by the digests of their PTX: another one than the committed
-    says that kernels have changed since."""
-    return hashlib.sha256(" ".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
 def _range(values: Iterable[int]) -> list[int] | None:

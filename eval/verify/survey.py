@@ -8,11 +8,13 @@ family takes. Shapes are random in every axis, constant ones too, or of --defini
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
@@ -20,7 +22,7 @@ from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
+from ptxflow.env.tasks.arguments import find_device, natural_int, parse_axes, positive_int
 from ptxflow.eval.bench.candidates import compile_all
 from ptxflow.eval.verify.draws import (
     add_arguments,
@@ -28,7 +30,9 @@ from ptxflow.eval.verify.draws import (
     definitions,
     draw,
     draw_shapes,
+    map_jobs,
 )
+from ptxflow.eval.verify.emulation import run_emulation
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -48,17 +52,32 @@ class Outcome:
     refused: list[tuple[Job, Exception]]
     empty: list[Problem]
     seconds: float
+    emulated: list[tuple[Job, str]] = field(default_factory=list)  # what is wrong, or nothing
 
 
 def survey(
-    jobs: list[Job], device: Device, workers: int, empty: list[Problem] | None = None
-) -> Outcome:
-    """Compile every job, behind a progress bar."""
+    jobs: list[Job], device: Device, workers: int, empty: list[Problem] | None = None,
+    emulate: int = 0, minutes: float = math.inf,
+) -> Outcome:  # fmt: skip
+    """Compile every job, behind a progress bar; then emulate so many, spread over them, of which
+    none is begun after so many minutes."""
     began = time.monotonic()
     outcomes = compile_all(jobs, device, workers)
     compiled = [o for o in outcomes if isinstance(o, CompiledKernel)]
     refused = [(job, o) for job, o in zip(jobs, outcomes, strict=True) if isinstance(o, Exception)]
-    return Outcome(jobs, compiled, refused, empty or [], time.monotonic() - began)
+    step = max(1, len(compiled) // max(emulate, 1))
+    asked = [(k.problem, k.strategy) for k in compiled[::step][:emulate]]
+    work = partial(_emulated, device, time.time() + 60 * minutes)
+    found = map_jobs(work, asked, workers, f"emulated for {device.arch}") if asked else []
+    told = [(one, text) for one, text in zip(asked, found, strict=True) if text is not None]
+    return Outcome(jobs, compiled, refused, empty or [], time.monotonic() - began, told)
+
+
+def _emulated(device: Device, until: float, given: Job) -> str | None:
+    """What the emulator says is wrong with a kernel on its first problem; None if time is over."""
+    if time.time() > until:
+        return None
+    return "; ".join(run_emulation(*given, device, (0,)).complaints)
 
 
 def report(outcome: Outcome, device: Device) -> str:
@@ -80,6 +99,12 @@ def report(outcome: Outcome, device: Device) -> str:
         chosen = " ".join(f"{name}={value}" for name, value in strategy.choices)
         lines.append(f"  {_who(problem)}: {chosen}: {type(error).__name__}: {error}")
     lines += [f"  {_who(problem)}: no strategy is valid" for problem in outcome.empty]
+    if outcome.emulated:
+        wrong = [(who, text) for who, text in outcome.emulated if text]
+        lines.append(
+            f"{len(outcome.emulated) - len(wrong)} of {len(outcome.emulated)} emulated are right"
+        )
+        lines += [f"  {_who(problem)} {s.key}: {text}" for (problem, s), text in wrong]
     return "\n".join(lines)
 
 
@@ -134,6 +159,10 @@ def arguments() -> argparse.ArgumentParser:
         help="b200, h200, h100 (default: b200 h200)")  # fmt: skip
     add("--samples", type=positive_int, default=2000,
         help="strategies of all families and devices together (default: 2000)")  # fmt: skip
+    add("--emulate", type=natural_int, default=0, metavar="N",
+        help="emulate so many of each device's, on their first problem (default: 0)")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="M",
+        help="of each device, after which none is emulated")  # fmt: skip
     return parser
 
 
@@ -148,14 +177,15 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
 
 @reports("survey", ptxas.ToolMissing)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit 0 if every drawn strategy compiles, 1 if not, 2 on bad arguments."""
+    """Exit 0 if every drawn strategy compiles and is right where it is emulated, 1 if not, 2 on bad
+    arguments."""
     args = arguments().parse_args(argv)
     refused = 0
     for device in map(find_device, args.device):
         jobs, empty = drawn(args, device)
-        outcome = survey(jobs, device, args.jobs, empty)
+        outcome = survey(jobs, device, args.jobs, empty, args.emulate, args.minutes)
         print(report(outcome, device))
-        refused += len(outcome.refused)
+        refused += len(outcome.refused) + sum(bool(text) for _, text in outcome.emulated)
     return 1 if refused else 0
 
 

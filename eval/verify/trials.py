@@ -83,8 +83,8 @@ def attempt(
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
         return Outcome(error=error, fault=True)
-    partly = dict(wanted or {}) if any(given.some) else None
-    error = differences(case, tensors, partly, any(given.some[: len(launch.steps) - 1]))
+    started = any(given.some[: len(launch.steps) - 1])
+    error = differences(case, tensors, (wanted or {}) if any(given.some) else None, started)
     written = {
         name: changed(tensors[name], case.tensors[name]) & right(plain(tensors[name]), bounds)
         for name, bounds in case.expected.items()
@@ -114,8 +114,8 @@ def differences(
         wrong = ~right(found, bounds)
         if partly is not None:
             written = changed(tensors[name], case.tensors[name])
-            written &= ~(started & np.isnan(found))
-            wrong &= written | partly.get(name, False)
+            numbers = written & ~np.isnan(found) if started else written
+            wrong &= numbers | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
     return ""

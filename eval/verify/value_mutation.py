@@ -34,7 +34,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -45,17 +45,17 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import positive_int
-from ptxflow.eval.verify import results
+from ptxflow.eval.verify import reasons, results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.mutants import Mutant
-from ptxflow.eval.verify.mutation import chosen_structures
+from ptxflow.eval.verify.mutation import chosen_structures, digests
 from ptxflow.eval.verify.results import Summary, spread
-from ptxflow.eval.verify.strategies import kernels_digest
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
+SHOWN = 100  # equivalent mutants, at most, in a result
 PART = 24  # mutants of a kernel that one process judges in a turn
 
 
@@ -213,31 +213,26 @@ def _append(path: Path | None, judged: Judged) -> None:
 # -- the result -----------------------------------------------------------------------------------
 
 
-def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
-    """By family, the digest of the kernels that were changed."""
-    texts: dict[str, list[str]] = {}
-    for problem, strategy in jobs:
-        maker = family(strategy.family)
-        text = digest(write(maker.build(problem, strategy, device), device))
-        texts.setdefault(strategy.family, []).append(text)
-    return {name: kernels_digest(found) for name, found in texts.items()}
-
-
 def summarise(judged: Sequence[Judged]) -> Summary:
-    """Verdicts by family and by kind, the times, and every mutant that no trial kills."""
+    """Verdicts by family and by kind, the times, every mutant that escaped, and why others are
+    equivalent, with some of them."""
 
     def rows(of: Callable[[Judged], str], names: Sequence[str]) -> Summary:
         counts = Counter((of(j), j.verdict) for j in judged)
         present = [name for name in names if any(counts[name, v] for v in VERDICTS)]
         return {name: {v: counts[name, v] for v in VERDICTS} for name in present}
 
+    same = [j for j in judged if j.verdict == "equivalent"]
+    shown = same[:: max(1, -(-len(same) // SHOWN))]
     return {
         "families": rows(lambda j: j.family, sorted({j.family for j in judged})),
         "kinds": rows(lambda j: j.kind, KINDS),
         "all": {v: sum(j.verdict == v for j in judged) for v in VERDICTS},
         "validator_s": spread(j.check_s for j in judged),
         "emulator_s": spread(j.emulator_s for j in judged if j.emulator_s),
-        **{v: listed(judged, v) for v in ("escaped", "crashed", "equivalent")},
+        **{v: listed(judged, v) for v in ("escaped", "crashed")},
+        "reasons": reasons.counted((j.family, j.text) for j in same),
+        "equivalent": [f"{j.family}: {j.text} ({reasons.reason(j.family, j.text)})" for j in shown],
     }
 
 

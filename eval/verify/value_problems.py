@@ -44,10 +44,10 @@ SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
 COVERING = 500_000  # instructions after which no further problem is sought
 SOON = 120_000  # instructions that the first problem, and a larger one, may take
-CLUSTERS = (0, 12, 6, 3, 1)  # of these two: all, or as many as end soon
+CLUSTERS = (0, 12, 6, 3, 2)  # of these two: all, or as many as end soon
 #: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
 LONGER, SLOWEST, GRACE = 2, 8, 2000
-QUICK = 1, 3  # clusters of a problem that comes before all, where that is so many times as quick
+QUICK = 2, 3  # clusters of a problem that comes before all, where that is so many times as quick
 LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
 NO_END = "does not end"
 
@@ -85,7 +85,7 @@ class Bench:
         """A mutant's text on a problem; a kill is counted. A run that takes much longer than the
         kernel does not end."""
         given = known.attempt
-        if given.some and given not in self.written:
+        if any(given.some) and given not in self.written:
             self.written[given] = self.whole(given).written
         times = LONGER if known is not self.larger else SLOWEST
         limit = times * known.instructions + GRACE
@@ -128,6 +128,7 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
 
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:
     given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
+    given["some"] = tuple(given["some"])
     return Known(Attempt(**given), row["instructions"], row["data"])
 
 
@@ -144,7 +145,7 @@ def digest_of(given: Attempt) -> str:
 def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]:
     """The problems that cover something new of the text, and the first, cheap ones first."""
     out, held, spent = Covering(made.shape, True), list[Known](), 0
-    for given in (first, *_attempts(made.shape, sizes)):
+    for given in dict.fromkeys((first, *_attempts(made.shape, sizes))):
         if held and not (out.gaps and spent < COVERING):
             break
         kernel = _built(given.problem, made.job[1], made.device)
@@ -158,7 +159,7 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
         if given in out.chosen:
             held.append(Known(given, outcome.report.instructions, digest_of(given)))
     some, quick = QUICK
-    brief = replace(min(held, key=lambda k: k.instructions).attempt, some=(some,))
+    brief = replace(min(held, key=lambda k: k.instructions).attempt, some=_each(made, some))
     outcome = made.whole(brief)
     if outcome.report.instructions * quick < min(k.instructions for k in held):
         held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
@@ -168,11 +169,17 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
     """The kernel on a problem: on all clusters, or on as many as end soon."""
     for some in CLUSTERS:
-        sized = replace(given, some=(some,))
+        sized = replace(given, some=_each(made, some))
         outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
         if not (outcome.fault and NO_END in outcome.error):
             break
     return sized, outcome
+
+
+def _each(made: Bench, some: int) -> tuple[int, ...]:
+    """So many clusters of every launch; none: all."""
+    steps = made.launch(Attempt(made.shape)).steps
+    return (some,) * len(steps) if some else ()
 
 
 def larger_problem(

@@ -63,6 +63,15 @@ def test_findings_have_a_rule_and_a_line(what: str) -> None:
     assert found(verdict(body)) == [expected]
 
 
+def test_half_of_a_register_may_be_undefined() -> None:
+    pack = STORE + "mov.b64 %x, {%r1, %r2};\nadd.f32x2 %x, %x, %x;\nmov.b64 {%r3, %r4}, %x;\n"
+    for register, expected in (("%r3", []), ("%r4", [("uninitialized", 16)])):
+        text = kernel(f"{pack}st.global.u32 [%a], {register};").replace("sm_90a", "sm_100a")
+        buffers = {"x": {"shape": [256]}}
+        launch = {"version": 1, "block": [64], "buffers": buffers, "params": [{"buffer": "x"}]}
+        assert found(check(text, parse(launch), 1)) == expected
+
+
 def test_reads_of_blank_buffers_are_found() -> None:
     body = STORE + "st.global.u32 [%a], %r1;\nld.global.u32 %r2, [%a];"
     blank = {"x": {"dtype": "int32", "shape": [64]}}

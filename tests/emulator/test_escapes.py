@@ -5,28 +5,48 @@ text do. Each leaves the kernel right wherever indices are small.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.emulator.race import GRANULE
 from ptxflow.compiler.ir import Value, loop, slot, value
+from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
+from ptxflow.compiler.kernels.dsa_indexer import select
+from ptxflow.compiler.kernels.dsa_sparse.lists import Lists
+from ptxflow.compiler.kernels.gdn_decode.kernel import Kernel
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
 from ptxflow.compiler.kernels.gqa_decode.span import Span
 from ptxflow.compiler.kernels.gqa_prefill import schedule
+from ptxflow.compiler.kernels.mla.combine import Combine as Parts
 from ptxflow.compiler.kernels.moe.grouped import Grouped
+from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.trials import cover
-from tests.families import gemm, gqa_decode, gqa_prefill, moe
+from tests.families import (
+    dsa_indexer,
+    dsa_sparse,
+    gdn_decode,
+    gemm,
+    gqa_decode,
+    gqa_prefill,
+    mla,
+    moe,
+)
 
 H200 = DEVICES["h200"]
 FAR = 34  # turns of a ring
 
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
+stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
+tile_at = schedule.Work.tile_at
 
 
 def other_chunk(self: Combine, place: Any, head: Value, column: Value) -> Any:
@@ -66,6 +86,32 @@ def first_block(self: Grouped, name: str, row: Value, k: Any) -> Any:
     return weight_scale(self, name, row, k if self.up else k * 0)
 
 
+def other_part(self: Parts, row: Value, column: Value) -> Any:
+    """The maxima and sums of an even chunk for those of an odd one."""
+    return stats_of(self, value(row) >> 1 << 1, column)
+
+
+def short_list(self: Lists, span: Any, token: Value) -> Any:
+    """Entries from the 384th on are that one."""
+    return entry(self, span, value(token).min(383))
+
+
+def one_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
+    """Sweeps end behind their first turn."""
+    swept = index.arg[0].endswith("_turn")
+    return loop(index, value(turns).min(1) if swept else turns, *body, **options)
+
+
+def even_heads(self: Kernel, name: str, row: Any) -> Any:
+    """Query heads of odd number are the ones before."""
+    return load_token(self, name, value(row) >> 1 << 1)
+
+
+def near_tiles(self: schedule.Work, step: Value) -> Any:
+    """Tiles of keys beyond those of the first problem are the last of these."""
+    return tile_at(self, value(step).min(self.s.stages + 2))
+
+
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
 PLANTS: dict[str, Plant] = {
     "E1 another chunk": (
@@ -89,6 +135,21 @@ PLANTS: dict[str, Plant] = {
     "E8 blocks of the second product": (
         Grouped, "weight_scale", first_block, moe.problem(), moe.strategy()
     ),
+    "E5 another chunk of MLA": (
+        Parts, "stats_of", other_part, mla.problem(), mla.decode(chunk=768)
+    ),
+    "E6 long lists": (
+        Lists, "entry", short_list, dsa_sparse.problem(topk=2048), dsa_sparse.strategy()
+    ),
+    "E7 the second turn of a sweep": (
+        select, "loop", one_turn, dsa_indexer.problem(), dsa_indexer.strategy()
+    ),
+    "E11 later tiles of keys": (
+        schedule.Work, "tile_at", near_tiles, gqa_prefill.problem(64), gqa_prefill.strategy()
+    ),
+    "another query head of a delta net": (
+        Kernel, "_load_token", even_heads, gdn_decode.problem(), gdn_decode.strategy()
+    ),
 }  # fmt: skip
 
 
@@ -98,3 +159,45 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
     holder, method, planted, problem, strategy = PLANTS[name]
     monkeypatch.setattr(holder, method, planted)
     assert cover(problem, strategy, H200).error
+
+
+WORKSPACES = {
+    "gqa_decode": (gqa_decode.problem(), gqa_decode.strategy(tiles=16)),
+    "mla_decode": (mla.problem(), mla.decode()),
+    "mla_prefill": (mla.problem(prefill=True), mla.prefill(parts=4, sum_chunks=2)),
+    "dsa_indexer": (dsa_indexer.problem(), dsa_indexer.strategy()),
+    "dsa_sparse": (dsa_sparse.problem(), dsa_sparse.strategy()),
+    "moe": (moe.problem(), moe.strategy()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKSPACES)
+def test_a_quarter_of_a_workspace_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2, each of the program's workspaces alone, where a quarter of it is a granule or more."""
+    problem, strategy = WORKSPACES[name]
+    maker = family(name)
+    held = maker.launch(problem, strategy, H200).workspace
+    assert held
+    axes = dict(problem.axes)
+
+    def launched(which: str) -> Any:
+        def launch(*given: Any) -> Any:
+            whole = maker.launch(*given)
+            less = [replace(w, bytes=f"({w.bytes}) // 4") for w in whole.workspace]
+            kept = zip(whole.workspace, less, strict=True)
+            return replace(whole, workspace=tuple(b if a.name == which else a for a, b in kept))
+
+        return launch
+
+    escaped = set[str]()
+    for each in held:
+        planted = replace(maker, launch=launched(each.name))
+        monkeypatch.setattr(trials, "family", lambda _, planted=planted: planted)
+        try:
+            found = bool(cover(problem, strategy, H200).error)
+        except ValueError as error:  # of a tensor map
+            found = "it spans" in str(error)
+        if not found and evaluate(each.bytes, axes) > 4 * GRANULE:
+            escaped.add(each.name)
+    assert not escaped

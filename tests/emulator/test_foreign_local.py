@@ -1,4 +1,4 @@
-"""Local variables: an array of each thread, read at an index that differs between lanes."""
+"""Local variables: an array of each thread, read at an index that differs between lanes; signs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ def test_bytes_are_extended_as_their_type_says() -> None:
     for at in range(4):
         got = lanewise(text.format(f"ld.local.s8 %d, [%rd+{at}];"), words)
         assert (got.view(np.int32) == octets.view(np.int8)[:, at]).all()
+        assert (lanewise(f"ld.global.s8 %d, [%at+{at}];", words) == got).all()
         got = lanewise(text.format(f"ld.local.u8 %d, [%rd+{at}];"), words)
         assert (got == octets[:, at]).all()
+        assert (
+            lanewise(f"ld.global.u8 %d, [%at+{at}]; add.u32 %d, %d, 512;", words) == got + 512
+        ).all()
     pair = "ld.local.v2.u16 {%h, _}, [%rd]; cvt.u32.u16 %d, %h;".replace("_", "%h2")
     got = lanewise(text.format(".reg .b16 %h2; " + pair), words)
     assert (got == (words & 0xFFFF)).all()

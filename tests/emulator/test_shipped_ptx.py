@@ -142,18 +142,38 @@ DONE:
     ret;
 }
 """
+BULK = """    .shared .align 16 .b8 tile[256];
+    .shared .align 8 .b64 full;
+    mov.u32 %t, %tid.x;
+    setp.eq.u32 %p, %t, 0;
+    @!%p bra WAIT;
+    mbarrier.init.shared::cta.b64 [full], 1;
+    FENCE
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [full], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%x], 256, [full];
+WAIT:
+    bar.sync 0;
+LOOP:
+    mbarrier.try_wait.parity.shared::cta.b64 %q, [full], 0;
+    @!%q bra LOOP;
+    ld.shared.b32 %a, [tile];
+    ret;
+}
+"""
 TEXTS = {
     "the address of tensor memory is read before the allocation": (
         ALLOC, ("BARRIER", "bar.sync 0;"), ("BARRIER", ""), {"uninitialized", "race"}),
     "a counter is reset by the last CTA, unordered with the others": (
         COUNTER, ("ORDER", "acq_rel"), ("ORDER", "relaxed"), {"race"}),
+    "an mbarrier's init is not made known to the asynchronous proxy": (
+        BULK, ("FENCE", "fence.proxy.async.shared::cta;"), ("FENCE", ""), {"mbarrier-lifetime"}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_replay_in_ptx(name: str) -> None:
     text, right, wrong, found_by = TEXTS[name]
-    words = {"dtype": "uint32", "shape": [1], "contents": "zeros"}
+    words = {"dtype": "uint32", "shape": [64], "contents": "zeros"}
     given = parse({"version": 1, "grid": [2], "block": [64], "buffers": {"x": words},
                    "params": [{"buffer": "x"}]})  # fmt: skip
     assert rules(check(HEAD + text.replace(*right), given)) == set()

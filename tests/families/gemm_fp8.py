@@ -54,7 +54,7 @@ _CASES = (
     (H200, "two row blocks, multicast", strategy(tile_m=256, tile_n=64, cluster="2x1"), 4096),
     (H200, "swapped", once(swap=1, tile_m=64, tile_n=16, consumers=1), 16),
     (H200, "swapped, two warpgroups, K over two CTAs", once(swap=1, tile_n=32, split_k=2), 32),
-    (B200, "persistent, staged", strategy(tile_n=256, num_stages=3), 4096),
+    (B200, "persistent, staged", strategy(tile_n=256, num_stages=3, producer_regs=24), 4096),
     (B200, "one warpgroup, scales of 32 columns", once(tile_n=96, consumers=1), 64),
     (B200, "two row blocks, staged by blocks", strategy(tile_m=256, tile_n=96, num_stages=3,
                                                         epilogue="tma_blocks"), 4096),
@@ -100,10 +100,14 @@ ROW = Row(
     ),
     planted=(
         Planted(
-            "scales of the next row",
+            "scales and sums of another block",
             problem(64),
             once(tile_m=64, tile_n=64, consumers=1),
-            {"a scale of A": ("mad.wide.u32 %rda, %r0, 4", "mad.wide.u32 %rda, %r0, 8")},
+            {
+                f"{name} of the next": (f"%fused_{name}0, [%rda+0]", f"%fused_{name}0, [%rda+4]")
+                for name in ("token_scale", "weight_scale")
+            }
+            | {"sums that go on": ("%rd8, 0, 1, 1;", "%rd8, 1, 1, 1;")},
             trial=True,
             slow=True,
         ),

@@ -25,6 +25,7 @@ from ptxflow.eval.verify import value_mutation
 from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
+from ptxflow.eval.verify.reasons import reason
 from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.trials import Attempt, Outcome
 from ptxflow.eval.verify.value_mutants import KINDS, candidates, drawn, multiple_of, replaced
@@ -263,14 +264,26 @@ def test_the_table_and_the_page_name_what_escaped() -> None:
         Judged("stride", "a", "validator", "refused", 0.1, 0.0, "gemm"),
         Judged("offset", "b", "escaped", "2 differ", 0.1, 1.0, "moe"),
         Judged("offset", "c", "equivalent", "", 0.1, 2.0, "gemm"),
+        Judged(
+            "scale",
+            "scale 0 to 1 as value, here,: mov(c_sums) at a.py",
+            "equivalent",
+            "",
+            0.1,
+            2.0,
+            "moe",
+        ),
     ]
     summary = summarise(judged)
     assert summary["families"]["gemm"]["validator"] == 1 == summary["all"]["escaped"]
     assert "escaped:\n  moe: b: 2 differ\ncrashed: none\nequivalent:\n  gemm: c" in table(summary)
+    assert summary["reasons"] == {"to be looked at": 1, reason("moe", judged[-1].text): 1}
     made = {"kind": "mutate-values", "device": "h200", "versions": {}, "seconds": 1.0,
             "processes": 1, "command": "ptxflow mutate-values", **summary}  # fmt: skip
     page = sections([made])["mutate-values"]
-    assert "| gemm | 1 | 0 | 1 | 0 | 0 | 0 |" in page and "h200, escaped: moe: b: 2 differ" in page
+    assert (
+        "| gemm | 1 | 0 | 1 | 0 | 0 | 0 | 0 |" in page and "h200, escaped: moe: b: 2 differ" in page
+    )
 
 
 @pytest.mark.slow

@@ -16,21 +16,21 @@ from tests.families.gemm import CASES, IDS, build
 INFO = KernelInfo("k", "sm_90a", 4, 1, (), ())
 
 
-@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1), st.sampled_from(["div", "rem"]))
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**32 - 2), st.sampled_from(["div", "rem"]))
 def test_division_by_a_constant_is_exact(divisor: int, dividend: int, name: str):
     node = const(dividend, "n") // divisor if name == "div" else const(dividend, "n") % divisor
     exact = dividend // divisor if name == "div" else dividend % divisor
     assert Program(kernel(INFO)).value(reduced(node))({"n": dividend}) & 0xFFFFFFFF == exact
 
 
-@pytest.mark.parametrize("divisor", [3, 5, 6, 7, 11, 96, 132, 448, 1000, 2**31 - 1])
+@pytest.mark.parametrize("divisor", [3, 5, 6, 7, 11, 14, 19, 21, 96, 132, 448, 1000, 2**31 - 1])
 def test_reciprocals_at_the_edges(divisor: int):
-    multiplier, shift = reciprocal(divisor)
-    assert multiplier < 2**32
-    top = 2**31 // divisor * divisor
-    for n in (0, 1, divisor - 1, divisor, divisor + 1, top - 1, top, 2**31 - 1):
-        if n < 2**31:
-            assert ((n * multiplier) >> 32) >> shift == n // divisor
+    multiplier, shift, more = reciprocal(divisor)
+    assert multiplier < 2**32 and (more == 0 or divisor not in (3, 5, 6))
+    top = 2**32 // divisor * divisor
+    for n in (0, 1, divisor - 1, divisor, divisor + 1, top - 1, top, 2**32 - 2, 2**32 - 1 - more):
+        if n < 2**32 - more:
+            assert (((n + more) * multiplier) >> 32) >> shift == n // divisor
 
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)

@@ -24,7 +24,7 @@ from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
 from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
-from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
 
 ENTRY = "dsa_indexer_select"
 _POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
@@ -91,22 +91,11 @@ class Select(Row):
                 single(*fill),
             ),
             at.grid_wait() if self.s.dependent else None,
-            self.meet(),
+            meet(self.ctas),
         ]
 
     def zero(self, storage: UOp, size: int, begun: bool = False) -> Body:
-        out, lines = list[Body](), -(-size // LINE)
-        for i in range(0, lines, self.warps):
-            body = at.zero_shared(slot(storage, 0, (WARP + i) * LINE, LINE), begun=begun)
-            left = lines - i
-            out.append(body if left >= self.warps else when(alu("lt", WARP, left), body))
-        return out
-
-    def meet(self) -> Body:
-        """All threads that share the row."""
-        if self.ctas == 1:
-            return at.cta_sync()
-        return [at.cluster_arrive(), at.cluster_wait()]
+        return zero_shared(storage, -(-size // LINE), self.warps, begun)
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -187,9 +176,9 @@ class Select(Row):
         return [
             at.cta_sync(),
             at.sum_range(self.counted, own, WARP, bits=self.bits, warps=self.warps),
-            self.meet(),
+            meet(self.ctas),
             when(WARP.eq(0), pick),
-            self.meet(),
+            meet(self.ctas),
         ]
 
     # -- entries -------------------------------------------------------------------------------
@@ -206,7 +195,7 @@ class Select(Row):
                     entries_, count, keys, bound, where, 0, slots=self.slots, peers=self.ctas
                 ),
             ),
-            self.meet(),
+            meet(self.ctas),
         ]
 
     def leader(self) -> Body:

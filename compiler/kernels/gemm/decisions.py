@@ -7,6 +7,7 @@ tile_m columns by tile_n rows. A CTA pair (cta_group 2) shares one MMA of 2*tile
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,15 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     )
     resident = np.minimum(device.resident_blocks(smem, launch, threads), by_tmem)
     return Resources(smem, held, threads, columns, resident)
+
+
+def with_registers(f: Fields, plain: Resources, more: Any, device: Device) -> Resources:
+    """A GEMM's resources where its threads hold so many more registers."""
+    most = np.minimum(plain.registers + more, register_limit(f, device))
+    held = np.where(f.producer_regs == 0, most, plain.registers)
+    launch = np.where(f.producer_regs == 0, held, device.registers_per_sm // plain.threads // 8 * 8)
+    resident = device.resident_blocks(plain.smem_bytes, launch, plain.threads)
+    return replace(plain, registers=held, occupancy=np.minimum(plain.occupancy, resident))
 
 
 def _smaller_tile_n(f: Fields, device: Device) -> Any:

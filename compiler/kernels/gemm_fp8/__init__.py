@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
@@ -13,7 +14,7 @@ from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
 from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resources, strategy
-from ptxflow.compiler.kernels.gemm_fp8.problem import WORD, problem, sized, words
+from ptxflow.compiler.kernels.gemm_fp8.problem import FOLLOWING, WORD, problem, sized, words
 from ptxflow.compiler.launch import Launch
 
 
@@ -43,8 +44,8 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """A GEMM's, of whole blocks of K."""
     plain = gemm.trial(words(p), strategy(s, device), device)
-    steps = -(-plain.problem["K"] // 64)
-    axes = {"M": plain.problem["M"], "N": plain.problem["N"], "K": 128 * steps}
+    axes = dict(plain.problem.axes)
+    axes["K"] = -(-axes["K"] // 64) * 64 * WORD
     return replace(plain, problem=sized(p, axes))
 
 
@@ -52,16 +53,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A GEMM's, whose steps are blocks of K."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
-    def of(axes: dict[str, int]) -> dict[str, int]:
-        bytes_ = {"K": axes["K"] * WORD} if "K" in axes else {}
-        full = dict(sized(p, axes | bytes_).axes)
-        follow = {"N": ("N", "num_n_blocks"), "K": ("K", "num_k_blocks")}
-        return axes | {n: full[n] for axis in follow if axis in axes for n in follow[axis]}
+    def of(axes: Mapping[str, int]) -> dict[str, int]:
+        new = dict(sized(p, {n: v * WORD if n == "K" else v for n, v in axes.items()}).axes)
+        return {n: v for n, v in new.items() if FOLLOWING.get(n, n) in axes}
 
-    return Trials(
-        tuple(of(dict(shape)) for shape in plain.shapes),
-        tuple(replace(size, axes=of(dict(size.axes))) for size in plain.sizes),
-    )
+    sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
+    return Trials(tuple(map(of, plain.shapes)), sizes)
 
 
 GEMM_FP8 = Family(

@@ -6,27 +6,35 @@ block are scaled and added to those of all in float32. Two warpgroups hide each 
 
 from __future__ import annotations
 
+from math import gcd
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, Body, UOp, const, frag, loop, param, part, var
 from ptxflow.compiler.kernels.gemm import hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
-from ptxflow.compiler.kernels.gemm_fp8.decisions import scale_columns
-from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK
+from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK, WORD
 from ptxflow.compiler.tile.operands import k_major, wgmma
 from ptxflow.compiler.tile.tensors import load_global
 
 
-def token_scale(t: Tiling, register: UOp, k: UOp, row: UOp) -> UOp:
-    """A's scale of a row in a block of K."""
-    return load_global(register, "A_scale", k * param("M") + row, row < param("M"))
-
-
-def weight_scale(t: Tiling, register: UOp, k: UOp, row: UOp) -> UOp:
-    """B's scale of the rows around one of B's; behind the last one the last."""
-    n = t.problem["N"]
-    block = row // BLOCK if n % t.cluster_columns == 0 else row.min(n - 1) // BLOCK
-    return load_global(register, "B_scale", block * (2 * t.problem["K"] // BLOCK) + k)
+def scales(
+    t: Tiling, k: UOp, tokens: UOp, rows: list[UOp], weights: UOp, columns: list[UOp]
+) -> list[UOp]:
+    """Loads of scales in block k of K, to registers in turn: A's of rows of C, and B's of the
+    blocks around columns of C; behind the last column those of the last."""
+    n, steps = t.problem["N"], WORD * t.problem["K"] // BLOCK
+    held = [c if n % t.cluster_columns == 0 else c.min(n - 1) for c in columns]
+    return [
+        *(
+            load_global(part(tokens, i, 1), "A_scale", k * param("M") + row, row < param("M"))
+            for i, row in enumerate(rows)
+        ),
+        *(
+            load_global(part(weights, i, 1), "B_scale", column // BLOCK * steps + k)
+            for i, column in enumerate(held)
+        ),
+    ]
 
 
 class Kernel(hopper.Kernel):
@@ -37,20 +45,20 @@ class Kernel(hopper.Kernel):
         self.r = self.fused.registers
         self.acc = frag("acc", self.acc.arg.size, "b32")
         self.sums = self.r("sums", self.acc.arg.size)
-        swapped = t.swapped
-        self.wide = t.s.tile_n if swapped else scale_columns(t.s.tile_n)  # columns with one scale
-        self.groups = t.s.tile_n // self.wide
-        self.tokens = t.s.tile_n // 4 if swapped else 2 * self.blocks_m  # of a lane
-        self.weights = self.blocks_m if swapped else self.groups
+        self.wide = gcd(t.s.tile_n, BLOCK)  # columns that share B's scale, wherever tiles begin
+        self.tokens = t.s.tile_n // 4 if t.swapped else 2 * self.blocks_m  # of a lane
+        self.weights = self.blocks_m if t.swapped else t.s.tile_n // self.wide
 
     def multiply(self, tile: UOp, sequence: UOp) -> Body:
         m0, n0 = self.t.origin(tile)
         k = var("k")
         use = sequence * self.t.k_trips + k
-        scales = self.r("token_scale", self.tokens), self.r("weight_scale", self.weights)
-        factor = self.r("factor", self.tokens * self.weights)
+        count = self.tokens
+        tokens, weights = self.r("token_scale", count), self.r("weight_scale", self.weights)
+        factor = self.r("factor", count * self.weights)
+        acc = self.accumulators(0, 0, self.acc.arg.size)
         step: list[Body] = [
-            self.load_scales(*scales, self.t.k_first + k, m0, n0),
+            self.load_scales(tokens, weights, self.t.k_first + k, m0, n0),
             self.ring.wait_full(use),
             at.wgmma_fence(),
             self.mma(self.ring.stage(use), k),
@@ -58,19 +66,12 @@ class Kernel(hopper.Kernel):
             at.wgmma_wait(pending=0),
             self.release(use),
             [
-                at.scale_f32(
-                    part(factor, w * self.tokens, self.tokens), scales[0], part(scales[1], w, 1)
-                )
+                at.scale_f32(part(factor, w * count, count), tokens, part(weights, w, 1))
                 for w in range(self.weights)
             ],
-            at.promote(self.accumulators(0, 0, self.acc.arg.size), self.sums, factor,
-                       order=self._order()),
-        ]  # fmt: skip
-        return [
-            at.mov(self.accumulators(0, 0, self.acc.arg.size), 0),
-            loop(k, self.t.k_trips, step),
-            self.epilogue(m0, n0, sequence),
+            at.promote(acc, self.sums, factor, order=self._order()),
         ]
+        return [at.mov(acc, 0), loop(k, self.t.k_trips, step), self.epilogue(m0, n0, sequence)]
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []
@@ -85,22 +86,17 @@ class Kernel(hopper.Kernel):
 
     def load_scales(self, tokens: UOp, weights: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """Of a lane's rows and columns of the fragment, in a block of K."""
-        t = self.t
-        rows: list[UOp] = []
-        if t.swapped:
-            columns = [n0 + 8 * (i >> 1) + ((LANE & 3) << 1) + (i & 1) for i in range(self.tokens)]
-            rows = [m0 + self._warp_row(i) for i in range(self.blocks_m)]
-        else:
-            rows = [n0 + g * self.wide for g in range(self.groups)]
-            columns = [
-                m0 + self._warp_row(i) + 8 * half + (LANE >> 2)
-                for i in range(self.blocks_m)
-                for half in range(2)
-            ]
-        return [
-            *(token_scale(t, part(tokens, i, 1), k, row) for i, row in enumerate(columns)),
-            *(weight_scale(t, part(weights, i, 1), k, row) for i, row in enumerate(rows)),
-        ]
+        blocks = [m0 + self._warp_row(i) for i in range(self.blocks_m)]
+        if self.t.swapped:
+            pair = n0 + ((LANE & 3) << 1)
+            return scales(
+                self.t, k, tokens, [pair + 8 * (i >> 1) + (i & 1) for i in range(self.tokens)],
+                weights, blocks,
+            )  # fmt: skip
+        rows = [block + 8 * half + (LANE >> 2) for block in blocks for half in range(2)]
+        return scales(
+            self.t, k, tokens, rows, weights, [n0 + g * self.wide for g in range(self.weights)]
+        )
 
     def _order(self) -> tuple[int, ...]:
         """The factor of each sum: registers come in pairs of columns, of two rows in turn."""

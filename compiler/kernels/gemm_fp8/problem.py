@@ -21,6 +21,7 @@ INPUTS = {
     "B": (["N", "K"], "float8_e4m3fn"),
     "B_scale": (["num_n_blocks", "num_k_blocks"], "float32"),
 }
+FOLLOWING = {"num_n_blocks": "N", "num_k_blocks": "K"}  # axes that follow from others
 OUTPUTS = {"C": (["M", "N"], "bfloat16")}
 
 
@@ -36,29 +37,24 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
         found = {tensor: (spec["shape"], spec["dtype"]) for tensor, spec in tensors.items()}
         if found != expected:
             raise ValueError(f"{name}: a block-scaled gemm has the {part} {expected}, not {found}")
-    names = ("M", "N", "K", "num_n_blocks", "num_k_blocks")
-    bound = {axis: bind_axis(name, axis, definition["axes"], axes) for axis in names}
+    bound = {n: bind_axis(name, n, definition["axes"], axes) for n in ("M", "N", "K", *FOLLOWING)}
     n, k = bound["N"], bound["K"]
     if k % BLOCK or n % TMA_UNIT:
         raise ValueError(f"{name}: K = {k} and N = {n} must be multiples of {BLOCK} and {TMA_UNIT}")
-    for axis, size in blocks(n, k).items():
-        if bound[axis] != size:
-            raise ValueError(f"{name}: {axis} must be {size}, not {bound[axis]}")
     if max(bound["M"], n, k) > AXIS_LIMIT or k // BLOCK * bound["M"] > AXIS_LIMIT:
         raise ValueError(f"{name}: axes, and scales of A, are at most {AXIS_LIMIT}")
-    return sized(Problem("gemm_fp8", name, tuple(bound.items()), "float8_e4m3fn", 1, 1), bound)
-
-
-def blocks(n: int, k: int) -> dict[str, int]:
-    """Axes that follow from N and K."""
-    return {"num_n_blocks": -(-n // BLOCK), "num_k_blocks": k // BLOCK}
+    p = sized(Problem("gemm_fp8", name, tuple(bound.items()), "float8_e4m3fn", 1, 1), bound)
+    for axis in FOLLOWING:
+        if bound[axis] != p[axis]:
+            raise ValueError(f"{name}: {axis} must be {p[axis]}, not {bound[axis]}")
+    return p
 
 
 def sized(p: Problem, axes: Mapping[str, int]) -> Problem:
     """The problem at other M, N or K, with the work that these are."""
     new = dict(p.axes) | dict(axes)
-    new |= blocks(new["N"], new["K"])
     m, n, k = (new[axis] for axis in "MNK")
+    new |= {name: -(-new[axis] // BLOCK) for name, axis in FOLLOWING.items()}
     scales = new["num_k_blocks"] * (m + new["num_n_blocks"])
     size = float((m + n) * k + 4 * scales + 2 * m * n)
     return replace(p, axes=tuple(new.items()), flops=2.0 * m * n * k, bytes=size)

@@ -229,12 +229,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 3 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
-    tiles, ends = share * k.cut - (k.cut > 1), 3 if k.cut == 2 else 2
+    tiles = share * k.cut - (k.cut > 1)
     sizes = (
         *([size(1, 1, cut)] if k.chunk else []),
+        *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut == 2 else []),
         size(3, 2 * k.queries + 3, cut),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
-        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (ends, 8)),
+        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )
     return Trials(({n: own[n] for n in constants},), sizes)
 

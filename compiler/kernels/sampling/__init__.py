@@ -60,14 +60,15 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; three rows, which are of the rare kinds, and one without a state on the device.
-    """
+    than are listed; rows as many as a row has CTAs, and three of them, one of each kind; and a row
+    without a state on the device."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    sizes = (Size({"batch_size": 3}), Size({"batch_size": 1}, absent=True))
+    rows = max(3, int(s.ctas) + 1)
+    sizes = (Size({"batch_size": rows}, None, (3,)), Size({"batch_size": 1}, absent=True))
     return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 

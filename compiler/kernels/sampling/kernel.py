@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling.decisions import (
@@ -37,7 +37,7 @@ from ptxflow.compiler.kernels.sampling.decisions import (
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
 
 ENTRY = "sampling"
 WARP_SIZE = 32
@@ -138,20 +138,7 @@ class Kernel:
         return load_global(held, name, self.row, 1, (self.row, 0, 1, 1), unread="dst")
 
     def _zero(self) -> Body:
-        out = list[Body]()
-        for storage, lines in self.zeroed.items():
-            for i in range(0, lines, self.warps):
-                place = slot(storage, 0, (WARP + i) * LINE, LINE)
-                body = at.zero_shared(place, begun=True)
-                left = lines - i
-                out.append(body if left >= self.warps else when(alu("lt", WARP, left), body))
-        return out
-
-    def _meet(self) -> Body:
-        """All threads that share the row."""
-        if self.ctas == 1:
-            return at.cta_sync()
-        return [at.cluster_arrive(), at.cluster_wait()]
+        return [zero_shared(each, n, self.warps, begun=True) for each, n in self.zeroed.items()]
 
     def _alone(self, body: Body) -> Body:
         """What the row's first CTA does for all."""
@@ -235,7 +222,7 @@ class Kernel:
             at.cta_sync(),
             self._sum_ranges(self.bins, **self.first),
             when(self._leads, random),
-            self._meet(),
+            meet(self.ctas),
         ]
 
     def _second_pass(self) -> Body:
@@ -252,7 +239,7 @@ class Kernel:
                            chunk, chunk.ne(0), 0, group=group, slots=self.slots, peers=self.ctas,
                            **self._once)  # fmt: skip
 
-        return [self.sweep(visit), self._meet()]
+        return [self.sweep(visit), meet(self.ctas)]
 
     # -- thresholds ----------------------------------------------------------------------------
 

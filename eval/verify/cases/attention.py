@@ -27,6 +27,7 @@ Bounds = dict[str, tuple[Values, Values]]
 SIZES = (1.0, 4.0, 0.0, 16.0, 1.0)  # of a query, by row and head
 AGAINST = (0.0, 0.0, 0.0, 0.0, -12.0)  # of what all keys have in common, in a query
 LAST = 0.75  # of what all keys have in common, in the last key of a sequence
+FEW = 5  # keys of the shortest of several sequences that ask once each
 STALE = 2.0**12  # of what lies past the end of a sequence: finite, so that a weight of 0 drops it
 #: of probabilities in 16 bits: half an ulp relative to each, and below the least normal number
 PROBABILITY_ERROR = {"bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
@@ -78,6 +79,8 @@ def choose(
         keys = _fill(pages, page, asked, rng)
         if asked is not None:
             _shorten(keys, pages, page, max(1, (asked - 2) // 3))
+        elif count > 2:
+            _shorten(keys, pages, page, FEW)
         pages[1:2] += idle
     else:
         keys = np.array(lengths, np.int64)
@@ -119,8 +122,8 @@ def _fill(pages: Ints, page: int, asked: int | None, rng: np.random.Generator) -
 
 
 def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
-    """Leave the shortest of several sequences so many keys at most that queries can be more; its
-    other pages are the longest's."""
+    """Leave the shortest of several sequences so many keys at most: so that queries can be more, or
+    that it is one chunk beside those of several; its other pages are the longest's."""
     live = np.flatnonzero(keys)
     short, long = live[np.argmin(keys[live])], live[np.argmax(keys[live])]
     if short == long or keys[short] <= most:

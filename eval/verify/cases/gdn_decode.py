@@ -19,7 +19,6 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisone
 SUM_ERROR, GATE_ERROR, ROUNDING = 2.0**-18, 2.0**-20, 2.0**-22
 SMALLEST = 2.0**-120  # what is below may be zero: a shut gate in float32
 GATES = (30.0, -40.0, 19.5, -12.0, 21.0, 0.0)  # of some heads: softplus is x, e^x, or in between
-NEAR = 0.5  # of other heads: softplus near 0, where all terms of its series count
 SHUT, OPEN = -90.0, 90.0  # of the first head's b and the last's: beta is 0 or 1
 SCALES = (None, 0.0, 0.25)
 
@@ -33,20 +32,20 @@ def case(problem: Problem, given: bool = True, scale: float | None = -1.0) -> Ca
     def normal(*shape: int, by: float = 1.0) -> Values:
         return stored(rng.normal(size=shape) * by, problem.dtype)
 
-    dt_bias = rng.normal(-1.0, 0.5, heads).astype(np.float32)
-    near = rng.normal(size=(batch, 1, heads)) * NEAR - dt_bias
-    a, b = stored(near, problem.dtype), normal(batch, 1, heads, by=3.0)
+    a, b = normal(batch, 1, heads, by=3.0), normal(batch, 1, heads, by=3.0)
     for gates, special in ((a, GATES), (b, (SHUT, OPEN))):
         flat = gates.reshape(-1)
         places = rng.permutation(flat.size)[: min(len(special), flat.size // 2)]
         flat[places] = stored(np.array(special[: len(places)]), problem.dtype)
+    bias = rng.normal(-1.0, 0.5, heads).astype(np.float32)
+    a[0, 0, 1::3] = stored(-bias[1::3], problem.dtype)  # about 0, where softplus is a whole series
     tensors: Tensors = {
         "q": normal(batch, 1, queries, size, by=size**-0.5),
         "k": normal(batch, 1, queries, size, by=size**-0.5),
         "v": normal(batch, 1, heads, size),
         "A_log": np.log(rng.uniform(0.01, 2.0, heads)).astype(np.float32),
         "a": a,
-        "dt_bias": dt_bias,
+        "dt_bias": bias,
         "b": b,
         "output": poisoned((batch, 1, heads, size), problem.dtype),
         "new_state": poisoned((batch, heads, size, size), "float32"),

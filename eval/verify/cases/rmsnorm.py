@@ -1,4 +1,5 @@
-"""Rows of normal data of different sizes; a value may be off by ROOT_ERROR before it is rounded.
+"""Rows of normal data of different sizes, some with squares of about epsilon; a value may be off by
+ROOT_ERROR before it is rounded.
 
 A sum of squares has no cancellation: a thread's 256 additions at most, and ten across threads, cost
 266 x 2^-24 of it, the root halves that to 2^-16.9; the constants, rsqrt (2^-22.9) and two products
@@ -12,6 +13,7 @@ import numpy as np
 from ptxflow.compiler.family import Problem
 from ptxflow.eval.verify.cases.case import Case, plain, poisoned, stored
 
+SMALL = 2.0**-10  # a row whose mean square is about epsilon
 ROOT_ERROR = 2.0**-16  # relative, of a value over its root mean square
 
 
@@ -21,6 +23,7 @@ def case(problem: Problem) -> Case:
     rng = np.random.default_rng([batch, hidden])
     names = ["hidden_states", *["residual"] * int(problem.constant("residual"))]
     sizes = np.exp2(rng.integers(-3, 4, (batch, 1)))
+    sizes[::3] = SMALL
     rows = {name: stored(rng.normal(size=(batch, hidden)) * sizes, problem.dtype) for name in names}
     weight = stored(rng.normal(size=hidden), problem.dtype)
     x = np.sum([plain(row) for row in rows.values()], axis=0, dtype=np.float32).astype(np.float64)

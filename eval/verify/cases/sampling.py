@@ -1,9 +1,9 @@
 """Rows of probabilities of several kinds, drawn from with one state of the generator.
 
-The first rows take a kernel's rare paths: nearly equal elements at the threshold all over the row,
-so many of them that lists overflow, and filters that keep all. Others are softmaxes of normal
-logits, peaked ones as language models give, ones with many equal values or zeros, and uniform ones.
-The sample must be the one that integers give.
+Of three rows in turn two take a kernel's rare paths: nearly equal elements at the threshold all
+over the row, and so many of them that lists overflow; the first of all has filters that keep all.
+Others are softmaxes of normal logits, peaked ones as language models give, ones with many equal
+values or zeros, and uniform ones. The sample must be the one that integers give.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 
 SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 8
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-RARE = 3  # rows whose k and p go with them
+RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
 NEAR = 1 << 16  # keys of the narrowest bin of a first digit
 ALIGNED = 1 << 18  # and of the widest
 OTHERS = 20  # elements of 0.001: above a crowded bin, below one that is not
@@ -38,7 +38,9 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     )
     return np.stack(
         [
-            near(vocab, rng, bool(i)) if i < RARE - 1 else _softmax(kinds[(i + 1) % len(kinds)]())
+            near(vocab, rng, i % RARE == 1)
+            if i % RARE
+            else _softmax(kinds[i // RARE % len(kinds)]())
             for i in range(batch)
         ]
     )
@@ -66,13 +68,13 @@ def _softmax(logits: Values) -> Row:
 
 
 def _rare(tensors: Tensors, batch: int) -> None:
-    """k and p of the first rows: among the elements of one bin, then past all."""
-    for i in range(min(batch, RARE)):
+    """k and p of the rare rows, among the elements of one bin, and of the first, past all."""
+    for i in [0, *(i for i in range(batch) if i % RARE)]:
         kept = int(0.6 * (tensors["probs"][i] > 0).sum())
         if "top_k" in tensors:
-            tensors["top_k"][i] = kept if i < RARE - 1 else 0
+            tensors["top_k"][i] = kept if i else 0
         if "top_p" in tensors:
-            tensors["top_p"][i] = 0.55 if i < RARE - 1 else 1
+            tensors["top_p"][i] = 0.55 if i else 1
 
 
 def case(problem: Problem, given: bool = True) -> Case:
