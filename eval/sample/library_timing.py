@@ -1,11 +1,12 @@
 """Times of a library's candidates measured on this machine's GPU, in place of the reward's.
 
-At each look its own candidates and a few that serve many sizes are checked and timed; then those
-chosen are timed again in the same rounds as the best of the look, and at sizes between looks in the
-same rounds as each other. Records are appended to a file,
-and what it holds is not measured again: without a GPU, or when the time for it is up, what the file
-has counts, and elsewhere the reward, corrected by what was measured near. Where lengths are on the
-device a few patterns of them count, and a kernel's time is their geometric mean.
+At each look its own candidates and a few that serve many sizes are checked and timed, and what was
+fastest at the looks next to it, which the reward may not say. Then those chosen are timed again, in
+the same rounds as the best of the look, and at sizes between looks in the same rounds as each
+other. Records are appended to a file, and what it holds is not measured again: without a GPU, or
+when the time for it is up, what the file has counts, and elsewhere the reward, corrected by what
+was measured near. Where lengths are on the device a few patterns of them count, and a kernel's time
+is their geometric mean.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ptxflow.env.measurements import REFINE
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.bench.records import Identity, Record
-from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look
+from ptxflow.eval.sample.looks import Flags, Floats, Ints, Judge, Look
 from ptxflow.eval.sample.portfolio import choose
 from ptxflow.eval.sample.ranges import Sizes
 
@@ -30,7 +31,10 @@ PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
 FAULTS = ("wrong", "hang", "fault", "compile_error")
-SCREENING, TOGETHER = 0.5, 0.75  # of the time, for looks: the rest is for sizes between them
+#: shares of the time after which looks are no longer screened, with candidates of the looks next to
+#: them, timed together; the rest is for sizes between them
+SCREENING, NEXT, TOGETHER = 0.5, 0.65, 0.85
+NEIGHBOURS, FASTEST = 4, 2  # of a look, and of each of them
 
 
 @dataclass
@@ -63,9 +67,10 @@ class GpuTiming:
             asked[list(many)] = True
             asked &= said[row] < HOPELESS * said[row].min()
             columns = np.flatnonzero(asked)
-            times = self._timed(look, codes[columns])
+            times = self._timed(look, codes[columns], SCREENING)
             known[row] = np.isfinite(times).any()
             out[row] = _calibrated(said[row], columns, times)
+        self._from_neighbours(looked, codes, said, out, known)
         if known.any() and not known.all():
             sizes = [look.sizes for look in looked]
             far, near = (list(np.array(sizes, object)[rows]) for rows in (~known, known))
@@ -74,6 +79,24 @@ class GpuTiming:
             out[~known] = said[~known] * np.exp(interpolated(near, error, far))
         out[:, np.isin(codes, list(self.faulty))] = np.inf
         return out
+
+    def _from_neighbours(
+        self, looked: Sequence[Look], codes: Ints, said: Floats, out: Floats, known: Flags
+    ) -> None:
+        """Time at each look what was fastest at those next to it; changes `out` and `known`."""
+        places = np.log2([list(look.sizes.values()) for look in looked])
+        before, measured = out.copy(), known.copy()
+        for row in tqdm(spread(len(looked)), desc="measure neighbours'", unit="size"):
+            order = np.argsort(((places - places[row]) ** 2).sum(1), kind="stable")
+            near = [n for n in order[1 : NEIGHBOURS + 1] if measured[n]]
+            best = {c for n in near for c in np.argsort(before[n], kind="stable")[:FASTEST]}
+            columns = np.array(sorted(c for c in best if np.isfinite(said[row, c])), np.int64)
+            times = self._timed(looked[row], codes[columns], NEXT) if len(columns) else np.zeros(0)
+            found = np.isfinite(times)
+            if known[row]:
+                out[row, columns[found]] = times[found]
+            elif found.any():
+                out[row], known[row] = _calibrated(said[row], columns, times), True
 
     def together(
         self, looked: Sequence[Look], codes: Ints, times: Floats, chosen: Sequence[int]
@@ -109,14 +132,15 @@ class GpuTiming:
             for c in codes
         ]  # fmt: skip
 
-    def _timed(self, look: Look, codes: Ints) -> Floats:
-        """[n] seconds, the geometric mean over patterns of lengths; infinite of failures."""
+    def _timed(self, look: Look, codes: Ints, share: float) -> Floats:
+        """[n] seconds, the geometric mean over patterns of lengths; infinite of failures, and of
+        those not yet measured when this share of the time is spent."""
         logs = []
         for sizes in self._patterns(look.sizes):
             legal = self.judge.legal(sizes, codes)
             row = np.full(len(codes), np.inf)
             asked = self._candidates(sizes, codes[legal])
-            if self.measurer and self.spent < SCREENING * self.seconds:
+            if self.measurer and self.spent < share * self.seconds:
                 begun = time.monotonic()
                 self._keep(self.measurer(asked), begun)
             row[legal] = self._known(codes[legal], [c.identity for c in asked])

@@ -27,6 +27,7 @@ from ptxflow.eval.sample.selection import POLICY, REWARD
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Scorer = Callable[[Space], Floats]  # [n] log-probabilities of the policy
 Drawer = Callable[[Floats], Ints]  # k places of them, drawn
 TOP = 256  # of the reward's best strategies at a size: what serves one well may serve many

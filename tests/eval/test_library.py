@@ -25,7 +25,7 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.sample import held_out, library, library_run
-from ptxflow.eval.sample.library_timing import interpolated, spread
+from ptxflow.eval.sample.library_timing import GpuTiming, interpolated, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
@@ -244,6 +244,25 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
 
 def _looked(found: Manifest) -> list[list[int]]:
     return [[row[AXIS]] for m in found.members for row in m.provenance["us"]]
+
+
+def test_what_is_fastest_at_a_size_is_timed_next_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = np.array([[3.0, 2, 1], [3, 4, 2], [9, 9, 4]])
+    looked = [Look({AXIS: n}, 1.0, (), ()) for n in (1, 64, 2048)]
+    asked = list[tuple[int, list[int]]]()
+
+    def timed(_: Any, look: Look, codes: np.ndarray, share: float) -> np.ndarray:
+        asked.append((look.sizes[AXIS], codes.tolist()))
+        return truth[looked.index(look), codes]
+
+    monkeypatch.setattr(GpuTiming, "_timed", timed)
+    timing = GpuTiming(judge(), None, 4, 2, {})
+    said = np.array([[2.0, 2, 2], [2, 2, 2], [2, np.inf, 2]])  # one is not legal at the last
+    out, known = np.array([[3.0, 2, 1], [3, 4, 9], said[2]]), np.array([True, True, False])
+    timing._from_neighbours(looked, np.arange(3), said, out, known)
+    assert asked == [(1, [0, 1]), (2048, [0, 2]), (64, [1, 2])]
+    assert out[:2].tolist() == [[3, 2, 1], [3, 4, 2]] and known.all()
+    assert out[2].tolist() == [9, np.inf, 4]
 
 
 def test_any_first_few_are_spread_over_all() -> None:
