@@ -55,7 +55,8 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
     level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
     keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
     place = np.arange(vocab)
-    turns = (place + place // 4 + place // 16) % LEVELS  # so that all lanes' elements have each
+    # so that each element of a lane has all levels, whatever is between lanes
+    turns = (place + place // 4 + place // 16 + place // 64) % LEVELS
     which = np.where(rng.random(vocab) < 0.5, turns, rng.integers(0, LEVELS, vocab))
     row = np.where(there, keys[which].astype(np.uint32).view(np.float32), 0)
     row[rng.permutation(vocab)[:OTHERS]] = 0.001
