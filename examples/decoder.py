@@ -217,9 +217,11 @@ def compare(args: argparse.Namespace, batch: int) -> bool:
     expected = Torch(model, torch.float32).step(hidden)[0]
     makers = {c.name: c for c in (Ptxflow, FlashInfer, Torch) if args.only in (None, c.name)}
     calls, errors = dict[str, Callable[[], Tensor]](), dict[str, float]()
+    held = []  # graphs read kernels, plans and workspaces
     for name, maker in makers.items():
         try:
             ops = maker(model, args.libraries) if maker is Ptxflow else maker(model)
+            held.append(ops)
             call, logits = graphed(ops.step, ops.sample, ops.mode, hidden, top_p)
         except (ImportError, RuntimeError, ValueError) as error:  # the others are told without it
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
