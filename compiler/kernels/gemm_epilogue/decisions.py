@@ -19,6 +19,13 @@ def fits(f: Fields, problem: Problem, device: Device) -> Any:
     return needed <= gemm.register_limit(f, device)
 
 
+def addressed(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether the addresses of what is read and stored element by element have registers, too;
+    ptxas spills 4 bytes where they do not."""
+    widest = (f.tile_m == 256) & (f.tile_n == 256)
+    return gemm.on_hopper(device) | ~(widest & (f.swap == 1) & (f.epilogue == gemm.DIRECT))
+
+
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """A GEMM's, and the registers of what the epilogue reads."""
     plain = gemm.resources(f, problem, device)
@@ -31,5 +38,10 @@ RULES = (
         "accumulators and what the epilogue reads exceed the registers of a consumer thread",
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         fits,
+    ),
+    rule(
+        "direct stores of two swapped tiles of 256 columns leave no registers for addresses",
+        "swap tile_m tile_n epilogue",
+        addressed,
     ),
 )

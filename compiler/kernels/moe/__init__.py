@@ -124,7 +124,7 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Blocks of which there are as many as have the same divisions; tokens of several tiles, of
-    which experts have more rows than a quarter of the most."""
+    which an expert has as many as fill one."""
     own = dict(p.axes)
     shapes = []
     for blocks, inner in SHAPES:
@@ -136,7 +136,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    sizes = tuple(Size({"seq_len": n}) for n in (24, 60))
+    sizes = tuple(Size({"seq_len": n}) for n in (24, max(60, int(s.tile_t) * 5 // 4 + 4)))
     return Trials(tuple(shapes), sizes)
 
 
