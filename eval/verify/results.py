@@ -60,8 +60,11 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def median_and_max(seconds: Mapping[str, float] | None) -> str:
-    """A spread as `median (max)`."""
-    return f"{seconds['median']:.2f} ({seconds['max']:.2f})" if seconds else "-"
+    """A spread as `median (max)`; of joined results the maximum alone is known."""
+    if not seconds:
+        return "-"
+    middle = f"{seconds['median']:.2f}" if "median" in seconds else "-"
+    return f"{middle} ({seconds['max']:.2f})"
 
 
 def kernels_digest(texts: Iterable[str]) -> str:

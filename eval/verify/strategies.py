@@ -10,12 +10,15 @@ reason.
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import cache, ptxas, sass
@@ -25,7 +28,9 @@ from ptxflow.compiler.compilation import Job, prepare
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.env.tasks.arguments import natural_int, positive_int
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.arguments import UsageError, find_family, natural_int, positive_int
+from ptxflow.env.tasks.definition import load
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, covering_emulation
@@ -201,6 +206,56 @@ def summarise(verifications: Sequence[Verification]) -> Summary:
     }
 
 
+def joined(whole: Summary, part: Summary) -> Summary:
+    """A result of all families with the rows of some of them, drawn alike, made anew.
+
+    UsageError where the two commands differ in more than --families and --jobs. Medians over all
+    kernels are not known any more.
+    """
+    first, second = (
+        vars(arguments().parse_args(shlex.split(s["command"])[2:])) for s in (whole, part)
+    )
+    other = [n for n in first if first[n] != second[n] and n not in ("families", "jobs", "out")]
+    if other or first["families"] or first["definition"]:
+        raise UsageError(f"--renew: {part['command']} is no part of {whole['command']}")
+    rows = {name: part["rows"].get(name, row) for name, row in whole["rows"].items()}
+    stay = {n: d for n, d in whole["definitions"].items() if _family(n) not in part["rows"]}
+    return whole | {
+        "rows": rows,
+        "all": _sum(list(rows.values())),
+        "definitions": dict(sorted((stay | part["definitions"]).items())),
+        **{
+            kind: [line for line in whole[kind] if line.split()[2] in stay] + part[kind]
+            for kind in ("failures", "caught")
+        },
+    }
+
+
+def _family(definition: str) -> str:
+    return find_family(load(definition)).name
+
+
+def _sum(rows: Sequence[Summary]) -> Summary:
+    """The counts of all kernels from those of each family."""
+
+    def longest(name: str) -> dict[str, float]:
+        return {"max": max(row[name]["max"] for row in rows)}
+
+    def ends(name: str) -> list[int] | None:
+        return _range(x for row in rows for x in row[name] or ())
+
+    def total(name: str) -> dict[str, int]:
+        return {key: sum(row[name][key] for row in rows) for key in rows[0][name]}
+
+    return {
+        "strategies": sum(row["strategies"] for row in rows),
+        "kernels": kernels_digest(row["kernels"] for row in rows),
+        **{name: total(name) for name in ("passed", "covered", "mutants")},
+        **{name: ends(name) for name in ("registers", "smem_bytes", "spill_bytes", "problems")},
+        **{name: longest(name) for name in ("validator_s", "emulator_s")},
+    }
+
+
 def lines(summary: Summary) -> list[tuple[str, ...]]:
     """The table: its heads, a line for each row, and one for all; of mutants where any were
     tried."""
@@ -283,6 +338,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--schedules", type=positive_int, default=len(SEEDS),
         help=f"emulated (default: {len(SEEDS)})")  # fmt: skip
     add("--mutants", type=natural_int, default=2, help="tried of each kernel (default: 2; 0: none)")
+    add("--renew", type=Path, metavar="FILE.json",
+        help="replace the rows of --families in this result of all families, too")  # fmt: skip
     return parser
 
 
@@ -299,7 +356,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             verify_all(jobs, device, seeds, args.jobs, mutants=args.mutants, seed=args.seed)
         )
 
+    whole = results.read(args.renew) if args.renew else None
     summary = results.make("verify", args, given, work)
+    if whole is not None:
+        write_whole(args.renew, json.dumps(joined(whole, summary), indent=1) + "\n")
     print(table(summary))
     return int(any(d["verified"] < d["strategies"] for d in summary["definitions"].values()))
 
