@@ -222,8 +222,9 @@ def summary_markdown(run: Run) -> str:
     if not run.measured:
         lines.append("- nothing was measured here: these figures are predictions")
     lines += [f"- refused: {s.key}: {type(e).__name__}: {e}" for s, e in run.refused]
-    lines += ["", "![predicted times of the samples in the space](samples.png)", ""]
-    return "\n".join(lines)
+    if run.samples:
+        lines += ["", "![predicted times of the samples in the space](samples.png)"]
+    return "\n".join([*lines, ""])
 
 
 def _origins(run: Run) -> str:
@@ -350,7 +351,8 @@ def write_run(run: Run, folder: Path, solution: Json | None) -> None:
         _write_json(folder / "solution.json", solution)
     _write_json(folder / "summary.json", summary_json(run))
     (folder / "report.md").write_text(summary_markdown(run))
-    sample_plot(run, folder / "samples.png")
+    if run.samples:
+        sample_plot(run, folder / "samples.png")
 
 
 def _write_json(path: Path, data: Json) -> None:

@@ -107,13 +107,15 @@ def test_what_is_written_agrees_with_itself(checkpoint: Path, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize("refused", [1, 3], ids=["the first", "all"])
 def test_a_refused_strategy_is_told_and_fails_the_run(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, refused: int
 ) -> None:
-    def first_refused(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
-        return [HazardError("a race"), *fake_compile(jobs[1:], device, workers)]
+    def refusing(jobs: Sequence[Job], device: Device, workers: int | None) -> Outcomes:
+        built = fake_compile(jobs[refused:], device, workers)
+        return [*(HazardError("a race") for _ in jobs[:refused]), *built]
 
-    monkeypatch.setattr(pipeline, "compile_all", first_refused)
+    monkeypatch.setattr(pipeline, "compile_all", refusing)
     assert call(checkpoint, tmp_path / "a") == 1
     assert "HazardError: a race" in capsys.readouterr().err
     assert "HazardError: a race" in (tmp_path / "a" / "report.md").read_text()
