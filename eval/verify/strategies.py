@@ -212,14 +212,11 @@ def joined(whole: Summary, part: Summary) -> Summary:
     UsageError where the two commands differ in more than --families and --jobs. Medians over all
     kernels are not known any more.
     """
-    first, second = (
-        vars(arguments().parse_args(shlex.split(s["command"])[2:])) for s in (whole, part)
-    )
-    other = [n for n in first if first[n] != second[n] and n not in ("families", "jobs", "out")]
-    if other or first["families"] or first["definition"]:
-        raise UsageError(f"--renew: {part['command']} is no part of {whole['command']}")
-    rows = {name: part["rows"].get(name, row) for name, row in whole["rows"].items()}
-    stay = {n: d for n, d in whole["definitions"].items() if _family(n) not in part["rows"]}
+    require_part(whole, shlex.split(part["command"])[2:])
+    families = {_family(name) for name in part["definitions"]}
+    new: Summary = part["rows"] if len(families) > 1 else dict.fromkeys(families, part["all"])
+    rows = {name: new.get(name, row) for name, row in whole["rows"].items()}
+    stay = {n: d for n, d in whole["definitions"].items() if _family(n) not in families}
     return whole | {
         "rows": rows,
         "all": _sum(list(rows.values())),
@@ -229,6 +226,20 @@ def joined(whole: Summary, part: Summary) -> Summary:
             for kind in ("failures", "caught")
         },
     }
+
+
+def require_part(whole: Summary, argv: Sequence[str]) -> None:
+    """UsageError unless a command draws some families of a result of all, and draws alike."""
+    first, second = (
+        vars(arguments().parse_args(given)) for given in (shlex.split(whole["command"])[2:], argv)
+    )
+    free = ("families", "jobs", "out", "renew")
+    if (
+        first["families"]
+        or first["definition"]
+        or any(value != second[name] for name, value in first.items() if name not in free)
+    ):
+        raise UsageError(f"--renew: {shlex.join(argv)} is no part of {whole['command']}")
 
 
 def _family(definition: str) -> str:
@@ -357,6 +368,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
     whole = results.read(args.renew) if args.renew else None
+    if whole is not None:
+        require_part(whole, given)
     summary = results.make("verify", args, given, work)
     if whole is not None:
         write_whole(args.renew, json.dumps(joined(whole, summary), indent=1) + "\n")

@@ -19,7 +19,8 @@ def row(passed: int, longest: float, registers: list[int] | None) -> Summary:
 
 def result(command: str, rows: dict[str, Summary], names: list[str], failed: list[str]) -> Summary:
     return {
-        "command": f"ptxflow verify --samples 2 {command}", "rows": rows, "all": {},
+        "command": f"ptxflow verify --samples 2 {command}", "rows": rows,
+        "all": next(iter(rows.values())),
         "definitions": {n: {"strategies": 1, "verified": 1} for n in names},
         "failures": [f"key of {n} (axes): why" for n in failed], "caught": [],
     }  # fmt: skip
@@ -29,9 +30,10 @@ def test_rows_definitions_failures_and_sums_are_those_of_the_newer_run() -> None
     old = {"rmsnorm": row(2, 3.0, [8, 9]), "gemm": row(1, 5.0, [16, 32])}
     failed = ["gemm_n128_k2048", "rmsnorm_h128"]
     whole = result("--jobs 8", old, ["gemm_n128_k2048", "rmsnorm_h128"], failed)
-    part = result("--families gemm", {"gemm": row(2, 1.0, None)}, ["gemm_n256_k7168"], [])
+    part = result("--families gemm --renew a.json", {"gemm_n256_k7168": row(2, 1.0, None)},
+                  ["gemm_n256_k7168"], [])  # fmt: skip
     made = joined(whole, part)
-    assert made["rows"] == {"rmsnorm": old["rmsnorm"], "gemm": part["rows"]["gemm"]}
+    assert made["rows"] == {"rmsnorm": old["rmsnorm"], "gemm": part["all"]}
     assert list(made["definitions"]) == ["gemm_n256_k7168", "rmsnorm_h128"]
     assert made["failures"] == [whole["failures"][1]]
     total = made["all"]

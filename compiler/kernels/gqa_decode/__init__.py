@@ -135,7 +135,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     sizes = (
         size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, () if many < MANY else (2, 8)),
-        size(131, 24 * page, (0, 8)),
+        size(131, 24 * page),
     )
     return Trials(shapes, sizes)
 
