@@ -333,22 +333,6 @@ class Family:
     #: where today's have nothing that would take as long
     revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
 
-    @staticmethod
-    def of(
-        name: str,
-        op_types: tuple[str, ...],
-        problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem],
-        space: tuple[tuple[Decision, ...], tuple[Rule, ...], Callable[..., Resources]],
-        model: tuple[Callable[..., Demand], Callable[..., dict[str, float]], dict[str, Any]],
-        kernels: tuple[Callable[..., Any], ...],
-        **others: Any,
-    ) -> Family:
-        """A family by its parts: decisions, rules and resources; demand, features and costs;
-        build, trips, launch, trial and trials; what else it has by name."""
-        named = "decisions rules resources demand features costs build trips launch trial trials"
-        parts: dict[str, Any] = dict(zip(named.split(), (*space, *model, *kernels), strict=True))
-        return Family(name=name, op_types=op_types, problem=problem, **parts, **others)
-
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentence of every rule that the strategy breaks; empty when it is legal.
 

@@ -94,8 +94,7 @@ def table(observed: Sequence[Observations], config: FitConfig) -> Table:
     x = np.concatenate([matrix(columns, names) for columns in found])
     residual, weight, workload = map(np.concatenate, parts)
     weight = weight / weight.mean()
-    return Table(names, x, residual.astype(np.float32),
-                 weight.astype(np.float32), workload)  # fmt: skip
+    return Table(names, x, residual.astype(np.float32), weight.astype(np.float32), workload)
 
 
 def fit(

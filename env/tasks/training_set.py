@@ -81,7 +81,7 @@ HEADS = Row(  # norms of attention heads: short rows, many of them
     trained={"batch_size": octaves(524288, parts=2)},
     held_out={"batch_size": (7, 100, 700, 3000, 400000)},
     typical={"batch_size": 16384},
-)  # fmt: skip
+)
 SAMPLING = Row(
     tuple(
         f"{kind}_sampling_from_probs_v{size}"
@@ -92,13 +92,13 @@ SAMPLING = Row(
     held_out={"batch_size": (7, 20, 100)},
     typical={"batch_size": 64},
     unseen=(("top_p_sampling_from_probs_v128256", {"vocab_size": 32000}),),
-)  # fmt: skip
+)
 GDN_DECODE = Row(
     ("gdn_decode_qk16_v32_d128_k_last",),
     trained={"batch_size": octaves(512, parts=8, but=(7, 20))},
     held_out={"batch_size": (7, 20, 100, 300)},
     typical={"batch_size": 64},
-)  # fmt: skip
+)
 DECODE = Row(
     (
         "gqa_paged_decode_h32_kv4_d128_ps1", "gqa_paged_decode_h32_kv4_d128_ps64",

@@ -75,8 +75,7 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
-    add("--definition", nargs="+", metavar="NAME|PATH",
-        help="default: all that have kernels")  # fmt: skip
+    add("--definition", nargs="+", metavar="NAME|PATH", help="default: all that have kernels")
     add("--axes", nargs="+", metavar="M=1,17",
         help="values of the variable axes, by comma; several axes combine (default: the workloads "
         "that come with the definition)")  # fmt: skip

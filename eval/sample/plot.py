@@ -104,8 +104,7 @@ def _measured(axes: Axes, by: str, timed: Sequence[tuple[float, float]]) -> None
     predicted, measured = np.array(timed).T
     ends = [0.9 * min(predicted.min(), measured.min()), 1.1 * max(predicted.max(), measured.max())]
     axes.plot(ends, ends, color="0.5", linewidth=0.8, label="as predicted")
-    axes.scatter(predicted, measured, s=18, color=style.colour(1), linewidth=0.4,
-                 edgecolor="white")  # fmt: skip
+    axes.scatter(predicted, measured, s=18, color=style.colour(1), linewidth=0.4, edgecolor="white")
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, box_aspect=1)
     style.plain_log(axes.xaxis)
     style.plain_log(axes.yaxis)

@@ -135,7 +135,7 @@ def _table(text: str) -> str:
         shown = (
             f'<{tag} class="left">{_inline(c)}</{tag}>' if s else f"<{tag}>{_inline(c)}</{tag}>"
             for c, s in zip(cells, sides, strict=True)
-        )  # fmt: skip
+        )
         return f"<tr>{''.join(shown)}</tr>"
 
     body = "\n".join(row(cells, "td") for cells in rows)

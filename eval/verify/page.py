@@ -83,8 +83,7 @@ def _by_operator(summaries: Sequence[Summary]) -> list[Row]:
 
 
 def value_mutated(summaries: Sequence[Summary]) -> str:
-    """Verdicts by family and device, then by kind, why others are equivalent, and every mutant that
-    escaped."""
+    """Verdicts by family and device, then by kind, and every mutant that escaped."""
     heads = ("", *(f"{s['device']} {v}" for s in summaries for v in summaries[0]["all"]))
     parts = []
     for title in ("families", "kinds"):
@@ -95,9 +94,6 @@ def value_mutated(summaries: Sequence[Summary]) -> str:
             [n, *(c.get(v, 0) for c in cells for v in summaries[0]["all"])] for n, cells in rows
         ]
         parts.append(markdown(heads, body, None))
-    why = dict.fromkeys(r for s in summaries for r in s["reasons"])
-    body = [[r, *(s["reasons"].get(r, 0) for s in summaries)] for r in why]
-    parts.append(markdown(("why equivalent", *(s["device"] for s in summaries)), body, None))
     for summary in summaries:
         for what in ("escaped", "crashed"):
             parts += [f"- {summary['device']}, {what}: {text}" for text in summary[what]]

@@ -51,7 +51,7 @@ class Attempt:
 
 
 @lru_cache(maxsize=16)
-def _case(problem: Problem, absent: bool) -> Case:
+def prepared_case(problem: Problem, absent: bool) -> Case:
     """Inputs and right outputs; to be copied, not written."""
     return case_of(problem, given=False) if absent else case_of(problem)
 
@@ -73,7 +73,7 @@ def attempt(
     """Run a text on a problem; of some clusters what they wrote must be right, and all of `wanted`
     be written. A launch of more than `limit` instructions does not end."""
     axes = dict(given.problem.axes)
-    case = _case(given.problem, given.absent)
+    case = prepared_case(given.problem, given.absent)
     tensors = {name: t.copy() for name, t in case.tensors.items()}
     try:
         report = emulate(
@@ -183,16 +183,16 @@ def cover(
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     offered = maker.trials(problem, strategy, device)
-    out = Covering(*_shape(small.problem, offered.shapes, strategy, device, whole))
+    out = Covering(*shape_of(small.problem, offered.shapes, strategy, device, whole))
     for given in [
         *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
-        *_attempts(out.shape, offered.sizes),
+        *attempts_of(out.shape, offered.sizes),
     ]:
         if out.tried >= len(seeds):
             late = out.instructions > instructions and out.tried > len(seeds)
             if late or (out.entries and not out.gaps):
                 break
-        kernel = _built(given.problem, strategy, device)
+        kernel = built(given.problem, strategy, device)
         if kernel is None:
             continue
         ptx = write(kernel, device)
@@ -207,7 +207,7 @@ def cover(
     return out
 
 
-def _built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
+def built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
     """The kernel; nothing where the strategy is none of the problem's."""
     maker = family(strategy.family)
     try:
@@ -221,13 +221,13 @@ def _sized(problem: Problem, axes: Mapping[str, int]) -> Problem:
     return replace(problem, axes=tuple({**dict(problem.axes), **axes}.items()))
 
 
-def _attempts(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
+def attempts_of(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
         sized = _sized(shape, size.axes)
         yield Attempt(sized, i % 2, size.blocks, size.some, size.absent)
 
 
-def _shape(
+def shape_of(
     small: Problem, shapes: Sequence[Mapping[str, int]], strategy: Strategy, device: Device,
     whole: str,
 ) -> tuple[Problem, bool]:  # fmt: skip
@@ -236,7 +236,7 @@ def _shape(
     sized = small
     for shape in shapes:
         sized = _sized(small, shape)
-        kernel = _built(sized, strategy, device)
+        kernel = built(sized, strategy, device)
         if kernel is not None and skeleton(write(kernel, device)) == whole:
             return sized, True
     return sized, False

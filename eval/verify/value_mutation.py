@@ -45,7 +45,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import positive_int
-from ptxflow.eval.verify import reasons, results
+from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures, digests
@@ -219,8 +219,8 @@ def _append(path: Path | None, judged: Judged) -> None:
 
 
 def summarise(judged: Sequence[Judged]) -> Summary:
-    """Verdicts by family and by kind, the times, every mutant that escaped, and why others are
-    equivalent, with some of them."""
+    """Verdicts by family and by kind, the times, every mutant that escaped, and some of those that
+    nothing tells from the kernel, to be looked at."""
 
     def rows(of: Callable[[Judged], str], names: Sequence[str]) -> Summary:
         counts = Counter((of(j), j.verdict) for j in judged)
@@ -236,8 +236,7 @@ def summarise(judged: Sequence[Judged]) -> Summary:
         "validator_s": spread(j.check_s for j in judged),
         "emulator_s": spread(j.emulator_s for j in judged if j.emulator_s),
         **{v: listed(judged, v) for v in ("escaped", "crashed")},
-        "reasons": reasons.counted((j.family, j.text) for j in same),
-        "equivalent": [f"{j.family}: {j.text} ({reasons.reason(j.family, j.text)})" for j in shown],
+        "equivalent": [f"{j.family}: {j.text}" for j in shown],
     }
 
 

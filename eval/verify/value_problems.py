@@ -33,11 +33,11 @@ from ptxflow.eval.verify.trials import (
     Covering,
     Masks,
     Outcome,
-    _attempts,
-    _built,
-    _case,
-    _shape,
     attempt,
+    attempts_of,
+    built,
+    prepared_case,
+    shape_of,
 )
 
 SIZES = 2, 3  # times an axis of the trial, at the least and the most
@@ -109,7 +109,7 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     offered = maker.trials(problem, strategy, device)
-    shape, _ = _shape(small.problem, offered.shapes, strategy, device, whole)
+    shape, _ = shape_of(small.problem, offered.shapes, strategy, device, whole)
     lowered = maker.build(shape, strategy, device)
     text = write(lowered, device)
     made = Bench(job, device, shape, lowered, text, [])
@@ -134,7 +134,7 @@ def _kept(shape: Problem, row: dict[str, Any]) -> Known:
 
 def digest_of(given: Attempt) -> str:
     """Of a problem's inputs and of what is right."""
-    case = _case(given.problem, given.absent)
+    case = prepared_case(given.problem, given.absent)
     state = hashlib.sha256(repr(case.arguments).encode())
     for name in sorted(case.tensors):
         for held in (case.tensors[name], *case.expected.get(name, ())):
@@ -145,10 +145,10 @@ def digest_of(given: Attempt) -> str:
 def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]:
     """The problems that cover something new of the text, and the first, cheap ones first."""
     out, held, spent = Covering(made.shape, True), list[Known](), 0
-    for given in dict.fromkeys((first, *_attempts(made.shape, sizes))):
+    for given in dict.fromkeys((first, *attempts_of(made.shape, sizes))):
         if held and not (out.gaps and spent < COVERING):
             break
-        kernel = _built(given.problem, made.job[1], made.device)
+        kernel = built(given.problem, made.job[1], made.device)
         if kernel is None or write(kernel, made.device) != made.text:
             continue
         given, outcome = _soon(made, given) if given is first else (given, made.whole(given))

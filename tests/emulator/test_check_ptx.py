@@ -54,7 +54,7 @@ FINDINGS = {
     "one value": (STORE + "mov.u32 %r2, 5;\nst.global.u32 [%x], %r2;", ("same-value", 14)),
     "a barrier": (STORE + "setp.lt.u32 %p, %r1, 32;\n@%p bar.sync 1, 64;", ("deadlock", 14)),
     "converged": (STORE + "setp.lt.u32 %p, %r1, 9;\n@%p bar.sync 0;", ("convergence", 14)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", FINDINGS)

@@ -109,7 +109,7 @@ BLACKWELL = {
     "swapped": swapped(tile_n=16, consumers=1),
     "swapped, K over six CTAs": swapped(tile_n=64, split_k=6),
     "swapped, pair": swapped(cta_group=2, cluster="2x1", tile_n=32, consumers=1),
-}  # fmt: skip
+}
 
 
 def problem_for(s: Strategy) -> Problem:

@@ -235,7 +235,7 @@ def _planted() -> tuple[Planted, ...]:
             r"\1mov.b32 \2;",
         ),
         "sums are not rescaled": (re.compile(r"mul\.rn\.f32 %row_sum0, %row_sum0, .*;"), ""),
-    }  # fmt: skip
+    }
     rows = ("%v_page_row_0_0, %v_page_row_1_0", "%v_page_row_1_0, %v_page_row_0_0")
     small = strategy(consumers=1, tile_kv=32)
     few = {"lengths": [70], "queries": [70]}

@@ -59,7 +59,7 @@ PATHS = {
     "shared": (P, strategy(residency="shared", unroll=4, group=2, load_prefetch=128)),
     "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, candidates=2048)),
     "four CTAs, wide": (K, strategy(ctas=4, threads=512, bits=12, candidates=4096)),
-}  # fmt: skip
+}
 _QUICK = (
     "sm_90a: a cluster, k", "sm_90a: a cluster, p", "sm_90a: copies, both",
     "sm_90a: read again, alone",

@@ -56,9 +56,9 @@ def test_complete_states_can_only_exit_and_the_last_choice_can_be_undone(group: 
     tensor, conditions = prefixes(group, group.forest.depth)
     states = group.env.states_from_tensor(tensor, conditions)
     assert torch.equal(
-        states.forward_masks, torch.arange(group.env.n_actions).eq(group.env.n_actions - 1).expand(
-            len(tensor), -1)
-    )  # fmt: skip
+        states.forward_masks,
+        torch.arange(group.env.n_actions).eq(group.env.n_actions - 1).expand(len(tensor), -1),
+    )
     assert torch.equal(states.backward_masks.int().argmax(1), tensor[:, -1])
     assert (states.backward_masks.sum(1) == 1).all()
     undone = group.env._backward_step(states, group.env.actions_from_tensor(tensor[:, -1:]))

@@ -209,7 +209,7 @@ BAD: list[tuple[Callable[[Kernel], Any], str]] = [
     (lambda k: k(operands()[0], out=half(5, 128)()), "needs B"),
     (lambda k: k(*operands(), D=1), "has no input 'D'; there are A, B"),
     (lambda k: k(*operands(), A=1), "was given A twice"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "line"), BAD, ids=[line for _, line in BAD])

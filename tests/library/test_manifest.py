@@ -110,7 +110,7 @@ def put(*keys: Any) -> Callable[[Any], None]:
         (put("target", 5), "wrong type"),
         (put("definition", []), "definition must be dict"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_manifest_is_one_line(folder: Path, edit: Callable[[Any], Any], line: str) -> None:
     edited(folder, edit)
     with pytest.raises(LibraryError) as error:

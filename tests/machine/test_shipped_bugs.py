@@ -31,7 +31,7 @@ from tests.machine.truth import (
     read,
     refusal,
     wgmma,
-)  # fmt: skip
+)
 
 FULL = mbar("full", 1, 1)
 DRAIN = at.wgmma_wait(pending=0)

@@ -28,7 +28,7 @@ from tests.machine.truth import (
     param,
     table,
     write,
-)  # fmt: skip
+)
 
 COLUMNS = 32
 D, VALUES = tmem("d", 64), frag("values", COLUMNS, "f32")

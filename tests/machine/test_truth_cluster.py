@@ -23,7 +23,7 @@ from tests.machine.truth import (
     read,
     table,
     write,
-)  # fmt: skip
+)
 
 MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
 RELAXED: list[UOp] = [at.cluster_arrive_relaxed(), at.cluster_wait()]

@@ -38,7 +38,7 @@ from tests.machine.truth import (
     wait,
     wgmma,
     write,
-)  # fmt: skip
+)
 
 PACKED = frag("packed", 16, "b32")
 

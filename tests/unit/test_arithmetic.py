@@ -32,7 +32,7 @@ NUMPY: dict[str, Callable[[np.uint32, np.uint32], np.uint32]] = {
     "ge": lambda a, b: np.uint32(a >= b),
     "eq": lambda a, b: np.uint32(a == b),
     "ne": lambda a, b: np.uint32(a != b),
-}  # fmt: skip
+}
 LEAVES = st.one_of(
     WORD.map(const),
     st.sampled_from([const(1, "n"), param("p"), CTAID, WARP, LANE]),

@@ -29,7 +29,7 @@ def test_features_tell_workloads_apart() -> None:
         tuple(describe_problem(problem(*of), H200).values())
         for of in ((0, 1, 6, 6), (0, 4, 4096, 4096), (64, 4, 4096, 4096), (1, 4, 64, 4096))
     }
-    assert len(seen) == 4  # fmt: skip
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize("name", TMEM_PATHS)

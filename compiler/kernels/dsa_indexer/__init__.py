@@ -106,12 +106,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({"topk": topk},), tuple(sizes))
 
 
-DSA_INDEXER = Family.of(
-    "dsa_indexer",
-    ("dsa_paged",),
-    problem,
-    (decisions.DECISIONS, decisions.RULES, decisions.resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+DSA_INDEXER = Family(
+    name="dsa_indexer",
+    op_types=("dsa_paged",),
+    decisions=decisions.DECISIONS,
+    rules=decisions.RULES,
+    problem=problem,
+    resources=decisions.resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     accepts=accepts,
 )

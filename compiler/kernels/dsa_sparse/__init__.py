@@ -82,12 +82,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({n: p[n] for n in constants},), sizes)
 
 
-DSA_SPARSE = Family.of(
-    SPARSE,
-    ("dsa_paged",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+DSA_SPARSE = Family(
+    name=SPARSE,
+    op_types=("dsa_paged",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     accepts=lambda inputs: "sparse_indices" in inputs,
 )

@@ -90,13 +90,21 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, tuple(sizes))
 
 
-GDN_DECODE = Family.of(
-    "gdn_decode",
-    ("gdn",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+GDN_DECODE = Family(
+    name="gdn_decode",
+    op_types=("gdn",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     revise=revise,
     accepts=lambda inputs: "cu_seqlens" not in inputs,
 )

@@ -71,12 +71,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, sizes)
 
 
-GDN_PREFILL = Family.of(
-    "gdn_prefill",
-    ("gdn",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+GDN_PREFILL = Family(
+    name="gdn_prefill",
+    op_types=("gdn",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

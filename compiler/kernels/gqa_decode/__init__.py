@@ -140,12 +140,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, sizes)
 
 
-GQA_DECODE = Family.of(
-    "gqa_decode",
-    ("gqa_paged",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+GQA_DECODE = Family(
+    name="gqa_decode",
+    op_types=("gqa_paged",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )

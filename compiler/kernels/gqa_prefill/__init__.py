@@ -139,13 +139,21 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {"rescale": decisions.ALWAYS, **choices}
 
 
-GQA_PREFILL = Family.of(
-    "gqa_prefill",
-    ("gqa_paged", "gqa_ragged"),
-    problem,
-    (decisions.DECISIONS, decisions.RULES, decisions.resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+GQA_PREFILL = Family(
+    name="gqa_prefill",
+    op_types=("gqa_paged", "gqa_ragged"),
+    decisions=decisions.DECISIONS,
+    rules=decisions.RULES,
+    problem=problem,
+    resources=decisions.resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     revise=revise,
     accepts=accepts,
 )

@@ -245,22 +245,38 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {**by_wgmma, "parts": 1, "dependent": 0, "sum_chunks": 1, **choices}
 
 
-MLA_DECODE = Family.of(
-    DECODE,
-    ("mla_paged",),
-    problem,
-    (decisions.DECODE_DECISIONS, decisions.DECODE_RULES, decisions.resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+MLA_DECODE = Family(
+    name=DECODE,
+    op_types=("mla_paged",),
+    decisions=decisions.DECODE_DECISIONS,
+    rules=decisions.DECODE_RULES,
+    problem=problem,
+    resources=decisions.resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )
-MLA_PREFILL = Family.of(
-    PREFILL,
-    ("mla_paged",),
-    problem,
-    (decisions.PREFILL_DECISIONS, decisions.PREFILL_RULES, decisions.prefill_resources),
-    (prefill_demand, prefill_features, COSTS),
-    (build, trips, launch, trial, trials),
+MLA_PREFILL = Family(
+    name=PREFILL,
+    op_types=("mla_paged",),
+    decisions=decisions.PREFILL_DECISIONS,
+    rules=decisions.PREFILL_RULES,
+    problem=problem,
+    resources=decisions.prefill_resources,
+    demand=prefill_demand,
+    features=prefill_features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

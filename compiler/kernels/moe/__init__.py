@@ -140,11 +140,19 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(tuple(shapes), sizes)
 
 
-MOE = Family.of(
-    "moe",
-    ("moe",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+MOE = Family(
+    name="moe",
+    op_types=("moe",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
 )

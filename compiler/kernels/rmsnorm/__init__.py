@@ -63,12 +63,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
 
 
-RMSNORM = Family.of(
-    "rmsnorm",
-    ("rmsnorm", "fused_add_rmsnorm"),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+RMSNORM = Family(
+    name="rmsnorm",
+    op_types=("rmsnorm", "fused_add_rmsnorm"),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
     revise=revise,
 )

@@ -72,11 +72,19 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 
-SAMPLING = Family.of(
-    "sampling",
-    ("sampling",),
-    problem,
-    (DECISIONS, RULES, resources),
-    (demand, features, COSTS),
-    (build, trips, launch, trial, trials),
+SAMPLING = Family(
+    name="sampling",
+    op_types=("sampling",),
+    decisions=DECISIONS,
+    rules=RULES,
+    problem=problem,
+    resources=resources,
+    demand=demand,
+    features=features,
+    costs=COSTS,
+    build=build,
+    trips=trips,
+    launch=launch,
+    trial=trial,
+    trials=trials,
 )
