@@ -255,12 +255,9 @@ def sample_kernels(
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     policy, source = load_policy(checkpoint), args.source
-    about, family = policy.about, space.family.name
-    if not policy.knows(family):
-        print(reward_alone(checkpoint, family, source), file=sys.stderr)
+    if not policy.knows(space.family.name):
+        print(reward_alone(checkpoint, space.family.name, source), file=sys.stderr)
         policy, source = with_family(policy, space), REWARD
-        settings = about.get("settings", {})  # what was trained is beside the point
-        about = {"settings": {n: v for n, v in settings.items() if n in ("device", "reward")}}
     most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
     pool = score(policy, space, most, args.seed, sharpness)
     if isinstance(space, RelationSpace):
@@ -269,7 +266,9 @@ def sample_kernels(
             "scored, and the best is the best of these",
             file=sys.stderr,
         )
-    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
+    chosen = choose(
+        policy.about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source
+    )
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(

@@ -8,6 +8,7 @@ is wrong with a record is a TraceError of one line.
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -150,12 +151,13 @@ class Trace:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """The records of a file, or of all files *.jsonl of a folder, by their names."""
+    """The records of a file, packed or not, or of all files *.jsonl of a folder, by their names."""
     if path.is_dir():
         return [trace for part in sorted(path.rglob("*.jsonl")) for trace in read_traces(part)]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
         raise TraceError(f"{path}: {error}") from None
     found = []
     for number, line in enumerate(lines, 1):

@@ -255,7 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 where all of ours passed; 1 otherwise."""
     parser = Parser(prog="ptxflow harness", description=__doc__)
     add = parser.add_argument
-    add("set", type=Path, metavar="DIR", help="the set of FlashInfer Trace")
+    add("set", type=Path, metavar="DIR",
+        help="the set of FlashInfer Trace; with --report a file of traces, too")  # fmt: skip
     add("--libraries", type=Path, metavar="DIR", help="folders of sample.py, one a definition")
     add("--definitions", nargs="+", default=[], metavar="NAME", help="default: all that have one")
     add("--workloads", type=positive_int, default=4, metavar="N", help="a definition (default: 4)")
@@ -274,12 +275,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in tqdm(made, desc="prepare"):
             prepare(root, args.libraries / name, args.workloads)
         run(root, made, args.trials, args.timeout)
-    held = [t for t in read_traces(root / "workloads") if t.definition in asked]
-    rows = rows_of(t for t in read_traces(root / "traces") if t.definition in asked)
+    whole = root.is_dir()
+    rows = rows_of(t for t in read_traces(root / "traces" if whole else root)
+                   if t.definition in asked)  # fmt: skip
+    held = [row.definition for row in rows]
+    if whole:
+        held = [t.definition for t in read_traces(root / "workloads") if t.definition in asked]
     print(table(rows))
     passed = sum(row.own is not None for row in rows)
-    print(f"\nours: {passed} of {len(held)} workloads PASSED, "
-          f"of {len({t.definition for t in held})} definitions")  # fmt: skip
+    print(f"\nours: {passed} of {len(held)} workloads PASSED, of {len({*held})} definitions")
     return 0 if held and passed == len(held) else 1
 
 

@@ -114,7 +114,7 @@ def prepare(asked: Asked) -> Prepared:
     judge = Judge(family, asked.device, asked.ranges, reward)
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
-    told = sorted({*far} - {""}) if policy.knows(family.name) else []
+    told = sorted({*far} - {""}) if asked.source != REWARD else []
     remarks += tuple(f"far from what the policy was trained on: {f}" for f in told)
     for remark in remarks:
         print(remark, file=sys.stderr)

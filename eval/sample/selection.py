@@ -68,7 +68,7 @@ def choose(
     drawn = draws[: {POLICY: k, REWARD: 0, BOTH: k - k // 2}[source]]
     order = np.argsort(-np.nan_to_num(predicted), kind="stable")
     best = order[~np.isin(order, drawn)][: k - len(drawn)]
-    far = far_from_training(about, definition, dict(space.problem.axes))
+    far = len(drawn) and far_from_training(about, definition, dict(space.problem.axes))
     if far:
         remarks = (*remarks, f"far from what the policy was trained on: {far}")
     places = np.concatenate([drawn, best])

@@ -211,3 +211,19 @@ def test_what_is_missing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     library(tmp_path, replace(GEMM, ranges={"M": (5000, 5001)}))
     with pytest.raises(BadInput, match=f"{GEMM.name}: its library serves none of its workloads"):
         harness.prepare(tmp_path / "set", tmp_path / GEMM.name, 4)
+
+
+def test_the_committed_page_is_what_its_traces_say(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "eval" / "results" / "harness-h200.md"
+    assert harness.main([str(page.with_suffix(".jsonl.xz")), "--report"]) == 0
+    assert page.read_text(encoding="utf-8").endswith(capsys.readouterr().out)
+
+
+def test_traces_that_were_cut_off_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.jsonl.xz"
+    whole = Path(__file__).parents[2] / "eval" / "results" / "harness-h200.jsonl.xz"
+    cut.write_bytes(whole.read_bytes()[:4000])
+    assert harness.main([str(cut), "--report"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
