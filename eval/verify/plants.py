@@ -27,7 +27,7 @@ import numpy as np
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -123,7 +123,7 @@ def plant(
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     out = []
     for mutant in drawn_mutants(small, device, count, rng):
-        found = judged.get(name_of(bench.name, write(mutant.within(small), device)))
+        found = judged.get(name_of(bench.kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
         made = partial(Plant, found, problem.to_json(), launch)

@@ -8,6 +8,7 @@ the PTX as it is, or that the writer has no text for, is no mutant.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -148,29 +149,33 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
 
 def drawn(lowered: UOp, device: Device, count: int, rng: np.random.Generator) -> list[Mutant]:
     """`count` mutants of a kernel or program, spread evenly over kernels and kinds; fewer where
-    there are no more. No two have the same PTX."""
-    heaps = list[tuple[UOp, list[Candidate]]]()
-    for kernel in kernels_of(lowered):
-        by_kind: dict[str, list[Candidate]] = {}
+    there are no more. No two have the same PTX. Their order is each one's own: without some of the
+    candidates the others are drawn alike."""
+    salt = int(rng.integers(1 << 32))
+    heaps = dict[str, tuple[UOp, list[Candidate]]]()
+    for i, kernel in enumerate(kernels_of(lowered)):
         for found in candidates(kernel):
-            by_kind.setdefault(found.kind, []).append(found)
-        for kind in (k for k in KINDS if k in by_kind):
-            order = rng.permutation(len(by_kind[kind]))
-            heaps.append((kernel, [by_kind[kind][i] for i in order]))
-    heaps = [heaps[i] for i in rng.permutation(len(heaps))]
+            heaps.setdefault(f"{found.kind} {i}", (kernel, []))[1].append(found)
+    for _, found_of in heaps.values():
+        found_of.sort(key=lambda c: _lot(salt, f"{c.change} {c.path}"))
+    queue = [heaps[name] for name in sorted(heaps, key=partial(_lot, salt))]
     texts = {kernel: {write(kernel, device)} for kernel in kernels_of(lowered)}
     out = list[Mutant]()
-    while heaps and len(out) < count:
-        kernel, heap = heaps.pop(0)
+    while queue and len(out) < count:
+        kernel, heap = queue.pop(0)
         while heap:
             mutant = heap.pop().of(kernel)
             text = text_of(mutant.tree, device)
             if text and text not in texts[kernel]:
                 texts[kernel].add(text)
                 out.append(mutant)
-                heaps.append((kernel, heap))
+                queue.append((kernel, heap))
                 break
     return out
+
+
+def _lot(salt: int, name: str) -> int:
+    return zlib.crc32(f"{salt} {name}".encode())
 
 
 def text_of(tree: UOp, device: Device) -> str:

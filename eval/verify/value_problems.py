@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.backend import cache
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator.coverage import skeleton
@@ -60,6 +60,12 @@ class Known:
     instructions: int
     data: str  # digest of what goes in and is right
 
+    @property
+    def name(self) -> str:
+        """Of all that a verdict depends on."""
+        given = self.attempt
+        return cache.key(f"{given} {given.blocks} {given.absent}", self.data)[:16]
+
 
 @dataclass
 class Bench:
@@ -73,9 +79,15 @@ class Bench:
     text: str
     known: list[Known]
     larger: Known | None = None
-    name: str = ""  # of the text and these problems
+    kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
     written: dict[Attempt, Masks] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the kernel and its problems."""
+        names = (k.name for k in (*self.known, self.larger) if k)
+        return cache.key(self.kernel, *names)[:16]
 
     def ordered(self) -> list[Known]:
         """By what a problem cost for each mutant that it killed."""
@@ -112,8 +124,10 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
     shape, _ = shape_of(small.problem, offered.shapes, strategy, device, whole)
     lowered = maker.build(shape, strategy, device)
     text = write(lowered, device)
-    made = Bench(job, device, shape, lowered, text, [])
-    name = cache.key("value problems", text, repr(small), repr(offered), repr(seed), repr(LIMITS))
+    made = Bench(job, device, shape, lowered, text, [], kernel=digest(text))
+    name = cache.key(
+        "value problems", made.kernel, repr(small), repr(offered), repr(seed), repr(LIMITS)
+    )
     held = [_kept(shape, row) for row in json.loads(cache.store().get(name) or b"[]")]
     if not held or any(k.data != digest_of(k.attempt) for k in held):
         held = [*_covering(made, Attempt(shape, 0, small.blocks), offered.sizes)]
@@ -122,7 +136,6 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
         rows = [asdict(k) | {"axes": dict(k.attempt.problem.axes)} for k in held]
         cache.store().put(name, json.dumps(rows).encode())
     *made.known, made.larger = held
-    made.name = cache.key(text, *(f"{k.attempt} {k.data}" for k in held))[:16]
     return made
 
 

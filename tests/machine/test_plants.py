@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import plants
 from ptxflow.eval.verify.plants import Plant, changed_numbers, plant, run, table, transported
@@ -63,7 +63,7 @@ def test_what_no_trial_killed_runs_once(tmp_path: Path, monkeypatch: pytest.Monk
     rng = np.random.default_rng([0, int(JOB[1].key, 16)])
     judged = {}
     for i, mutant in enumerate(drawn(bench.lowered, H200, 6, rng)):
-        key = name_of(bench.name, write(mutant.within(bench.lowered), H200))
+        key = name_of(bench.kernel, digest(write(mutant.within(bench.lowered), H200)))
         verdict = ("equivalent", "escaped", "emulator")[i % 3]
         judged[key] = Judged(mutant.operator, str(mutant), verdict, family="rmsnorm", id=key)
     made = plant(H200, 0, judged, tmp_path, (JOB, 6))
