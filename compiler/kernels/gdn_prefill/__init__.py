@@ -56,7 +56,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     k = Kernel(p, s, device)
     shapes = tuple(
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
-        for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
+        for n in sorted({min(n, k.key_heads) for n in (2, 3, 4)} | {k.key_heads})
     )
 
     def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:
