@@ -216,12 +216,14 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
     assert bench.kills[known.attempt] == 1
 
 
-def test_of_some_clusters_what_the_kernel_writes_must_be_written() -> None:
+def test_what_some_clusters_of_the_larger_problem_do_not_write_shows() -> None:
     bench = bench_of(JOB, H200, 0)
-    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
-    assert not bench.run(bench.text, known).error
+    some = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
+    bench = replace(bench, larger=replace(some))
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
-    assert text != bench.text and "differ" in bench.run(text, known).error
+    assert text != bench.text and not bench.run(text, some).error  # as in a trial
+    assert not bench.run(bench.text, bench.larger).error
+    assert "differ" in bench.run(text, bench.larger).error
 
 
 def test_the_larger_problem_has_the_same_text() -> None:
