@@ -145,14 +145,24 @@ def plant(
     return out
 
 
-def run(plants: Sequence[Plant], log: Path, minutes: float) -> dict[str, str]:
+def in_turns(jobs: Sequence[Job]) -> list[Job]:
+    """Families take turns, so that what a run that is cut off has seen is of all."""
+    rank = Counter[str]()
+    ranked = list[tuple[int, Job]]()
+    for given in jobs:
+        rank[given[1].family] += 1
+        ranked.append((rank[given[1].family], given))
+    return [given for _, given in sorted(ranked, key=lambda one: one[0])]
+
+
+def run(plants: Sequence[Plant], log: Path, until: float) -> dict[str, str]:
     """What became of each plant on this machine's GPU, by the mutant's id; kernels of one problem
-    one after another. None is begun after so many minutes."""
+    one after another. None is begun when the clock (`time.time`) is at `until`."""
     known = dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
-    worker, until = Worker(), time.monotonic() + 60 * minutes
+    worker = Worker()
     try:
         for one in plants:
-            if one.mutant.id in known or time.monotonic() > until:
+            if one.mutant.id in known or time.time() > until:
                 continue
             if one.why:
                 outcome = one.why
@@ -220,6 +230,7 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every plant that ran is right, 1 if one is not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
+    until = time.time() + 60 * args.minutes
     device = find_device(args.device)
     require_gpu(device)
     jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
@@ -227,9 +238,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     share = partial(share_of, jobs, count=args.mutants)
     with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
         work = partial(plant, device, args.seed, judged, Path(folder))
-        todo = [(given, share(given[1].family)) for given in jobs]
+        todo = [(given, share(given[1].family)) for given in in_turns(jobs)]
         plants = [p for found in map_jobs(work, todo, args.jobs, "plants") for p in found]
-        outcomes = run(plants, args.log, args.minutes)
+        outcomes = run(plants, args.log, until)
     print(table([j for j in judged.values()], plants, outcomes))
     ran = [outcomes.get(p.mutant.id, "") for p in plants]
     return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))
