@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from ptxflow.compiler.emulator.coverage import skeleton
 from ptxflow.compiler.family import Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import FOLLOWING
 from ptxflow.eval.verify.trials import (
@@ -42,14 +43,13 @@ from ptxflow.eval.verify.trials import (
 
 SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
-COVERING = 500_000  # instructions after which no further problem is sought
+COVERING = 1_000_000  # instructions after which no further problem is sought
 SOON = 120_000  # instructions that the first problem, and a larger one, may take
-CLUSTERS = (0, 12, 6, 3, 2)  # of these two: all, or as many as end soon
+CLUSTERS = (12, 6, 3, 2)  # of these two, where not all, so many: as end soon
 #: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
 LONGER, SLOWEST, GRACE = 2, 8, 2000
-QUICK = 2, 3  # clusters of a problem that comes before all, where that is so many times as quick
+QUICK = 1, 1.8  # clusters of a problem that comes first, where that is so many times as quick
 LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
-NO_END = "does not end"
 
 
 @dataclass(frozen=True)
@@ -181,13 +181,26 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
 
 
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
-    """The kernel on a problem: on all clusters, or on as many as end soon."""
-    for some in CLUSTERS:
-        sized = replace(given, some=_each(made, some))
-        outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
-        if not (outcome.fault and NO_END in outcome.error):
+    """The kernel on a problem: on all clusters, or on as many as end soon, going by two of them."""
+    few = replace(given, some=_each(made, CLUSTERS[-1]))
+    outcome = made.whole(few)
+    report, wanted = outcome.report, 0
+    if outcome.error:
+        return few, outcome
+    whole = sum(_clusters(step, given) for step in made.launch(given).steps)
+    for some, share in ((0, whole), *((n, n * len(few.some)) for n in CLUSTERS)):
+        wanted = some
+        if report.instructions * share <= SOON * report.clusters:
             break
-    return sized, outcome
+    if wanted == CLUSTERS[-1]:
+        return few, outcome
+    sized = replace(given, some=_each(made, wanted))
+    return sized, made.whole(sized)
+
+
+def _clusters(step: Launch, given: Attempt) -> int:
+    grid = [evaluate(axis, dict(given.problem.axes)) for axis in step.grid]
+    return math.prod(grid) // math.prod(step.cluster)
 
 
 def _each(made: Bench, some: int) -> tuple[int, ...]:

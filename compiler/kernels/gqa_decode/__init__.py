@@ -116,8 +116,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: sequences of several chunks; many sequences, few of which have a
-    page, and whose look-up takes several steps, of which the last is summed up."""
+    """Two groups of key heads: a sequence of more chunks than are summed at a time; two of several;
+    many, few of which have a page, and whose look-up takes several steps, of which the last is
+    summed up."""
     k = kernel(p, s, device)
     page = k.page_size
     groups = -(-k.key_heads // k.heads)
@@ -131,11 +132,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         rows = {"batch_size": batch, "len_indptr": batch + 1}
         return Size({**rows, "num_kv_indices": pages, "num_pages": pages + 2}, None, some)
 
-    many = 9 * k.chunk + 5
+    together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
+    many = (min(together, 8) + 1) * k.chunk + 5
     sizes = (
-        size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, () if many < MANY else (2, 8)),
-        size(131, 24 * page),
+        size(2, 3 * k.chunk + k.tile + 3),
+        size(131, 24 * page, (48, 24)),
     )
     return Trials(shapes, sizes)
 
