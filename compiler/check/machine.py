@@ -88,8 +88,8 @@ class Machine(Synchronisation):
                     name = node.src[0].arg[0]
                     if step < 1:
                         raise HazardError(
-                            f"{agent.who()} at {node.site}: a loop has a step of {step}; it must be 1 "
-                            "or more"
+                            f"{agent.who()} at {node.site}: a loop has a step of {step}; it must "
+                            "be 1 or more"
                         )
                     for i in range(start, stop, step):
                         agent.env[name] = i
