@@ -175,27 +175,27 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
     some, quick = QUICK
     brief = replace(min(held, key=lambda k: k.instructions).attempt, some=_each(made, some))
     outcome = made.whole(brief)
-    if outcome.report.instructions * quick < min(k.instructions for k in held):
+    least = min(k.instructions for k in held)
+    if not outcome.error and outcome.report.instructions * quick < least:
         held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
     return held
 
 
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
-    """The kernel on a problem: on all clusters, or on as many as end soon, going by two of them."""
+    """The kernel on a problem: on all clusters, or on as many as end soon, going by two of them; on
+    all, too, where a launch needs all of the one before it."""
     few = replace(given, some=_each(made, CLUSTERS[-1]))
     outcome = made.whole(few)
-    report, wanted = outcome.report, 0
-    if outcome.error:
-        return few, outcome
-    whole = sum(_clusters(step, given) for step in made.launch(given).steps)
+    report, whole = outcome.report, sum(_clusters(step, given) for step in made.launch(given).steps)
+    wanted = 0
     for some, share in ((0, whole), *((n, n * len(few.some)) for n in CLUSTERS)):
-        wanted = some
+        wanted = 0 if outcome.fault else some
         if report.instructions * share <= SOON * report.clusters:
             break
-    if wanted == CLUSTERS[-1]:
-        return few, outcome
-    sized = replace(given, some=_each(made, wanted))
-    return sized, made.whole(sized)
+    sized = few if wanted == CLUSTERS[-1] else replace(given, some=_each(made, wanted))
+    if sized != few:
+        outcome = made.whole(sized)
+    return (given, made.whole(given)) if outcome.error and wanted else (sized, outcome)
 
 
 def _clusters(step: Launch, given: Attempt) -> int:
