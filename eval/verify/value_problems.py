@@ -95,14 +95,16 @@ class Bench:
 
     def run(self, text: str, known: Known) -> Outcome:
         """A mutant's text on a problem; a kill is counted. A run that takes much longer than the
-        kernel does not end. Trials do not know what some clusters leave unwritten; the larger
-        problem does."""
+        kernel does not end. What some clusters leave unwritten is known of the larger problem, and
+        of the first, which stands for one that trials run whole."""
         given = known.attempt
-        if known is self.larger and any(given.some) and given not in self.written:
+        whole = known is self.larger or given.problem == self.shape
+        if whole and any(given.some) and given not in self.written:
             self.written[given] = self.whole(given).written
         times = LONGER if known is not self.larger else SLOWEST
         limit = times * known.instructions + GRACE
-        found = attempt(text, self.launch(given), given, self.written.get(given), limit)
+        wanted = self.written.get(given) if whole else None
+        found = attempt(text, self.launch(given), given, wanted, limit)
         self.kills[given] += bool(found.error or found.report.hazards)
         return found
 

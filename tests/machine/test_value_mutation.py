@@ -216,14 +216,18 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
     assert bench.kills[known.attempt] == 1
 
 
-def test_what_some_clusters_of_the_larger_problem_do_not_write_shows() -> None:
+def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_shows() -> None:
     bench = bench_of(JOB, H200, 0)
-    some = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
-    bench = replace(bench, larger=replace(some))
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
-    assert text != bench.text and not bench.run(text, some).error  # as in a trial
-    assert not bench.run(bench.text, bench.larger).error
-    assert "differ" in bench.run(text, bench.larger).error
+    first, larger = (
+        replace(k, attempt=replace(k.attempt, some=(1,))) for k in (bench.known[0], bench.larger)
+    )
+    other = replace(larger)
+    bench = replace(bench, larger=larger)
+    assert text != bench.text
+    for known, told in ((first, True), (larger, True), (other, False)):
+        assert not bench.run(bench.text, known).error
+        assert ("differ" in bench.run(text, known).error) == told
 
 
 def test_the_larger_problem_has_the_same_text() -> None:

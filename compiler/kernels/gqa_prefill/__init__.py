@@ -129,7 +129,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     whole = 2 * k.tokens + 5
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
-        size(3, 3 * k.tokens + 6, 5, (13,)),
+        size(3, 3 * k.tokens + 6, 5),
         size(35, 300, 260, (37,)),
         size(1, 2, 34 * s.stages * tile, (1,)),
     )
