@@ -44,7 +44,7 @@ from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.value_mutants import Candidate, candidates
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_mutation import Judged, name_of, read_log, share_of
-from ptxflow.eval.verify.value_problems import bench_of
+from ptxflow.eval.verify.value_problems import small_kernel
 
 PASSED = ("equivalent", "escaped")  # on the trials
 TIMEOUT = 20.0  # seconds of a kernel's checks: what takes longer hangs
@@ -115,15 +115,19 @@ def plant(
 ) -> list[Plant]:
     """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed."""
     (problem, strategy), count = given
-    maker, bench = family(strategy.family), bench_of(given[0], device, seed)
+    maker, (_, lowered) = family(strategy.family), small_kernel(given[0], device)
+    text = write(lowered, device)
+    kernel = digest(text)
+    if all(j.kernel != kernel for j in judged.values()):
+        return []
     large = maker.build(problem, strategy, device)
-    small = bench.lowered if write(large, device) != bench.text else large
+    small = lowered if write(large, device) != text else large
     own = ptxas.assemble(write(large, device), device.arch).cubin
     launch = maker.launch(problem, strategy, device).to_json()
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     out = []
     for mutant in drawn_mutants(small, device, count, rng):
-        found = judged.get(name_of(bench.kernel, digest(write(mutant.within(small), device))))
+        found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
         made = partial(Plant, found, problem.to_json(), launch)

@@ -115,8 +115,8 @@ def candidates(kernel: UOp) -> Iterator[Candidate]:
     for path, node in walk(kernel):
         for src, reached in _reached(node, there[path], threads):
             for value in _nodes(src):
-                for key in ((path, value), (None, value)):
-                    where[key] = where.get(key, False) | reached
+                for place in (path, None):
+                    where[place, value] = where.get((place, value), False) | reached
     seen = set[tuple[UOp, UOp, tuple[int, ...] | None]]()
     for found in _all(kernel):
         key = found.old, found.new, found.path
@@ -436,9 +436,8 @@ def _immediates(held: Any, real: bool) -> Iterator[Any]:
         number = np.uint32(held).view(np.float32)
         with np.errstate(all="ignore"):
             made = (-number, 0.0, number * 2, number * np.float32(1.0625))
-        if abs(number) > HUGE:  # stands for infinity, as its multiples do
-            made = made[:2]
-        for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made):
+        few = 2 if abs(number) > HUGE else 4  # what stands for infinity does so doubled, too
+        for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made[:few]):
             if bits != held:
                 yield bits
     elif isinstance(held, int):

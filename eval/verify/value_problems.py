@@ -119,13 +119,9 @@ class Bench:
 @lru_cache(maxsize=4)
 def bench_of(job: Job, device: Device, seed: int) -> Bench:
     """The problems of a kernel. ValueError where it is wrong itself."""
-    problem, strategy = job
-    maker = family(strategy.family)
-    whole = skeleton(write(maker.build(problem, strategy, device), device))
-    small = maker.trial(problem, strategy, device)
-    offered = maker.trials(problem, strategy, device)
-    shape, _ = shape_of(small.problem, offered.shapes, strategy, device, whole)
-    lowered = maker.build(shape, strategy, device)
+    strategy = job[1]
+    maker, (shape, lowered) = family(strategy.family), small_kernel(job, device)
+    small, offered = maker.trial(*job, device), maker.trials(*job, device)
     text = write(lowered, device)
     made = Bench(job, device, shape, lowered, text, [], kernel=digest(text))
     name = cache.key(
@@ -140,6 +136,16 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
         cache.store().put(name, json.dumps(rows).encode())
     *made.known, made.larger = held
     return made
+
+
+def small_kernel(job: Job, device: Device) -> tuple[Problem, UOp]:
+    """The constants of a kernel's problems, and what is built for them."""
+    problem, strategy = job
+    maker = family(strategy.family)
+    whole = skeleton(write(maker.build(problem, strategy, device), device))
+    first, offered = maker.trial(*job, device).problem, maker.trials(*job, device)
+    shape, _ = shape_of(first, offered.shapes, strategy, device, whole)
+    return shape, maker.build(shape, strategy, device)
 
 
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:

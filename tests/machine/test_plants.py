@@ -66,7 +66,9 @@ def test_what_no_trial_killed_runs_once(tmp_path: Path, monkeypatch: pytest.Monk
     for i, mutant in enumerate(drawn(bench.lowered, H200, 6, rng)):
         key = name_of(bench.kernel, digest(write(mutant.within(bench.lowered), H200)))
         verdict = ("equivalent", "escaped", "emulator")[i % 3]
-        judged[key] = Judged(mutant.operator, str(mutant), verdict, family="rmsnorm", id=key)
+        judged[key] = Judged(
+            mutant.operator, str(mutant), verdict, family="rmsnorm", kernel=bench.kernel, id=key
+        )
     made = plant(H200, 0, judged, tmp_path, (JOB, 6))
     assert len(made) == 4 and all(Path(p.image).exists() for p in made if not p.why)
     gpu = Gpu()
