@@ -52,7 +52,7 @@ from ptxflow.eval.verify.mutation import chosen_structures, digests
 from ptxflow.eval.verify.results import Summary, spread
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
-from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
+from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_kernel
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
 ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
@@ -167,12 +167,15 @@ def judge_kernel(
     are of the same PTX. None is begun when the clock (`time.time`) is at `until`."""
     job, first, last = task
     strategy = job[1]
+    kernel = digest(write(small_kernel(job, device)[1], device))
+    known = {j.id: j for j in read_log(log).values() if j.kernel == kernel}
+    if not known and time.time() > until:
+        return []
     try:
         bench, maker = bench_of(job, device, seed), family(strategy.family)
     except ValueError as error:
         return [Judged(KINDS[0], strategy.key, "crashed", str(error), family=strategy.family)]
-    known = read_log(log)
-    out = {j.id: j for j in known.values() if j.kernel == bench.kernel and holds(j, bench)}
+    out = {key: j for key, j in known.items() if holds(j, bench)}
     if len(out) >= last or time.time() > until:
         return list(out.values())
     trips = maker.trips(bench.shape, strategy, device)
