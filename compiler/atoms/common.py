@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
@@ -122,26 +122,23 @@ _HINTED = (
 )
 
 
-def _hinted(copy: str) -> Callable[[UOp, dict[str, str]], str]:
+class _Hinted(str):
     """The text of a copy, whose lines have in L2 the priority of the attribute `hint`."""
-    head, operands = copy.split(" [", 1)
 
-    def write(use: UOp, text: dict[str, str]) -> str:
-        hint = use.arg.attr("hint")
-        text["mask"] = str(use.arg.attr("mask"))
-        if not hint:
-            return copy.format_map(text) + ";"
-        policy = f"createpolicy.fractional.L2::{hint}.b64 %rda, 1.0;\n"
-        return policy + f"{head}.L2::cache_hint [{operands}, %rda;".format_map(text)
-
-    return write
+    def format_map(self, text: Mapping[str, str]) -> str:  # type: ignore[override]
+        line = super().format_map(text)
+        if not text["hint"]:
+            return line
+        head, operands = line.removesuffix(";").split(" [", 1)
+        policy = f"createpolicy.fractional.L2::{text['hint']}.b64 %rda, 1.0;"
+        return f"{policy}\n{head}.L2::cache_hint [{operands}, %rda;"
 
 
 instruction(
     "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    _hinted(
+    _Hinted(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}]"
+        "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];"
     ),
     _ISA_TMA,
     sass=("TMA tensor load",),
@@ -156,10 +153,10 @@ instruction(
 )
 instruction(
     "tma_load_multicast(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    _hinted(
+    _Hinted(
         "mov.b16 %rh, {mask};\n"
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh"
+        ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh;"
     ),
     _ISA_TMA + ", multicast: same offsets of data and barrier in every CTA of the mask",
     sass=("TMA tensor load multicast",),
@@ -168,9 +165,9 @@ instruction(
 )
 instruction(
     "tma_store(src: smem r async bulk, map: map, c0 c1: value, tile: global w async bulk) one",
-    _hinted(
+    _Hinted(
         "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
-        "[{map}, {{{c0}, {c1}}}], [{src}]"
+        "[{map}, {{{c0}, {c1}}}], [{src}];"
     ),
     _ISA_TMA,
     sass=("TMA tensor store",),

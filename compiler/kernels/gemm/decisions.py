@@ -22,6 +22,7 @@ MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded pro
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
 HINTS = ("usual", "evict_first", "evict_last")  # priorities of lines in L2
+SWAPPED_BLOCK = 64  # columns of C that a warpgroup stages of a swapped tile
 NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
@@ -35,6 +36,7 @@ SMALLER_RULE = "a smaller tile_n would cover its side of the problem"
 ACCUMULATORS_RULE = (
     f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate"
 )
+REGISTERS_RULE = "accumulators, epilogue and addresses exceed the registers of a consumer thread"
 SWAPPED_RULE = "swapped operands leave C transposed in registers, from where it is written"
 SWAPPED_WALK = "swapped tiles walk along the tokens"
 
@@ -111,11 +113,13 @@ def store_block(columns: Any) -> Any:
 
 
 def staging_bytes(f: Fields, device: Device) -> Any:
-    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup."""
+    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup, or of
+    a swapped tile one."""
     columns = store_columns(f, device)
     whole = f.tile_m * f.tile_n * ELEMENT * tiles_at_once(f)
-    two = whole // columns * 2 * store_block(columns)
-    return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, two, 0))
+    blocks = whole // columns * 2 * store_block(columns)
+    blocks = np.where(f.swap == 1, f.consumers * f.tile_n * SWAPPED_BLOCK * ELEMENT, blocks)
+    return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, blocks, 0))
 
 
 def split_piece(device: Device) -> int:
@@ -365,7 +369,7 @@ RULES = (
     ),
     rule(
         "shared memory of the ring and the staged tile exceeds what a block may have",
-        "cta_group tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
     rule(
@@ -395,9 +399,10 @@ RULES = (
     ),
     rule(
         "a tile of one or two blocks of columns is staged whole",
-        "tile_m tile_n consumers epilogue",
+        "swap tile_m tile_n consumers epilogue",
         lambda f, p, d: (
             (f.epilogue != TMA_BLOCKS)
+            | (f.swap == 1)
             | (store_columns(f, d) > 2 * store_block(store_columns(f, d)))
         ),
     ),
@@ -412,7 +417,7 @@ RULES = (
         lambda f, p, d: (f.producer_regs == 0) | (f.warp_specialized == 1),
     ),
     rule(
-        "accumulators, epilogue and addresses exceed the registers of a consumer thread",
+        REGISTERS_RULE,
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),

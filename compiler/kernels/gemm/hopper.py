@@ -246,7 +246,7 @@ class Kernel:
             out += [
                 at.pack(slot(self.out), self.accumulators(block, row // 2, 8), dtype=self.t.dtype),
                 at.stmatrix_x4(
-                    place, chunk, slot(self.out), transposed=True,
+                    place, chunk, slot(self.out), transposed=".trans",
                     across=span(0, 16), each_warp=16 * ELEMENT,
                 ),
             ]  # fmt: skip

@@ -22,6 +22,7 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     ELEMENT,
     HINTS,
     PINGPONG,
+    SWAPPED_BLOCK,
     TMA,
     partial_bytes,
     reducers,
@@ -227,8 +228,9 @@ class Tiling:
         """What one warpgroup stages at a time: its part of the tile, or a block of its columns."""
         f = self.s.fields()
         if self.swapped:
-            rows = self.s.tile_m * self.at_once // self.s.consumers
-            return SmemTile(self.s.tile_n, rows, ELEMENT, 128)
+            own = self.s.tile_m * self.at_once // self.s.consumers
+            held = own if self.s.epilogue == TMA else SWAPPED_BLOCK
+            return SmemTile(self.s.tile_n, held, ELEMENT, SWAPPED_BLOCK * ELEMENT)
         columns = int(store_columns(f, self.device))
         wide = int(store_block(columns))
         rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
@@ -238,7 +240,7 @@ class Tiling:
     @property
     def c_buffers(self) -> int:
         """Staging buffers of a warpgroup."""
-        return 1 if self.s.epilogue == TMA else 2
+        return 1 if self.s.epilogue == TMA or self.swapped else 2
 
     @cached_property
     def a_smem(self) -> UOp:

@@ -18,18 +18,21 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     DIRECT,
     HINTS,
     LISTED_SWAPS,
-    MAX_ACCUMULATORS,
+    REGISTERS_RULE,
     SMALLER_RULE,
+    SWAPPED_BLOCK,
     SWAPPED_RULE,
     SWAPPED_WALK,
     TILE_N,
-    TMA,
     accumulators,
+    register_limit,
+    registers_needed,
     smaller_tile_n,
     sides,
     tiles_at_once,
 )
 
+ACCUMULATORS, BESIDE = 208, 32  # of a thread at most, and registers beside them
 HELD_BY_FOUR = 100  # as ptxas has it
 STEP = 8  # of tile_n, and elements of K that nothing is finer than
 
@@ -54,13 +57,23 @@ DECISIONS = (
 def _rows(f: Fields, d: Device) -> Any:
     """Whether warpgroups have whole MMAs of 64 rows, and registers for their sums."""
     whole = f.tile_m * tiles_at_once(f) % (64 * f.consumers) == 0
-    return d.has_tmem | (whole & (accumulators(f, d) <= MAX_ACCUMULATORS))
+    return d.has_tmem | (whole & (accumulators(f, d) <= ACCUMULATORS))
+
+
+def _held(f: Fields, d: Device) -> Any:
+    """Whether registers suffice, of which an epilogue that stages C takes few."""
+    limit = register_limit(f, d)
+    staged = (not d.has_tmem) & (f.epilogue != DIRECT)
+    few = staged & (accumulators(f, d) + BESIDE <= limit)
+    return few | (registers_needed(f, d) <= limit)
 
 
 def _staged_swapped(f: Fields, d: Device) -> Any:
     """Whether swapped tiles are written from registers, or transposed into shared memory."""
-    whole = (not d.has_tmem) & (f.epilogue == TMA) & (f.tile_n >= 16)
-    return (f.swap == 0) | (f.epilogue == DIRECT) | whole
+    """and a block of 64 columns at a time only where there are more"""
+    more = f.tile_m * tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
+    staged = (not d.has_tmem) & (f.tile_n >= 16) & ((f.epilogue == "tma") | more)
+    return (f.swap == 0) | (f.epilogue == DIRECT) | staged
 
 
 RULES = (
@@ -69,7 +82,12 @@ RULES = (
         | (np.isin(f.tile_n, TILE_N) & (smaller_tile_n(f, d) < sides(f, p)[1]))
     )),
     rule(ACCUMULATORS_RULE, "tile_m tile_n consumers schedule", lambda f, p, d: _rows(f, d)),
-    rule(SWAPPED_RULE, "swap tile_n epilogue", lambda f, p, d: _staged_swapped(f, d)),
+    rule(
+        REGISTERS_RULE,
+        "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
+        lambda f, p, d: _held(f, d),
+    ),
+    rule(SWAPPED_RULE, "swap tile_m tile_n consumers schedule epilogue", lambda f, p, d: _staged_swapped(f, d)),
     rule(
         "wgmma stages C in blocks of 16 columns",
         "swap tile_n epilogue",
