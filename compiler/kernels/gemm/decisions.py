@@ -22,6 +22,7 @@ MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded pro
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
 HINTS = ("usual", "evict_first", "evict_last")  # priorities of lines in L2
+BUFFERS = (2, 1, 4)
 SWAPPED_BLOCK = 64  # columns of C that a warpgroup stages of a swapped tile
 NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
@@ -31,14 +32,14 @@ CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2), "4x1": (4, 1), "1x4": (
 LISTED_CLUSTERS = ("1x1", "2x1", "1x2")
 TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
-LISTED_SWAPS = f"swapped operands are for M up to {SWAP_ROWS}"
-SMALLER_RULE = "a smaller tile_n would cover its side of the problem"
-ACCUMULATORS_RULE = (
-    f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate"
-)
-REGISTERS_RULE = "accumulators, epilogue and addresses exceed the registers of a consumer thread"
-SWAPPED_RULE = "swapped operands leave C transposed in registers, from where it is written"
-SWAPPED_WALK = "swapped tiles walk along the tokens"
+# sentences of rules that the wide space has otherwise, or not at all
+SHARED = "shared memory of the ring and the staged tile exceeds what a block may have"
+FEW_ROWS = f"swapped operands are for M up to {SWAP_ROWS}"
+SMALLER = "a smaller tile_n would cover its side of the problem"
+ROWS = f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate"
+REGISTERS = "accumulators, epilogue and addresses exceed the registers of a consumer thread"
+SWAPPED = "swapped operands leave C transposed in registers, from where it is written"
+WALK = "swapped tiles walk along the tokens"
 
 DECISIONS = (
     Decision("cta_group", (1, 2), "CTAs that issue one MMA together (tcgen05 cta_group)"),
@@ -113,11 +114,11 @@ def store_block(columns: Any) -> Any:
 
 
 def staging_bytes(f: Fields, device: Device) -> Any:
-    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup, or of
-    a swapped tile one."""
+    """Shared memory where C is staged: the whole tile, or blocks of columns a warpgroup, of a
+    swapped tile one."""
     columns = store_columns(f, device)
     whole = f.tile_m * f.tile_n * ELEMENT * tiles_at_once(f)
-    blocks = whole // columns * 2 * store_block(columns)
+    blocks = whole // columns * f.get("store_buffers", BUFFERS[0]) * store_block(columns)
     blocks = np.where(f.swap == 1, f.consumers * f.tile_n * SWAPPED_BLOCK * ELEMENT, blocks)
     return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, blocks, 0))
 
@@ -260,7 +261,7 @@ RULES = (
         lambda f, p, d: (f.cta_group == 1) | (f.tile_m == 128),
     ),
     rule(
-        LISTED_SWAPS,
+        FEW_ROWS,
         "swap",
         lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS),
     ),
@@ -270,7 +271,7 @@ RULES = (
         lambda f, p, d: f.tile_m <= np.maximum(64, MAX_TILE_WASTE * _padded(sides(f, p)[0], 64)),
     ),
     rule(
-        SMALLER_RULE,
+        SMALLER,
         "swap tile_n",
         lambda f, p, d: smaller_tile_n(f, d) < sides(f, p)[1],
     ),
@@ -295,7 +296,7 @@ RULES = (
         ),
     ),
     rule(
-        ACCUMULATORS_RULE,
+        ROWS,
         "tile_m tile_n consumers schedule",
         lambda f, p, d: (
             d.has_tmem
@@ -353,7 +354,7 @@ RULES = (
         ),
     ),
     rule(
-        SWAPPED_RULE,
+        SWAPPED,
         "swap epilogue",
         lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT),
     ),
@@ -368,7 +369,7 @@ RULES = (
         lambda f, p, d: (f.num_stages <= -(-p["K"] // f.tile_k) // f.split_k) | (f.num_stages == 2),
     ),
     rule(
-        "shared memory of the ring and the staged tile exceeds what a block may have",
+        SHARED,
         "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
@@ -417,7 +418,7 @@ RULES = (
         lambda f, p, d: (f.producer_regs == 0) | (f.warp_specialized == 1),
     ),
     rule(
-        REGISTERS_RULE,
+        REGISTERS,
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
@@ -429,7 +430,7 @@ RULES = (
         ),
     ),
     rule(
-        SWAPPED_WALK,
+        WALK,
         "swap raster_group",
         lambda f, p, d: (f.swap == 0) | (f.raster_group == 1),
     ),

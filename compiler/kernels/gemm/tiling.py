@@ -17,6 +17,7 @@ from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param,
 from ptxflow.compiler.ir.statements import Body, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
+    BUFFERS,
     CLUSTERS,
     DIRECT,
     ELEMENT,
@@ -240,7 +241,8 @@ class Tiling:
     @property
     def c_buffers(self) -> int:
         """Staging buffers of a warpgroup."""
-        return 1 if self.s.epilogue == TMA or self.swapped else 2
+        alone = self.s.epilogue == TMA or self.swapped
+        return 1 if alone else int(self.s.get("store_buffers", BUFFERS[0]))
 
     @cached_property
     def a_smem(self) -> UOp:
@@ -355,7 +357,10 @@ class Tiling:
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
         tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
-        clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
+        clusters, most = tiles, self.device.sms // size
+        if self.s.persistent:
+            even = f"-(-({tiles}) // -(-({tiles}) // {most}))"
+            clusters = f"min({most}, {tiles})" if self.s.get("grid", "full") == "full" else even
 
         def over(name: str, rows: Expr, wide: int, unit: int = 1) -> Param:
             dims, pitch = (str(wide * unit), rows), (str(wide * ELEMENT),)
@@ -363,9 +368,7 @@ class Tiling:
             if name == "C":
                 return TensorMapParam(name, dtype, dims, pitch, self.c.box, self.c.swizzle)
             promotion = int(self.s.get("promotion", 128))
-            return TensorMapParam(
-                name, dtype, dims, pitch, self.box(name), self.swizzle, promotion
-            )
+            return TensorMapParam(name, dtype, dims, pitch, self.box(name), self.swizzle, promotion)
 
         given: dict[str, Param | Expr] = {
             "A_map": over("A", "M", k, self.unit),
