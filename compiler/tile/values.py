@@ -161,6 +161,12 @@ class UInt32(Vector):
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
 
+    def unpack(self, dtype: str, **attrs: str) -> Float32:
+        """Of pairs of 16 bits in a register, each of them."""
+        out = self.registers.float32(2 * self.n)
+        emit(at.unpack(out.slot, self.slot, dtype=dtype, **attrs))
+        return out
+
 
 @dataclass(frozen=True, eq=False)
 class Float32(Vector):
