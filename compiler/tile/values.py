@@ -246,6 +246,13 @@ def shuffle_xor(a: Float32, lanes: int) -> Float32:
     return a.apply(at.shuffle_xor, lanes=lanes)
 
 
+def shuffle_from(a: Float32, lane: Value) -> Float32:
+    """What a lane has that each lane names."""
+    out = a.fresh()
+    emit(at.shuffle_from(out.slot, a.slot, lane))
+    return out
+
+
 def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:
     """The number of lanes of the warp for which a condition holds, to all of them."""
     count, out = registers.uint32(0), registers.uint32(name=name)

@@ -48,7 +48,9 @@ class Places:
         )
         self.r = Registers()
         self.state = [self.r.float32(self.elements) for _ in range(self.flight)]
-        self.v = self.r.uint32(width=max(self.flight // 2, 1))  # values of the lane's rows
+        self.v = self.r.uint32(
+            name="v", width=max(self.flight // 2, 1)
+        )  # values of the lane's rows
         self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
         self.full = mbar("full", self.stages * self.warps, 1)
         self._passes = const(self.passes, "passes" if self.passes > 1 else "")
