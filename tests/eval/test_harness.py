@@ -102,7 +102,8 @@ def reference(definition: Definition) -> Any:
 
 
 SIZES = {"batch_size": 3, "len_indptr": 4, "num_kv_indices": 6, "num_pages": 8, "total_q": 3,
-         "total_kv": 6, "M": 3, "num_seqs": 3, "len_cu_seqlens": 4, "total_seq_len": 90, "max_num_pages": 2, "num_tokens": 3}  # fmt: skip
+         "total_kv": 6, "M": 3, "num_seqs": 3, "len_cu_seqlens": 4, "total_seq_len": 90,
+         "max_num_pages": 2, "num_tokens": 3}  # fmt: skip
 
 
 @pytest.mark.parametrize(
