@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.table import Held
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir.nodes import UOp, Value, const
 from ptxflow.compiler.ir.statements import Body, elect, flatten, loop, when
@@ -112,6 +113,14 @@ class Registers:
         out = UInt32(self, self(name, width) if name else self.fresh(width))
         if value is not None:
             emit(at.mov(out.slot, value))
+        return out
+
+    def of(
+        self, atom: Callable[..., UOp], *operands: Value | Held, n: int = 1, **attrs: Any
+    ) -> UInt32:
+        """What an instruction leaves in `n` fresh registers, its first operand."""
+        out = self.uint32(width=n)
+        emit(atom(out, *operands, **attrs))
         return out
 
     @property
