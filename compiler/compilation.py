@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.backend import cache, ptxas, sass
@@ -17,7 +17,6 @@ from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, UOp, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
-from ptxflow.compiler.lower import chained
 from ptxflow.compiler.processes import Processes
 
 Job = tuple[Problem, Strategy]
@@ -75,10 +74,8 @@ def prepare(
     maker = family(strategy.family)
     _refuse_illegal(maker.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
-    launch = maker.launch(problem, strategy, device)
-    if problem.chained is not None:
-        kernel, launch = chained(kernel, problem.chained), replace(launch, dependent=True)
     checks = validate(kernel, maker.trips(problem, strategy, device), device)
+    launch = maker.launch(problem, strategy, device)
     check_launch(kernel, launch)
     text = write(kernel, device)
     return Draft(problem, strategy, device, launch, text, techniques(kernel), tuple(checks))
