@@ -47,6 +47,7 @@ COMMANDS = {
         "optimum": ("eval.study.optimum", "what a policy's samples lose against brute force"),
         "ablation": ("eval.study.ablation", "what each decision of a strategy is worth"),
         "plots": ("eval.study.training_plots", "draw training runs"),
+        "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),
     },
     "fit": {
         "fit-surrogate": ("eval.study.surrogate", "a surrogate, to measurements"),

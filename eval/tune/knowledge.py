@@ -4,10 +4,16 @@ A row says of a move in a state (see `Gaps.state`) on a device how often it was 
 helped, and the sum and the sum of squares of its gains, which are ln(time before / time after). An
 expectation pools them: rows of the state itself count whole, those of the family in another state a
 half, those of other families a tenth, and the move's own strength is a prior of two tries.
+
+    ptxflow knowledge show FILE                  moves by state, the most tried first
+    ptxflow knowledge export FILE > LINES        JSON lines, for review and for others
+    ptxflow knowledge import FILE LINES...       add exported rows
+    ptxflow knowledge merge FILE OTHER...        add other bases
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sqlite3
@@ -16,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ptxflow.command import BadInput
+from ptxflow.command import BadInput, Parser, align, reports
 from ptxflow.eval.tune.moves import Move
 
 VERSION = 1
@@ -181,3 +187,55 @@ def from_lines(text: str, where: str) -> list[Entry]:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
         found.append(entry)
     return found
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("action", choices=("show", "export", "import", "merge"))
+    parser.add_argument("file", type=Path, help="the knowledge base")
+    parser.add_argument("others", type=Path, nargs="*", help="what import and merge add")
+    return parser
+
+
+def shown(base: Knowledge) -> str:
+    """Tables of moves by state and of which move followed which."""
+    entries = sorted(base.entries(), key=lambda e: (e.state, -e.tried, e.move))
+    rows = [
+        [e.state, e.move, e.device, str(e.tried), str(e.helped), f"{e.gain / e.tried:+.2%}"]
+        for e in entries
+    ]
+    if not rows:
+        return f"{base.path}: nothing was learned yet"
+    head = ["state", "move", "device", "tried", "helped", "mean gain"]
+    follows = [[*names, str(tried), str(helped)] for *names, tried, helped in base.follows()]
+    after = [["state", "after", "move", "tried", "helped"], *follows]
+    return align([head, *rows]) + (f"\n\n{align(after)}" if follows else "")
+
+
+@reports("knowledge")
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments().parse_args(argv)
+    adds = args.action in ("import", "merge")
+    if adds != bool(args.others):
+        raise BadInput(f"{args.action} takes {'what to add' if adds else 'one file'}")
+    for path in [*([] if adds else [args.file]), *args.others]:
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file")
+    base = Knowledge(args.file)
+    if args.action == "show":
+        print(shown(base))
+    elif args.action == "export":
+        print(to_lines(base.entries()), end="")
+    else:
+        texts = {p: p.read_text() for p in args.others} if args.action == "import" else {}
+        lists = [from_lines(text, str(p)) for p, text in texts.items()]
+        lists += [] if texts else [Knowledge(p).entries() for p in args.others]
+        print(f"{sum(map(base.merge, lists))} rows added to {args.file}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -26,7 +26,7 @@ from ptxflow.eval.bench import campaign
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.schedule import Outcome as Built
-from ptxflow.eval.tune import counters, session
+from ptxflow.eval.tune import counters, knowledge, session
 from ptxflow.eval.tune.benches import OnGpu
 from ptxflow.eval.tune.gaps import Gaps, Profile
 from ptxflow.eval.tune.knowledge import (
@@ -36,7 +36,6 @@ from ptxflow.eval.tune.knowledge import (
     Knowledge,
     Outcome,
     from_lines,
-    to_lines,
 )
 from ptxflow.eval.tune.loop import (
     EFFECTIVE,
@@ -220,7 +219,9 @@ for part in range(10):
 """
 
 
-def test_knowledge_of_two_processes_at_once_and_a_session_once(tmp_path: Path) -> None:
+def test_knowledge_of_two_processes_at_once_and_a_session_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "moves.sqlite"
     both = [subprocess.Popen([sys.executable, "-c", LEARN, str(path), str(n)]) for n in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
@@ -229,9 +230,21 @@ def test_knowledge_of_two_processes_at_once_and_a_session_once(tmp_path: Path) -
     (entry,) = base.entries()
     assert (entry.tried, entry.helped) == (20, 20) and entry.gain == pytest.approx(2.0)
     assert base.follows() == [("s", "before", "m", 20, 20)]
-    other = Knowledge(tmp_path / "other.sqlite")
-    assert other.merge(from_lines(to_lines(base.entries()), "x")) == 1
+    other, lines = Knowledge(tmp_path / "other.sqlite"), tmp_path / "lines"
+    assert knowledge.main(["export", str(path)]) == 0
+    lines.write_text(capsys.readouterr().out)
+    assert knowledge.main(["import", str(other.path), str(lines)]) == 0
     assert other.entries() == base.entries()
+    assert knowledge.main(["merge", str(other.path), str(path)]) == 0
+    assert other.entries()[0].tried == 40
+    assert knowledge.main(["show", str(path)]) == 0
+    assert "s      m     h200    20     20      +10.00%" in capsys.readouterr().out
+    assert knowledge.main(["show", str(tmp_path / "none")]) == 2
+    assert knowledge.main(["import", str(path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert (
+        said[0].endswith("none: no such file") and said[1] == "knowledge: import takes what to add"
+    )
 
 
 def test_bad_knowledge_is_one_line(tmp_path: Path) -> None:
