@@ -27,7 +27,7 @@ from ptxflow.eval.tune.moves import AXES, Move, applicable
 
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
 SETTLED = 4  # kernels of the start that tell the noise
-QUIET = 8  # rounds in a row without a gain, after which the loop ends
+QUIET = 12  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
 #: codes of k distinct draws of the policy in a part of the space, by a seed
@@ -67,7 +67,7 @@ class Bench(Protocol):
 class Limits:
     """When a session ends. `measurements` counts distinct strategies, those of the start too."""
 
-    rounds: int = 12
+    rounds: int = 20
     measurements: int = 64
     moves: int = 3
     branches: int = 4
@@ -244,9 +244,10 @@ class Session:
         """As many of the start's other choices as go with what is fixed, in the order of decisions;
         a move that needs another change beside it finds one."""
         keep: dict[str, Sequence[Choice]] = {}
+        held = self.space.family.choices(start)
         for decision in self.space.decisions:
             if decision.name not in fixed:
-                tried = {**fixed, **keep, decision.name: (getattr(start, decision.name),)}
+                tried = {**fixed, **keep, decision.name: (held[decision.name],)}
                 if self._given(tried):
                     keep[decision.name] = tried[decision.name]
         return keep
@@ -263,8 +264,11 @@ class Session:
         self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
     ) -> Attribution:
         """The champion without the move: its decisions as they were where the round began."""
-        without = best.replace(**{name: getattr(start, name) for name in move.changes})
-        legal = not self.space.family.refusals(self.space.problem, without, self.space.device)
+        family = self.space.family
+        before = family.choices(start)
+        back = {name: before[name] for name in move.changes}
+        without = family.strategy({**family.choices(best), **back})
+        legal = not family.refusals(self.space.problem, without, self.space.device)
         room = without in self.measured or len(self.measured) < self.limits.measurements
         if not (legal and room):
             return Attribution(

@@ -36,10 +36,8 @@ class Move:
         choices = {d.name: d.choices for d in family.decisions}
         if not self.changes.keys() <= choices.keys():
             return {}
-        found = {
-            name: directed(choices[name], getattr(strategy, name), to)
-            for name, to in self.changes.items()
-        }
+        now = family.choices(strategy)
+        found = {name: directed(choices[name], now[name], to) for name, to in self.changes.items()}
         return found if all(found.values()) else {}
 
 
@@ -79,6 +77,7 @@ MOVES = (
     _row("wider tile", COMPUTE, "tile_n:+", 0.5),
     _row("smaller tile", LATENCY, "tile_m:-", 0.4),
     _row("narrower tile", LATENCY, "tile_n:-", 0.5),
+    _row("tile of all rows", COMPUTE, "tile_m:* tile_n:* swap:*", 0.4, "gemm"),
     _row("tile the other way", COMPUTE, "tile_m:* tile_n:*", 0.3),
     _row("longer K step", LATENCY, "tile_k:+", 0.4),
     _row("shorter K step", MEMORY, "tile_k:-", 0.3),
@@ -137,6 +136,8 @@ MOVES = (
     _row("other epilogue", MEMORY, "epilogue:*", 0.4),
     _row("softmax under the next scores", COMPUTE, "overlap:*", 0.5),
     _row("warpgroups by turns", COMPUTE, "turns:*", 0.4),
+    _row("MMAs in flight", COMPUTE, "in_flight:*", 0.4),
+    _row("order of MMAs", COMPUTE, "issue:*", 0.2),
     _row("pinned softmax", COMPUTE, "pin:*", 0.2),
     _row("rescale otherwise", COMPUTE, "rescale:*", 0.4),
     _row("lead of scores", COMPUTE, "lead:*", 0.4),
@@ -159,6 +160,13 @@ MOVES = (
     _row("narrower loads", LATENCY, "vector:-", 0.2),
     _row("where rows wait", MEMORY, "residency:*", 0.4),
     _row("when weights come", MEMORY, "weights:*", 0.3),
+    _row("hint for the left operand", MEMORY, "hint_left:*", 0.3),
+    _row("hint for the right operand", MEMORY, "hint_right:*", 0.3),
+    _row("hint for the output", MEMORY, "hint_c:*", 0.2),
+    _row("L2 promotion", MEMORY, "promotion:*", 0.3),
+    _row("clusters apart along K", MEMORY, "k_order:*", 0.3),
+    _row("staging buffers", MEMORY, "store_buffers:*", 0.2),
+    _row("even grid", LATENCY, "grid:*", 0.4),
     _row("cache hints", MEMORY, "load_cache:*", 0.3),
     _row("L2 prefetch", MEMORY, "load_prefetch:*", 0.3),
     _row("L2 prefetch of latents", MEMORY, "prefetch:*", 0.3),

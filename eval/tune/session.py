@@ -5,7 +5,8 @@ by the floors of compute, memory and launch), takes a few moves for the largest 
 kernels that make them: a move fixes some decisions, the rest stay or are drawn from the policy
 given what is fixed. Moves of the champion are taken back one by one: each is effective,
 ineffective, or not to be seen in the machine code. It ends near the roof, when moves are used up,
-when rounds in a row gained nothing, or with the budget.
+when rounds in a row gained nothing, or with the budget. In a family's wide space, which has no
+policy yet, a session begins at draws of the listed space's, and what moves leave open is uniform.
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
 was stopped, or killed, is repeated from these by the same command, and measures only what is
@@ -36,6 +37,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from ptxflow.command import BadInput, Parser, reports
@@ -43,7 +45,6 @@ from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.relation import RelationSpace, relate
-from ptxflow.env.space import decision_digest
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_problem,
@@ -81,9 +82,11 @@ def arguments() -> argparse.ArgumentParser:
     add("--axes", nargs="+", default=[], metavar="M=1063",
         help="values of the variable axes (default: a typical workload)")  # fmt: skip
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
+    add("--space", choices=("wide", "listed"), default="wide",
+        help="where moves lead (default: wide, if there is such and a GPU)")  # fmt: skip
     add("--measure", choices=("yes", "no"), default="yes",
         help="no: the reward stands for the GPU; nothing is compiled but the champion")  # fmt: skip
-    add("--rounds", type=positive_int, default=Limits.rounds, help="at most (default: 12)")
+    add("--rounds", type=positive_int, default=Limits.rounds, help="at most (default: 20)")
     add("--budget", type=positive_int, default=Limits.measurements, metavar="N",
         help="kernels to measure at most (default: 64)")  # fmt: skip
     add("--seconds", type=float, metavar="S", help="begin no round after so long (default: no end)")
@@ -134,7 +137,7 @@ def settings(
     """What a session is a function of, beside what it measures."""
     return {
         "schema": SCHEMA, "definition": args.definition, "axes": axes, "device": space.device.name,
-        "decisions": decision_digest(space.family), "measure": args.measure, "seed": args.seed,
+        "decisions": space.digest, "measure": args.measure, "seed": args.seed,
         "starts": args.starts, "branches": args.branches, "knowledge": bool(args.knowledge),
     }  # fmt: skip
 
@@ -171,7 +174,9 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     device, definition = find_device(args.device), load(args.definition)
     axes = bound_axes(definition, args.axes)
     family, problem = find_problem(definition, axes)
-    space = relate(family, problem, device)
+    listed = relate(family, problem, device)
+    wide = args.space == "wide" and args.measure == "yes"  # rewards know the listed decisions
+    space = relate(family.wide, problem, device) if wide else listed
     where = "-".join([definition.name, *(f"{n}{v}" for n, v in axes.items()), device.name])
     args.state = args.state or Path("out", "tune", where)
     state = resume(args.state, settings(args, axes, space))
@@ -180,17 +185,19 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     named = POLICY_OF.get(device.name, device.name)
     policy = load_policy(args.checkpoint or CHECKPOINTS / f"{named}.safetensors")
     if not policy.knows(family.name):
-        print(f"no policy of {family.name}: what moves leave open is drawn uniformly")
-        policy = with_family(policy, space)
+        print(f"no policy of {family.name}: its draws are uniform by steps")
+        policy = with_family(policy, listed)
 
     def draws(part: RelationSpace, k: int, seed: int) -> Any:
+        if part.digest != listed.digest:
+            return part.sample_uniform(k, np.random.default_rng(seed))
         return sample_by_steps(policy, part, k, seed)[0]
 
     floors = Floors.of(counted(definition, axes), device)
     limits = Limits(args.rounds, args.budget, branches=args.branches)
     with opened(args, definition, space, policy) as bench:
         session = Session(space, floors, bench, draws, experience, limits, args.seed)
-        starts = [space.strategy(int(c)) for c in draws(space, args.starts, args.seed)]
+        starts = [listed.strategy(int(c)) for c in draws(listed, args.starts, args.seed)]
         rounds = played(session, starts, bench, args)
         final = finals(session, bench, starts)
     state |= {

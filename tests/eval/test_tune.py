@@ -98,8 +98,8 @@ def played(
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_decision_has_a_move(family) -> None:
     moved = {n for m in MOVES if not m.families or family.name in m.families for n in m.changes
-             if m.changes.keys() <= {d.name for d in family.decisions}}  # fmt: skip
-    assert {d.name for d in family.decisions} <= moved
+             if m.changes.keys() <= {d.name for d in family.wide.decisions}}  # fmt: skip
+    assert {d.name for d in family.wide.decisions} <= moved
 
 
 def test_moves_name_decisions_and_choices_that_there_are() -> None:
@@ -107,7 +107,7 @@ def test_moves_name_decisions_and_choices_that_there_are() -> None:
     for move in MOVES:
         assert move.axis in AXES and 0 < move.strength <= 1
         for name, to in move.changes.items():
-            rows = [d for f in FAMILIES.values() for d in f.decisions if d.name == name]
+            rows = [d for f in FAMILIES.values() for d in f.wide.decisions if d.name == name]
             assert rows, name
             assert to in (MORE, LESS, OTHER) or any(to in map(str, d.choices) for d in rows)
 
