@@ -31,8 +31,8 @@ HOPPER = {
 }  # fmt: skip
 BLACKWELL = {
     "apart along K, one buffer": {
-        "apart": 1, "ask_maps": 1, "epilogue": "tma_blocks", "tile_n": 208, "store_buffers": 1, "tile_k": 32,
-        "consumers": 1,
+        "apart": 1, "ask_maps": 1, "epilogue": "tma_blocks", "tile_n": 208, "store_buffers": 1,
+        "tile_k": 32, "consumers": 1,
     },
 }  # fmt: skip
 CASES = [

@@ -25,7 +25,7 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     tiles_at_once,
 )
 
-GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
 ACCUMULATORS, BESIDE = 208, 32  # of a thread at most, and registers beside them
 HELD_BY_FOUR = 100  # accumulators with three consumers and a producer, as ptxas has it
