@@ -137,7 +137,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     sizes = (
         size(1, many, () if many < MANY else (2, 8)),
         size(2, 3 * k.chunk + k.tile + 3),
-        size(131, 24 * page, (48, 24)),
+        size(131, 24 * page),
     )
     return Trials(shapes, sizes)
 

@@ -107,9 +107,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
-    queries without a key; many sequences, whose look-up takes several steps, and whose last tiles
-    are full to every extent; a ring beyond its 32nd turn. Of blocks an odd number, so that they are
-    of all heads."""
+    queries without a key; many sequences, few of which have tokens, and whose look-up takes several
+    steps; last tiles that are full to every extent; a ring beyond its 32nd turn. Of some blocks an
+    odd number, so that they are of all heads."""
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple(
@@ -130,7 +130,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
         size(3, 3 * k.tokens + 6, 5),
-        size(35, 300, 260, (37,)),
+        size(35, 8, 8),
+        size(5, 75, 60, (13,)),
         size(1, 2, 34 * s.stages * tile, (1,)),
     )
     return Trials(shapes, sizes)
