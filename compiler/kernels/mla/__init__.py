@@ -22,8 +22,8 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMM
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
-from ptxflow.compiler.kernels.mla.shape import BLOCK
-from ptxflow.compiler.kernels.mla.span import COUNT, Work
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
+from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns

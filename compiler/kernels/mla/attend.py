@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, S
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES
-from ptxflow.compiler.kernels.mla.span import COUNT, Rows, Span, Work
+from ptxflow.compiler.kernels.mla.span import Rows, Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import emit, traced, where
@@ -74,15 +74,6 @@ class Attend(Multiplier):
     def rows_of(self, prefix: str) -> Rows:
         """Where rows are, for the role whose registers have this prefix."""
         return Work(self, prefix)
-
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        queries = () if self.decodes else ("qo_indptr",)
-        left = ("sums", "stats") if self.split else ()
-        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *queries, *tables)
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
-        return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
 
     def build(self) -> UOp:
         """The lowered kernel."""

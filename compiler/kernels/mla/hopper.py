@@ -17,7 +17,7 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import (
 )
 from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
-from ptxflow.compiler.kernels.mla.span import COUNT, Span, Work
+from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Registers, traced
@@ -38,14 +38,6 @@ class Hopper(Parts):
         self.mine = copier % self.stages  # the stage that a warp has a part of
         self.share = self.tile * self.stages // COPIERS  # rows
         self.first = copier // self.stages * self.share
-
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "qo_indptr", *tables)
-        left = ("sums", "stats") if self.split else ()
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
-        return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
 
     def build(self) -> UOp:
         """The lowered kernel."""
