@@ -42,6 +42,7 @@ from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
 PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
+ROUNDS_SECONDS = 0.5  # of the GPU, at each size
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
 Found = dict[Identity, Record]
 
@@ -110,7 +111,8 @@ class Judgement:
         tuned.sort(key=lambda c: times[c.strategy.key])
         best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
         once = {c.strategy.key: c for c in (own, *best)}
-        found |= {r.identity: r for r in measurer.together(list(once.values()), without=PER_SHAPE)}
+        beside = measurer.together(list(once.values()), without=PER_SHAPE, seconds=ROUNDS_SECONDS)
+        found |= {r.identity: r for r in beside}
 
     def row(self, sizes: Sizes, found: Found) -> Row | None:
         """None where it was not measured. BadInput where the kernel that serves it failed."""
@@ -175,14 +177,15 @@ def run(args: argparse.Namespace) -> int:
     judged = Judgement(manifest, ready, State(looks, ready.digest))
     ranges = ready.judge.ranges
     sizes = drawn(ranges, args.sizes, args.seed, looked_at(manifest, ranges))
-    for place in tqdm(sizes, desc="look", unit="size"):
-        judged.candidates(place)
+    asked = [judged.candidates(place) for place in tqdm(sizes, desc="look", unit="size")]
     if args.measure == "no":
         print(f"the candidates of {len(sizes)} sizes are in {looks}")
         return 0
     found, end = {r.identity: r for r in read_records(path)}, time.monotonic() + args.time_limit
     with ExitStack() as stack:
         measurer = stack.enter_context(ready.measurer(path)) if gpu else None
+        if measurer:
+            measurer.ahead(c for own, tuned in asked for c in (own, *tuned))
         for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
             if measurer and time.monotonic() < end:
                 judged.measure(place, measurer, found)

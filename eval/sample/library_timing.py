@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ from ptxflow.eval.sample.ranges import Sizes
 PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
+ROUNDS_SECONDS = 0.3  # of the GPU, for kernels timed together
 FAULTS = ("wrong", "hang", "fault", "compile_error")
 #: shares of the time after which looks are no longer screened, with candidates of the looks next to
 #: them, timed together; the rest is for sizes between them
@@ -60,14 +61,10 @@ class GpuTiming:
         infinite where `said`, the reward's, is, and of kernels that failed."""
         many = choose(said, 2 * self.most)
         out, known = said.copy(), np.zeros(len(looked), bool)
-        for row in tqdm(spread(len(looked)), desc="measure", unit="size"):
-            look = looked[row]
-            own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
-            asked = np.isin(codes, list(own))
-            asked[list(many)] = True
-            asked &= said[row] < HOPELESS * said[row].min()
-            columns = np.flatnonzero(asked)
-            times = self._timed(look, codes[columns], SCREENING)
+        asked = {row: self._asked(looked[row], codes, said[row], many) for row in spread(len(out))}
+        self._ahead((looked[row], codes[columns]) for row, columns in asked.items())
+        for row, columns in tqdm(asked.items(), desc="measure", unit="size"):
+            times = self._timed(looked[row], codes[columns], SCREENING)
             known[row] = np.isfinite(times).any()
             out[row] = _calibrated(said[row], columns, times)
         self._from_neighbours(looked, codes, said, out, known)
@@ -79,6 +76,23 @@ class GpuTiming:
             out[~known] = said[~known] * np.exp(interpolated(near, error, far))
         out[:, np.isin(codes, list(self.faulty))] = np.inf
         return out
+
+    def _asked(self, look: Look, codes: Ints, said: Floats, many: Sequence[int]) -> Ints:
+        """[n] columns of what is measured at a look: its own and `many`, if there is hope."""
+        own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
+        asked = np.isin(codes, list(own))
+        asked[list(many)] = True
+        return np.flatnonzero(asked & (said < HOPELESS * said.min()))
+
+    def _ahead(self, rows: Iterable[tuple[Look, Ints]]) -> None:
+        """Have what is measured first compiled meanwhile."""
+        if self.measurer and self.spent < SCREENING * self.seconds:
+            self.measurer.ahead(
+                c
+                for look, codes in rows
+                for sizes in self._patterns(look.sizes)
+                for c in self._candidates(sizes, codes[self.judge.legal(sizes, codes)])
+            )
 
     def _from_neighbours(
         self, looked: Sequence[Look], codes: Ints, said: Floats, out: Floats, known: Flags
@@ -167,7 +181,10 @@ class GpuTiming:
             fresh = any(name not in self.records for name in names)
             if self.measurer and fresh and len(asked) and self.spent < share * self.seconds:
                 begun = time.monotonic()
-                self._keep(self.measurer.together(asked, every_baseline=False), begun)
+                found = self.measurer.together(
+                    asked, every_baseline=False, seconds=ROUNDS_SECONDS
+                )
+                self._keep(found, begun)
             row = np.full(len(codes), np.inf)
             row[legal] = self._known(codes[legal], names)
             logs.append(np.log(row))
