@@ -34,7 +34,7 @@ ROUNDS_SECONDS = 0.3  # of the GPU, for kernels timed together
 FAULTS = ("wrong", "hang", "fault", "compile_error")
 #: shares of the time after which looks are no longer screened, with candidates of the looks next to
 #: them, timed together; the rest is for sizes between them
-SCREENING, NEXT, TOGETHER = 0.5, 0.65, 0.85
+SCREENING, NEXT, TOGETHER = 0.4, 0.5, 0.85
 NEIGHBOURS, FASTEST = 4, 2  # of a look, and of each of them
 
 
@@ -54,6 +54,7 @@ class GpuTiming:
     records: dict[Identity, Record]
     seconds: float = math.inf
     faulty: dict[int, str] = field(default_factory=dict)  # by code: what a record says of it
+    refined: dict[int, dict[int, float]] = field(default_factory=dict)  # by look and code: together
     spent: float = 0.0  # seconds of measuring
 
     def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
@@ -74,8 +75,7 @@ class GpuTiming:
             with np.errstate(invalid="ignore"):
                 error = np.log(out[known]) - np.log(said[known])
             out[~known] = said[~known] * np.exp(interpolated(near, error, far))
-        out[:, np.isin(codes, list(self.faulty))] = np.inf
-        return out
+        return self._settled(codes, out)
 
     def _asked(self, look: Look, codes: Ints, said: Floats, many: Sequence[int]) -> Ints:
         """[n] columns of what is measured at a look: its own and `many`, if there is hope."""
@@ -114,21 +114,27 @@ class GpuTiming:
 
     def together(
         self, looked: Sequence[Look], codes: Ints, times: Floats, chosen: Sequence[int]
-    ) -> Floats:
-        """[looks, codes] times of the chosen and of each look's fastest in the same rounds; others
-        as they were, but none better than the best of these."""
-        out = times.copy()
+    ) -> None:
+        """Time the chosen and each look's fastest, by `times` [looks, codes], in the same rounds:
+        later calls know them so, and no other kernel better than the best of these."""
         for row in tqdm(spread(len(looked)), desc="measure together", unit="size"):
-            look = looked[row]
             fastest = np.argsort(times[row], kind="stable")[:BESIDE]
             near = times[row] < 2 * HOPELESS * times[row].min()
             columns = np.array(sorted({*fastest, *(c for c in chosen if near[c])}))
-            found = self._refined(look.sizes, codes[columns], TOGETHER)
-            if (known := np.isfinite(found)).any():
-                out[row] = np.maximum(out[row], found.min())
-                out[row, columns[known]] = found[known]
-        out[:, np.isin(codes, list(self.faulty))] = np.inf
-        return out
+            found = self._refined(looked[row].sizes, codes[columns], TOGETHER)
+            fresh = zip(codes[columns].tolist(), found.tolist(), strict=True)
+            kept = self.refined.setdefault(row, {})
+            kept |= {code: value for code, value in fresh if math.isfinite(value)}
+
+    def _settled(self, codes: Ints, times: Floats) -> Floats:
+        """Times [looks, codes] with what was timed together, and without what failed; changed."""
+        for row, kept in self.refined.items():
+            if kept:
+                times[row] = np.maximum(times[row], min(kept.values()))
+                known = np.isin(codes, list(kept))
+                times[row, known] = [kept[c] for c in codes[known].tolist()]
+        times[:, np.isin(codes, list(self.faulty))] = np.inf
+        return times
 
     def between(self, places: Sequence[Sizes], codes: Ints) -> Floats:
         """[places, codes] seconds of these kernels, timed together; infinite where not."""
@@ -181,9 +187,7 @@ class GpuTiming:
             fresh = any(name not in self.records for name in names)
             if self.measurer and fresh and len(asked) and self.spent < share * self.seconds:
                 begun = time.monotonic()
-                found = self.measurer.together(
-                    asked, every_baseline=False, seconds=ROUNDS_SECONDS
-                )
+                found = self.measurer.together(asked, every_baseline=False, seconds=ROUNDS_SECONDS)
                 self._keep(found, begun)
             row = np.full(len(codes), np.inf)
             row[legal] = self._known(codes[legal], names)

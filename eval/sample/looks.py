@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Judge:
     device: Device
     ranges: Ranges
     reward: Reward
+    _said: dict[str, tuple[Ints, Floats]] = field(default_factory=dict, compare=False)
 
     def problem(self, sizes: Mapping[str, int]) -> Problem:
         return find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
@@ -80,7 +81,18 @@ class Judge:
         return found
 
     def seconds(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
-        """[n] seconds of strategies there by the reward; infinite where they are not legal."""
+        """[n] seconds of strategies there by the reward; infinite where they are not legal. What
+        was asked before is remembered."""
+        none = np.zeros(0, np.int64), np.zeros(0)
+        known, said = self._said.get(_name(sizes), none)
+        if len(new := np.setdiff1d(codes, known)):
+            both = np.append(known, new)
+            order = np.argsort(both)
+            known, said = both[order], np.append(said, self._seconds(sizes, new))[order]
+            self._said[_name(sizes)] = known, said
+        return said[np.searchsorted(known, codes)]
+
+    def _seconds(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
         found = np.full(len(codes), np.inf)
         legal = np.flatnonzero(self.legal(sizes, codes))
         space = self.some(sizes, codes[legal])
