@@ -4,8 +4,8 @@ beside one kernel tuned for each size.
     python -m ptxflow.eval.sample.held_out DIR
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
-them and timed; the three fastest, the kernel that serves the size, and every library but
-torch.compile are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
+them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile with
+--compiled alone) are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
 is not measured again. With --measure no candidates alone are chosen, into the file of --looks; with
 --measure recorded the table is of what was measured before.
 """
@@ -100,8 +100,10 @@ class Judgement:
         )
         return own, tuned
 
-    def measure(self, sizes: Sizes, measurer: Measurer, found: Found) -> None:
-        """Add what is not yet measured of a size."""
+    def measure(
+        self, sizes: Sizes, measurer: Measurer, found: Found, without: Sequence[str]
+    ) -> None:
+        """Add what is not yet measured of a size, beside every library but some."""
         own, tuned = self.candidates(sizes)
         if _refined(own) in found:
             return
@@ -111,7 +113,7 @@ class Judgement:
         tuned.sort(key=lambda c: times[c.strategy.key])
         best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
         once = {c.strategy.key: c for c in (own, *best)}
-        beside = measurer.together(list(once.values()), without=PER_SHAPE, seconds=ROUNDS_SECONDS)
+        beside = measurer.together(list(once.values()), without=without, seconds=ROUNDS_SECONDS)
         found |= {r.identity: r for r in beside}
 
     def row(self, sizes: Sizes, found: Found) -> Row | None:
@@ -188,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             measurer.ahead(c for own, tuned in asked for c in (own, *tuned))
         for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
             if measurer and time.monotonic() < end:
-                judged.measure(place, measurer, found)
+                judged.measure(place, measurer, found, () if args.compiled else PER_SHAPE)
     rows = [row for place in sizes if (row := judged.row(place, found))]
     if not rows:
         raise BadInput(f"{path}: none of these sizes was measured; use --measure yes")
@@ -206,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("-k", type=int, default=8, help="kernels tried for each size (default: 8)")
     add("--seed", type=int, default=1, help="of the sizes (default: 1)")
     add("--measure", choices=("yes", "no", "recorded"), default="yes", help="default: yes")
+    add("--compiled", action="store_true", help="beside torch.compile, too: seconds for each size")
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="default: none")
     add("--looks", type=Path, metavar="FILE", help="candidates (default: DIR.looks.jsonl)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's)")
