@@ -4,10 +4,10 @@ beside one kernel tuned for each size.
     python -m ptxflow.eval.sample.held_out DIR
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
-them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile with
---compiled alone) are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
-is not measured again. With --measure no candidates alone are chosen, into the file of --looks; with
---measure recorded the table is of what was measured before.
+them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile
+with --compiled alone) are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what
+is there is not measured again. With --measure no candidates alone are chosen, into the file of
+--looks; with --measure recorded the table is of what was measured before.
 """
 
 from __future__ import annotations
