@@ -119,16 +119,22 @@ class Kernel:
         m0, n0 = self.t.origin(tile)
         k = var("k")
         use = sequence * self.t.k_trips + k
+        flying = int(self.s.get("in_flight", 1))
         last = sequence * self.t.k_trips + (self.t.k_trips - 1)
         step: list[Body] = [
             self.ring.wait_full(use),
             at.wgmma_fence(),
             self.mma(self.ring.stage(use), k),
             at.wgmma_commit(),
-            at.wgmma_wait(pending=1),
-            when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
+            at.wgmma_wait(pending=flying),
+            self.after(flying, k, [self.release(use - flying), *self.refill(k, m0, n0)]),
         ]
-        tail = [self.release(last)] if self.s.persistent or self.t.multicast else []
+        tail: list[Body] = []
+        if self.s.persistent or self.t.multicast:
+            tail = [
+                self.after(i, self.t.k_trips - 1, [self.release(last - i)])
+                for i in reversed(range(flying))
+            ]
         own = sequence if self.turns == 1 else sequence // self.turns
         return [
             self.fill(m0, n0),
@@ -139,6 +145,10 @@ class Kernel:
             *tail,
             self.epilogue(m0, n0, own),
         ]
+
+    def after(self, steps: int, k: UOp, body: list[UOp]) -> Body:
+        """From step k = `steps` on."""
+        return when(const(steps - 1) < k, body) if steps else body
 
     def take_turn(self, own: UOp) -> list[UOp]:
         """Where warpgroups alternate: the other one has seen all stages of the tile before.
@@ -166,13 +176,14 @@ class Kernel:
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []
-        for step in range(0, self.s.tile_k, MMA_K):
-            for i in range(self.blocks_m):
-                first = self.first_row(i) * t.a.swizzle
-                a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
-                b = k_major(t.b, t.b_smem, stage, step)
-                go_on = const(1) if step else k.ne(0)
-                out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
+        steps = range(0, self.s.tile_k, MMA_K)
+        order = [(i, step) for step in steps for i in range(self.blocks_m)]
+        for i, step in sorted(order) if self.s.get("issue", "steps") == "rows" else order:
+            first = self.first_row(i) * t.a.swizzle
+            a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
+            b = k_major(t.b, t.b_smem, stage, step)
+            go_on = const(1) if step else k.ne(0)
+            out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:
@@ -184,6 +195,12 @@ class Kernel:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
         if self.t.split:
             return self.reduction.publish(self.acc, 0, self.acc.arg.size)
+        if self.t.staged and self.t.swapped:
+
+            def put(column: int, buffer: UOp) -> Body:
+                return self._stage_swapped(m0 + self.first_row(0), n0, column, buffer)
+
+            return self.store.stage(sequence, n0, m0 + self.first_row(0), self.rows, put)
         if self.t.staged:
             row0 = m0 + self.first_row(0)
 
@@ -213,6 +230,27 @@ class Kernel:
                     at.pack(slot(self.out), values, dtype=self.t.dtype),
                     at.stmatrix_x4(place, chunk, slot(self.out), across=span(inside, 16)),
                 ]
+        return out
+
+    def _stage_swapped(self, m: UOp, n0: UOp, column: int, buffer: UOp) -> Body:
+        """64 columns of C, a block of this warpgroup's rows of the MMA, transposed: a warp has 16
+        of them, of all rows of C. The last 16 rows may be in part those before."""
+        block, own = column // MMA_M, (WARP & 3) * 16
+        out: list[Body] = list(
+            self.fused.fragment(self.accumulators(block, 0, self.per_mma), m + column + own, n0)
+        )
+        lane_row = (LANE & 7) + ((LANE >> 4) << 3)
+        chunk = self.store.chunk(lane_row, own + (LANE & 8))
+        for first in range(0, self.s.tile_n, 16):
+            row = min(first, self.s.tile_n - 16)
+            place = self.store.place(buffer, 16, row, column)
+            out += [
+                at.pack(slot(self.out), self.accumulators(block, row // 2, 8), dtype=self.t.dtype),
+                at.stmatrix_x4(
+                    place, chunk, slot(self.out), transposed=".trans",
+                    across=span(0, 16), each_warp=16 * ELEMENT,
+                ),
+            ]  # fmt: skip
         return out
 
     def _store_block(self, block: int, m0: UOp, n0: UOp) -> list[UOp]:
