@@ -134,6 +134,12 @@ def how_it_is_ranked(parser: Parser) -> None:
         "on one machine, measured on another",
     )
     add(
+        "--space",
+        choices=("listed", "wide"),
+        default="listed",
+        help="take a measured library's candidates from the family's wide space, too",
+    )
+    add(
         "--stop-at",
         type=float,
         metavar="SHARE",
@@ -230,7 +236,8 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
-        seconds=args.time_limit or math.inf, looks=args.looks, **sharpness,
+        seconds=args.time_limit or math.inf, looks=args.looks,
+        wide=args.space == "wide", **sharpness,
     )  # fmt: skip
     make_library(asked)
     return 0

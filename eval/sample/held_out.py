@@ -166,7 +166,8 @@ def _asked(args: argparse.Namespace, manifest: Manifest, gpu: str | None) -> Ask
     device = find_device(manifest.target.name)
     checkpoint = args.checkpoint or CHECKPOINTS / f"{device.name}.safetensors"
     looks = args.looks or args.folder.with_name(f"{args.folder.name}.looks.jsonl")
-    return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks)
+    return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks,
+                 wide=args.space == "wide")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -210,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--measure", choices=("yes", "no", "recorded"), default="yes", help="default: yes")
     add("--compiled", action="store_true", help="beside torch.compile, too: seconds for each size")
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="default: none")
+    add("--space", choices=("listed", "wide"), default="listed", help="of candidates")
     add("--looks", type=Path, metavar="FILE", help="candidates (default: DIR.looks.jsonl)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's)")
     return run(parser.parse_args(argv))

@@ -37,6 +37,7 @@ from ptxflow.eval.sample.selection import (
     reward_alone,
     reward_of,
 )
+from ptxflow.eval.sample.widened import WideReward
 from ptxflow.gfn.inference import SHARPNESS, Policy, draw_distinct, load_policy, log_probs
 
 
@@ -48,6 +49,7 @@ class Asked:
     recorded  where there is none, choose by what DIR.records.jsonl has
     seconds   how long to measure
     looks     a file that keeps what was looked at; None: one that the end of the run removes
+    wide      candidates of the family's wide space, too
     """
 
     out: Path
@@ -65,6 +67,7 @@ class Asked:
     recorded: bool = False
     seconds: float = math.inf
     looks: Path | None = None
+    wide: bool = False
 
     def beside(self, end: str) -> Path:
         """A file beside the library's folder."""
@@ -111,7 +114,9 @@ def prepare(asked: Asked) -> Prepared:
         print(reward_alone(asked.checkpoint, family.name, asked.source), file=sys.stderr)
         asked = replace(asked, source=REWARD)
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
-    judge = Judge(family, asked.device, asked.ranges, reward)
+    if asked.wide:
+        reward = WideReward(reward, family)
+    judge = Judge(family.wide if asked.wide else family, asked.device, asked.ranges, reward)
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
     told = sorted({*far} - {""}) if asked.source != REWARD else []
@@ -159,7 +164,8 @@ def _timing(ready: Prepared, stack: ExitStack) -> GpuTiming | None:
 
 
 def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
-    fitted = f" {reward.surrogate.digest}" if isinstance(reward, SurrogateReward) else ""
+    own = reward.reward if isinstance(reward, WideReward) else reward
+    fitted = f" {own.surrogate.digest}" if isinstance(own, SurrogateReward) else ""
     digest = hashlib.sha256(asked.checkpoint.read_bytes()).hexdigest()
     return {
         "ptxflow": __version__,

@@ -21,9 +21,10 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
-from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
+from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, find_space
 from ptxflow.eval.sample.ranges import Ranges, Sizes
 from ptxflow.eval.sample.selection import POLICY, REWARD
+from ptxflow.eval.sample.widened import AGAIN, AROUND, around, varied, widened
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -64,9 +65,14 @@ class Judge:
     def problem(self, sizes: Mapping[str, int]) -> Problem:
         return find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
 
+    @property
+    def listed(self) -> Family:
+        """The family of the listed space, where its own is the wide one."""
+        return find_family(self.ranges.definition)
+
     def space(self, sizes: Mapping[str, int]) -> Space:
-        """All strategies that are legal there; UsageError where none is."""
-        return find_space(self.family, self.problem(sizes), self.device)
+        """All listed strategies that are legal there; UsageError where none is."""
+        return find_space(self.listed, self.problem(sizes), self.device)
 
     def some(self, sizes: Mapping[str, int], codes: Ints) -> Space:
         """The strategies with these codes, legal there or not."""
@@ -108,8 +114,26 @@ class Judge:
         drawn = draw(score(space)) if source != REWARD else np.zeros(0, np.int64)
         tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
         order = np.argsort(-tflops, kind="stable")[: 0 if source == POLICY else TOP]
-        codes = (tuple(map(int, space.codes[places])) for places in (drawn, order))
-        return Look(sizes, float(space.problem.flops / tflops.max() / 1e12), *codes)
+        least = float(space.problem.flops / tflops.max() / 1e12)
+        own, best = (space.codes[places] for places in (drawn, order))
+        if self.family.decisions != self.listed.decisions:
+            own, best = (widened(codes, self.listed) for codes in (own, best))
+            best = self._with_wider(sizes, np.append(best[:AROUND], own), best)
+        return Look(sizes, least, tuple(own.tolist()), tuple(best.tolist()))
+
+    def _with_wider(self, sizes: Sizes, near: Ints, best: Ints) -> Ints:
+        """The best listed strategies and the best of the wide space around some, in turn."""
+        found = around(near, self.listed, 2)
+        for turns in (1, 0):
+            space = self.some(sizes, found[self.legal(sizes, found)])
+            tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
+            load = self.family.demand(space.fields(), space.problem, self.device)
+            n = len(space.codes)
+            loads = (np.broadcast_to(load.blocks, n), np.broadcast_to(load.mma_cycles, n))
+            kept = varied(loads, tflops, AGAIN if turns else TOP // 2)
+            found = around(space.codes[kept], self.listed, turns) if turns else space.codes[kept]
+        both = itertools.chain(*itertools.zip_longest(found.tolist(), best[:TOP].tolist()))
+        return np.array(list(dict.fromkeys(c for c in both if c is not None)), np.int64)
 
     def rounds(self, sizes: Mapping[str, int], codes: Ints) -> Ints:
         """[n] tiles that the busiest SM works through one after the other: what jumps at the edges
