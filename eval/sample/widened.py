@@ -117,7 +117,7 @@ def _sizes(family: Family) -> tuple[int, ...]:
 
 def varied(load: tuple[Ints, Ints], tflops: Array, most: int) -> Ints:
     """At most so many places of the best, few of which have the same load."""
-    held, out = Counter[tuple[float, float]](), []
+    held, out = Counter[tuple[float, float]](), list[int]()
     for i in np.argsort(-tflops, kind="stable"):
         key = float(load[0][i]), float(load[1][i])
         if held[key] < ALIKE and len(out) < most:
