@@ -111,17 +111,21 @@ class Search:
         chosen = self._choices(codes, times, [self.most])[0]
         self._look_at(self._edges(codes[list(chosen)]), "look at edges")
         left: list[Cell] = []
-        timed: list[set[int]] = []
+        timed: list[set[int]] = []  # together: the choice is among these, once there are enough
         for _ in range(ROUNDS):
             codes, times = self._scored()
             chosen = self._choices(codes, times, [self.most])[0]
             if not self._build(codes, times, chosen):
                 continue
             now = {*codes[list(chosen)].tolist()}
-            if self.timing and now not in timed and len(timed) < TOGETHER:
-                self.timing.together(self.looked, codes, times, chosen)
+            timing = None if now in timed or len(timed) == TOGETHER else self.timing
+            if timing and timing.together(self.looked, codes, times, chosen):
                 timed.append(now)
                 continue  # choose by what that teaches
+            if timed:
+                proven = np.flatnonzero(np.isin(codes, list(set().union(*timed))))
+                some = self._choices(codes[proven], times[:, proven], [self.most])[0]
+                chosen = tuple(proven[list(some)].tolist())
             ends, cells, left = self._dispatch(codes[list(chosen)], times[:, list(chosen)])
             if not left:
                 return self._library(codes, times, chosen, ends, cells)

@@ -30,6 +30,7 @@ from ptxflow.eval.sample.ranges import Sizes
 PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
+LEFT = 0.1  # share of these that may fail
 ROUNDS_SECONDS = 0.3  # of the GPU, for kernels timed together
 FAULTS = ("wrong", "hang", "fault", "compile_error")
 #: shares of the time after which looks are no longer screened, with candidates of the looks next to
@@ -114,9 +115,11 @@ class GpuTiming:
 
     def together(
         self, looked: Sequence[Look], codes: Ints, times: Floats, chosen: Sequence[int]
-    ) -> None:
+    ) -> bool:
         """Time the chosen and each look's fastest, by `times` [looks, codes], in the same rounds:
-        later calls know them so, and no other kernel better than the best of these."""
+        later calls know them so, and no other kernel better than the best of these. Whether all
+        that should be was timed."""
+        asked = missing = 0
         for row in tqdm(spread(len(looked)), desc="measure together", unit="size"):
             fastest = np.argsort(times[row], kind="stable")[:BESIDE]
             near = times[row] < 2 * HOPELESS * times[row].min()
@@ -125,6 +128,8 @@ class GpuTiming:
             fresh = zip(codes[columns].tolist(), found.tolist(), strict=True)
             kept = self.refined.setdefault(row, {})
             kept |= {code: value for code, value in fresh if math.isfinite(value)}
+            asked, missing = asked + len(columns), missing + int((~np.isfinite(found)).sum())
+        return missing <= LEFT * asked
 
     def _settled(self, codes: Ints, times: Floats) -> Floats:
         """Times [looks, codes] with what was timed together, and without what failed; changed."""
