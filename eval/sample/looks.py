@@ -32,6 +32,7 @@ Flags = NDArray[np.bool_]
 Scorer = Callable[[Space], Floats]  # [n] log-probabilities of the policy
 Drawer = Callable[[Floats], Ints]  # k places of them, drawn
 TOP = 256  # of the reward's best strategies at a size: what serves one well may serve many
+WIDER = 96  # of these from the wide space, where candidates are
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Judge:
         drawn = draw(score(space)) if source != REWARD else np.zeros(0, np.int64)
         tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
         order = np.argsort(-tflops, kind="stable")[: 0 if source == POLICY else TOP]
-        least = float(space.problem.flops / tflops.max() / 1e12)
+        least = float(space.problem.flops / tflops.max() / 1e12)  # of the listed ones
         own, best = (space.codes[places] for places in (drawn, order))
         if self.family.decisions != self.listed.decisions:
             own, best = (widened(codes, self.listed) for codes in (own, best))
@@ -130,9 +131,9 @@ class Judge:
             load = self.family.demand(space.fields(), space.problem, self.device)
             n = len(space.codes)
             loads = (np.broadcast_to(load.blocks, n), np.broadcast_to(load.mma_cycles, n))
-            kept = varied(loads, tflops, AGAIN if turns else TOP // 2)
+            kept = varied(loads, tflops, AGAIN if turns else WIDER)
             found = around(space.codes[kept], self.listed, turns) if turns else space.codes[kept]
-        both = itertools.chain(*itertools.zip_longest(found.tolist(), best[:TOP].tolist()))
+        both = itertools.chain(*itertools.zip_longest(found.tolist(), best[: TOP - WIDER].tolist()))
         return np.array(list(dict.fromkeys(c for c in both if c is not None)), np.int64)
 
     def rounds(self, sizes: Mapping[str, int], codes: Ints) -> Ints:
