@@ -31,7 +31,9 @@ C = TypeVar("C")  # a family's table of costs
 class Problem:
     """A definition with every axis bound; `flops` (FLOP) and `bytes` are the compulsory work.
 
-    `constants` are what else its mathematics fixes, such as an epsilon.
+    `constants` are what else its mathematics fixes, such as an epsilon. `chained`: a call may begin
+    while what is before it in the stream still runs, and waits for that itself; but not before it
+    reads these tensors, which nothing that runs then writes, as weights. None: it begins after.
     """
 
     family: str
@@ -41,6 +43,7 @@ class Problem:
     flops: float
     bytes: float
     constants: tuple[tuple[str, float], ...] = ()
+    chained: tuple[str, ...] | None = None
 
     def __getitem__(self, axis: str) -> int:
         """The value of an axis. Raises KeyError for an unknown one."""

@@ -200,7 +200,7 @@ instruction(
     sass=("griddepcontrol.wait",),
 )
 instruction(
-    "grid_launch_dependents() any",
+    "grid_launch_dependents() any -> let_dependents",
     "griddepcontrol.launch_dependents;",
     "9.7.13.13 griddepcontrol: a hint that the next grid may start",
     sass=("griddepcontrol.launch",),

@@ -50,6 +50,7 @@ class Asked:
     seconds   how long to measure
     looks     a file that keeps what was looked at; None: one that the end of the run removes
     wide      candidates of the family's wide space, too
+    chained   of problems; see `Problem`
     """
 
     out: Path
@@ -68,6 +69,7 @@ class Asked:
     seconds: float = math.inf
     looks: Path | None = None
     wide: bool = False
+    chained: tuple[str, ...] | None = None
 
     def beside(self, end: str) -> Path:
         """A file beside the library's folder."""
@@ -116,7 +118,12 @@ def prepare(asked: Asked) -> Prepared:
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
     if asked.wide:
         reward = WideReward(reward, family)
-    judge = Judge(family.wide if asked.wide else family, asked.device, asked.ranges, reward)
+    own = family.wide if asked.wide else family
+    judge = Judge(own, asked.device, asked.ranges, reward, asked.chained)
+    unknown = sorted({*(asked.chained or ())} - definition.inputs.keys())
+    if unknown:
+        raise BadInput(f"{definition.name} has no input {', '.join(unknown)}: it has "
+                       f"{', '.join(definition.inputs)}")  # fmt: skip
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
     told = sorted({*far} - {""}) if asked.source != REWARD else []

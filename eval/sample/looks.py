@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,12 @@ class Judge:
     device: Device
     ranges: Ranges
     reward: Reward
+    chained: tuple[str, ...] | None = None
     _said: dict[str, tuple[Ints, Floats]] = field(default_factory=dict, compare=False)
 
     def problem(self, sizes: Mapping[str, int]) -> Problem:
-        return find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
+        found = find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
+        return replace(found, chained=self.chained)
 
     @property
     def listed(self) -> Family:

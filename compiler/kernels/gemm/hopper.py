@@ -47,13 +47,17 @@ class Kernel:
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
+        #: the weights of the first stages are loaded while the grids before still run
+        self.early = t.problem.chained is not None and "B" in t.problem.chained
 
     def build(self) -> UOp:
         s, t = self.s, self.t
-        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
+        late = [at.grid_wait()] if self.early and s.warp_specialized else []
+        consumer = Role("consumer", 0, self.warps, regs=self._consumer_regs())
+        roles = [role(consumer, late, self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
-            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
+            body = [*self.begin(), t.each_tile("p", self.produce), *t.drain(self.ring)]
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
         after = self.reduction.after(self.reduce)
         info = KernelInfo(
@@ -71,8 +75,11 @@ class Kernel:
                 *self.reduction.storage,
                 *self.fused.registers.storage,
             ),
+            dependent=self.early,
+            chained=t.problem.chained if self.early else None,
         )
-        return finish(info, *roles, *after, meet=False)
+        ahead = [at.grid_launch_dependents()] if self.early else []
+        return finish(info, *ahead, *roles, *after, meet=False)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -84,19 +91,44 @@ class Kernel:
         expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
         return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
 
+    def begin(self) -> list[UOp]:
+        """The first stages of the first tile, where the weights come early."""
+        if not self.early:
+            return []
+        first = self.filled.min(self.t.my_tiles * self.s.num_stages)
+        weights, others = self.halves(first, *self.t.origin(self.t.my_cluster))
+        return [weights, at.grid_wait(), others]
+
+    @property
+    def filled(self) -> UOp:
+        """Stages that the first steps of a tile take."""
+        return self.t.k_trips.min(self.s.num_stages)
+
+    def halves(self, stages: UOp, m0: UOp, n0: UOp) -> tuple[UOp, UOp]:
+        """The loads of the first stages: of the weights, and of the other operand."""
+        k, other = var("k_weights"), var("k_others")
+        expect = at.mbar_arrive_expect(slot(self.ring.full, k), bytes=self.t.stage_bytes)
+        weights = self.t.load_stage(self.ring, k, k, m0, n0, "B")
+        others = self.t.load_stage(self.ring, other, other, m0, n0, "A")
+        return loop(k, stages, expect, weights), loop(other, stages, others)
+
     def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
         m0, n0 = self.t.origin(tile)
         k = var("k_load")
         use = sequence * self.t.k_trips + k
-        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+        begun = self.filled - self.filled.min(sequence * self.s.num_stages) if self.early else 0
+        load = self.ring.wait_empty(use), self.load(use, k, m0, n0)
+        return [loop(k, self.t.k_trips, *load, start=begun)]
 
     def fill(self, m0: UOp, n0: UOp) -> list[UOp]:
         """Not specialised: every stage once, before the first MMA."""
         if self.s.warp_specialized:
             return []
+        if self.early:
+            weights, others = self.halves(self.filled, m0, n0)
+            return [elect(WARP.eq(0), weights), at.grid_wait(), elect(WARP.eq(0), others)]
         k = var("k_fill")
-        first = self.t.k_trips.min(self.s.num_stages)
-        return [elect(WARP.eq(0), loop(k, first, self.load(k, k, m0, n0)))]
+        return [elect(WARP.eq(0), loop(k, self.filled, self.load(k, k, m0, n0)))]
 
     def refill(self, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""

@@ -294,13 +294,14 @@ class Tiling:
         columns = self.swizzle * self.unit // ELEMENT
         return columns, tile.rows // self.shared_rows(operand)
 
-    def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
-        """The TMA loads of one stage of both operands."""
+    def load_stage(
+        self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp, only: str = "AB"
+    ) -> list[UOp]:
+        """The TMA loads of one stage of both operands, or of one."""
         right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
-        return [
-            *self._load(self.left, self.a, self.a_smem, ring, use, k, m0),
-            *self._load(self.right, self.b, self.b_smem, ring, use, k, right0),
-        ]
+        left = (self.left, self.a, self.a_smem, ring, use, k, m0)
+        right = (self.right, self.b, self.b_smem, ring, use, k, right0)
+        return [x for load in (left, right) if load[0] in only for x in self._load(*load)]
 
     def _load(
         self, name: str, tile: SmemTile, storage: UOp, ring: Ring, use: UOp, k: UOp, row: Value
