@@ -34,7 +34,7 @@ from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
-SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.2, every_baseline=False)
+SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
 
 
 @dataclass

@@ -30,8 +30,8 @@ from ptxflow.eval.sample.ranges import Sizes
 PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
-LEFT = 0.1  # share of these that may fail
-ROUNDS_SECONDS = 0.3  # of the GPU, for kernels timed together
+LEFT = 0.3  # share of these that time may not suffice for
+ROUNDS_SECONDS = 0.15  # of the GPU, for kernels timed together
 FAULTS = ("wrong", "hang", "fault", "compile_error")
 #: shares of the time after which looks are no longer screened, with candidates of the looks next to
 #: them, timed together; the rest is for sizes between them
@@ -41,7 +41,7 @@ NEIGHBOURS, FASTEST = 4, 2  # of a look, and of each of them
 
 @dataclass
 class GpuTiming:
-    """Measures at looks; `k` candidates of each, and twice `most` that serve many.
+    """Measures at looks; `k` candidates of each, and `most` that serve many.
 
     measurer  None: the records alone count
     records   those there are, by identity
@@ -61,7 +61,7 @@ class GpuTiming:
     def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
         """[looks, codes] seconds: measured; of what was not, no better than the best measured;
         infinite where `said`, the reward's, is, and of kernels that failed."""
-        many = choose(said, 2 * self.most)
+        many = choose(said, self.most)
         out, known = said.copy(), np.zeros(len(looked), bool)
         asked = {row: self._asked(looked[row], codes, said[row], many) for row in spread(len(out))}
         self._ahead((looked[row], codes[columns]) for row, columns in asked.items())
