@@ -42,7 +42,7 @@ from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
 PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
-ROUNDS_SECONDS = 0.5  # of the GPU, at each size
+ROUNDS_SECONDS = 0.35  # of the GPU, at each size
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
 Found = dict[Identity, Record]
 
