@@ -67,6 +67,10 @@ class Measurer:
         """Begin to compile what of these is not measured: it will be asked for, in this order."""
         self._submit(self._fresh(candidates))
 
+    def latest(self, identity: Identity) -> Record | None:
+        """What the records hold of a kernel in a pass."""
+        return self._latest.get(identity)
+
     def together(self, candidates: Sequence[Candidate], **beside: Any) -> list[Record]:
         """The candidates, of one workload and right before, timed anew in the same rounds, beside
         every library there is or what `beside` says (see `run_together`). WorkerError where that
