@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ptxflow.env.relation import RelationSpace
+from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn import beam
 from ptxflow.gfn.checkpoint import read, require_space
@@ -59,14 +60,15 @@ def load_policy(path: str | Path) -> Policy:
     return Policy(network.eval(), Path(path), checkpoint.config)
 
 
-def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
-    """[len(space)] exact log-probability of each strategy, in the order of `space.codes`.
+def log_probs(policy: Policy, space: Space, tau: float = TAU) -> NDArray[np.float64]:
+    """[len(space)] exact log-probability of each strategy, in the order of `space.codes`, at a
+    temperature, if the policy is told one.
 
     CheckpointError when the policy is of another decision space or other features.
     """
     require_space(policy.path, policy.network.config, family_shape(space))
     forest = Forest(SpaceSet([space]))
-    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0).double().numpy()
+    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0, tau).double().numpy()
     return exact
 
 
@@ -111,19 +113,29 @@ def untrained(policy: Policy) -> Policy:
 
 
 def sample_distinct(
-    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: Space | RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> NDArray[np.int64]:
     """Codes of min(k, len(space)) distinct strategies; see `draw_distinct`, and `sample_by_steps`
     for a space that is not listed."""
     if isinstance(space, RelationSpace):
-        return sample_by_steps(policy, space, k, seed, sharpness)[0]
-    drawn = draw_distinct(log_probs(policy, space), k, seed, sharpness)
+        return sample_by_steps(policy, space, k, seed, sharpness, tau)[0]
+    drawn = draw_distinct(log_probs(policy, space, tau), k, seed, sharpness)
     codes: NDArray[np.int64] = space.codes[drawn]
     return codes
 
 
 def sample_by_steps(
-    policy: Policy, space: RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Codes of min(k, len(space)) distinct strategies of a space of any size, and their exact
     log-probabilities; no other strategy is scored. See `beam.draw_distinct`: each *step* is taken
@@ -134,7 +146,7 @@ def sample_by_steps(
     require_space(policy.path, policy.network.config, family_shape(space))
     rng = np.random.default_rng(seed)
     drawn = beam.draw_distinct(
-        Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng
+        Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng, tau=tau
     )
     return drawn.choices.numpy() @ space.strides[1:], drawn.log_probs.numpy()
 
@@ -154,14 +166,19 @@ class Pool:
 
 
 def score(
-    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: Space | RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> Pool:
     """A space that is listed, whole, with min(k, len(space)) draws of it as `draw_distinct`; of
     another its draws as `sample_by_steps`, of which the first j are j draws, too."""
     if isinstance(space, Space):
-        logs = log_probs(policy, space)
+        logs = log_probs(policy, space, tau)
         return Pool(space, logs, draw_distinct(logs, k, seed, sharpness))
-    codes, logs = sample_by_steps(policy, space, k, seed, sharpness)
+    codes, logs = sample_by_steps(policy, space, k, seed, sharpness, tau)
     order = np.argsort(codes)
     part = Space(space.family, space.problem, space.device, codes[order])
     return Pool(part, logs[order], np.argsort(order))

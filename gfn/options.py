@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,51 @@ class Settings:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
         return Settings(**{**data, "definitions": tuple(data["definitions"])})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What a run needs besides its workloads; travels in its checkpoints."""
+
+    tau: float
+    seed: int = 0
+    batch: int = 1024
+    learning_rate: float = 3e-3  # of what is no matrix
+    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised; 0: they stay
+    log_z_rate: float = 1e-2
+    workloads: int = 64  # of a batch, at most: few have many prefixes in common
+    hidden: int = 256
+    layers: int = 2
+    clip: float = 1.0  # of the gradient's norm
+    epsilon: float = 0.02  # falls linearly to zero
+    temperatures: tuple[float, float] | None = (0.005, 0.1)  # drawn from; None: `tau` alone
+    objective: str = "tb"  # of `balance.OBJECTIVES`
+    each: int = 32  # walks of a workload at a temperature, of a batch
+    rebuilt: float = 0.25  # of these, by local search from what was met
+    replayed: float = 0.25  # and drawn from the best that was met
+    room: int = 256  # strategies of a workload that are kept
+    weight: float = 1.0  # power of the temperature by which losses are weighted below TAU
+    stages: int = 4
+    stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
+    stage_share: float = 0.06  # of the run, the most for a stage before the last
+    warmup: int = 50  # steps
+    flat: float = 0.3  # of the run, before the learning rate decays
+
+    def __post_init__(self) -> None:
+        if self.temperatures:  # a list, where it was JSON
+            object.__setattr__(self, "temperatures", tuple(self.temperatures))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Of `each`: drawn by the policy, rebuilt, replayed."""
+        rebuilt, replayed = round(self.each * self.rebuilt), round(self.each * self.replayed)
+        return self.each - rebuilt - replayed, rebuilt, replayed
+
+
+RATES = {f.name: f.default for f in fields(TrainConfig) if f.name.endswith("_rate")}  # of learning
 
 
 def positive(kind: type, most: float = float("inf")) -> Any:

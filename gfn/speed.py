@@ -14,6 +14,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from gfn.gflownet import TBGFlowNet
@@ -25,7 +26,9 @@ from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.gfn.training import Group, TrainConfig, Trainer
+from ptxflow.gfn.group import Group
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.training import Trainer
 
 SHAPES = ((4096, 4096), (2048, 4096), (6144, 4096), (5120, 2048))  # N, K
 ROWS = (1, 64, 256, 1024, 4096)  # M
@@ -50,47 +53,56 @@ def _gemm(m: int, n: int, k: int) -> Problem:
 
 def plain_loss(group: Group, trainer: Trainer, workload: Tensor, epsilon: float) -> Tensor:
     """The trajectory-balance loss of sampled strategies, by a vectorised loop without a library."""
-    forest, policy = group.forest, trainer.network.of(group.forest.family)
-    state = policy.conditions(forest.features).index_select(0, workload)
-    node, log_pf = workload, state.new_zeros(len(workload))
-    for depth in range(forest.depth):
-        legal = forest.child[depth][node] >= 0
-        logits = policy.logits(depth, state)
-        table = torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
+    walks, policy = group.walks, trainer.network.of(group.walks.family)
+    tau = torch.full(workload.shape, TAU, device=workload.device)
+    features, node = walks.features[workload], workload
+    conditions = policy.conditions(features, tau)
+    state, log_pf = conditions.encoded, tau.new_zeros(len(workload))
+    choices = []
+    for depth in range(walks.depth):
+        counts = walks.log_counts[depth][node]
+        table = torch.log_softmax(policy.logits(depth, state, conditions.scale, counts), 1)
         with torch.no_grad():
+            legal = ~counts.isneginf()
             uniform = legal / legal.sum(1, keepdim=True)
             probs = (1 - epsilon) * table.exp() + epsilon * uniform
             chosen = torch.multinomial(probs, 1, generator=trainer.generator).squeeze(1)
         log_pf = log_pf + table.gather(1, chosen[:, None]).squeeze(1)
         state = state + policy.tokens.index_select(0, policy.edges[depth] + chosen)
-        node = forest.child[depth][node, chosen].long()
-    levels: Tensor = trainer.log_z.of(forest.family)(forest.features, forest.log_leaves)
-    log_z = levels.index_select(0, workload)
-    return (log_z + log_pf - group.env.log_rewards[node]).square().mean()
+        node = walks.child[depth][node, chosen].long()
+        choices.append(chosen)
+    log_z = trainer.log_z.of(walks.family)(features, walks.log_leaves[workload], tau)
+    log_rewards = group.worth(workload, torch.stack(choices, 1)) / tau
+    loss: Tensor = (log_z + log_pf - log_rewards).square().mean()
+    return loss
 
 
 def variants(trainer: Trainer, epsilon: float) -> dict[str, Step]:
     """A loss of a batch of workload ids, by name."""
     group = trainer.groups[0]
-    ours = group.balance
+    ours: Any = group.objective
     stock = TBGFlowNet(pf=ours.pf, pb=None, constant_pb=True, logZ=ours.logZ)
 
     def fast(workload: Tensor) -> Tensor:
-        walk = group.forest.walk(
+        walk = group.walks.walk(
             trainer.network, workload, epsilon=epsilon, generator=trainer.generator
         )
-        kept = group.env.trajectories(walk, workload)
-        return ours.loss(group.env, kept, recalculate_all_logprobs=False)
+        tau = torch.full(workload.shape, TAU, device=workload.device)
+        log_rewards = group.worth(workload, walk.choices) / tau
+        kept = group.env.trajectories(walk, workload, tau, log_rewards)
+        loss: Tensor = ours.loss(group.env, kept, recalculate_all_logprobs=False)
+        return loss
 
     def library(workload: Tensor) -> Tensor:
+        tau = torch.full(workload.shape, TAU, device=workload.device)
         sampled = stock.sample_trajectories(
-            group.env, len(workload), conditions=workload.float()[:, None],
+            group.env, len(workload), conditions=torch.stack([workload.to(tau), tau], 1),
             save_estimator_outputs=True, epsilon=epsilon,
         )  # fmt: skip
         return stock.loss(group.env, sampled, recalculate_all_logprobs=False)
 
     return {
-        "forest walk (ours)": fast,
+        "walks (ours)": fast,
         "plain loop": lambda workload: plain_loss(group, trainer, workload, epsilon),
         "stock torchgfn": library,
     }
@@ -108,7 +120,7 @@ def measure(trainer: Trainer, batch: int, rounds: int) -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(STEPS):
                 workload = torch.randint(
-                    len(group.forest), (batch,), generator=trainer.generator, device=compute
+                    len(group.walks), (batch,), generator=trainer.generator, device=compute
                 )
                 trainer.update(loss_of(workload))
             wait()

@@ -25,7 +25,8 @@ from ptxflow.gfn.fine_tuning import (
     propose,
 )
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
-from ptxflow.gfn.training import TrainConfig, Trainer
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.training import Trainer
 
 SpaceOf = Callable[[int], Space]
 TAU = 0.1
