@@ -69,10 +69,13 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     spaces = workloads(family, device)
     own = {"batch": 512, "stages": 1, "warmup": 20, **options, **VARIANTS[variant]}
     trainer = Trainer(spaces, TrainConfig(**{"tau": 0.02, "seed": seed, **own}), steps)
-    start = time.monotonic()
-    while trainer.step < steps and time.time() < until:
+    begin = time.time()
+    while trainer.step < trainer.total:
         trainer.advance()
-    seconds = time.monotonic() - start
+        spent, whole = time.time() - begin, max(until - begin, 1.0)
+        if spent * steps > trainer.step * whole:  # as many as fit, so that rates fall to their end
+            trainer.total = max(trainer.step, int(trainer.step * whole / spent))
+    seconds = time.time() - begin
     least, most = trainer.config.temperatures or (trainer.config.tau,) * 2
     taus = [t for t in TEMPERATURES if least <= t <= most]
     found = {str(t): trainer.distances(range(len(spaces)), t) for t in taus}

@@ -278,4 +278,5 @@ def asked(conditions: Tensor | None) -> tuple[Tensor, Tensor]:
     """Workload ids [...], for which float32 is exact, and temperatures of conditions [..., 2]."""
     if conditions is None:
         raise ValueError("states of a KernelEnv carry workload and temperature; none is set")
-    return conditions[..., 0].long(), conditions[..., 1]
+    workload, tau = conditions.unbind(-1)
+    return workload.long(), tau

@@ -102,7 +102,7 @@ def posterior_log_rewards(
     SPAN nats below the best of the rest.
     """
     logs = (
-        log_probs(policy, space)
+        log_probs(policy, space, tau)
         if base is None
         else log_reward(base.tflops(space, space.codes), space.problem, space.device, tau)
     )
@@ -190,7 +190,8 @@ def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> 
     """Exact total variation distance of a policy to a reward's target on one space."""
     logs = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau)
     exact = torch.softmax(torch.from_numpy(logs), 0).numpy()
-    return float(0.5 * np.abs(np.exp(log_probs(with_family(policy, space), space)) - exact).sum())
+    ours = log_probs(with_family(policy, space), space, tau)
+    return float(0.5 * np.abs(np.exp(ours) - exact).sum())
 
 
 def posterior(

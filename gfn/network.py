@@ -10,6 +10,7 @@ rewards have nothing in common but names, and a shared trunk let each one's step
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -47,6 +48,12 @@ class FamilyConfig:
     def inputs(self) -> int:
         """How many numbers the encoder reads: the features, and the temperature if it varies."""
         return len(self.shape.features) + (self.temperatures is not None)
+
+    @property
+    def middle(self) -> float:
+        """The temperature at which logits are what the head says."""
+        least, most = self.temperatures or (TAU, TAU)
+        return math.sqrt(least * most)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> FamilyConfig:
@@ -86,7 +93,7 @@ class Conditions:
     """Workloads, each at a temperature, as the steps of a walk need them.
 
     encoded  float [S, hidden]
-    scale    float [S]  of the logits: TAU over the temperature
+    scale    float [S]  of the logits: the middle temperature over this one
     """
 
     encoded: Tensor
@@ -140,8 +147,8 @@ class FamilyPolicy(nn.Module):
         """[S, features] and temperatures [S]: the workload's part of the state, computed once."""
         inputs = self.standardise(features)
         if self.config.temperatures:
-            inputs = torch.cat([inputs, _octaves(tau)[:, None]], 1)
-        return Conditions(self.encoder(inputs), TAU / tau)
+            inputs = torch.cat([inputs, _octaves(tau)], 1)
+        return Conditions(self.encoder(inputs), self.config.middle / tau)
 
     def decided(self, depth: int, choices: Tensor) -> Tensor:
         """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
@@ -210,6 +217,7 @@ class LogZ(nn.Module):
 
     def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
+        self.middle = config.middle
         self.standardise = Standardise(config)
         self.net = nn.Sequential(
             nn.Linear(len(config.shape.features) + 1, 128), nn.SiLU(), nn.Linear(128, 128),
@@ -219,9 +227,9 @@ class LogZ(nn.Module):
 
     def forward(self, features: Tensor, log_leaves: Tensor, tau: Tensor) -> Tensor:
         """[S, features], [S] and temperatures [S] -> [S]"""
-        inputs = torch.cat([self.standardise(features), _octaves(tau)[:, None]], 1)
+        inputs = torch.cat([self.standardise(features), _octaves(tau)], 1)
         excess: Tensor = self.net(inputs)
-        return log_leaves + TAU / tau * (excess.squeeze(-1) + self.level)
+        return log_leaves + self.middle / tau * (excess.squeeze(-1) + self.level)
 
 
 class LogF(nn.Module):
@@ -240,8 +248,8 @@ class LogF(nn.Module):
 
 
 def _octaves(tau: Tensor) -> Tensor:
-    """Temperatures as a feature, about -1 to 1."""
-    return torch.log2(tau / TAU) / 2
+    """Temperatures [S] as a feature [S, 1], about -1 to 1."""
+    return torch.log2(tau / TAU)[:, None] / 2
 
 
 class ByFamily(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # odd: strategies are told apart by a hash
 
@@ -33,14 +34,13 @@ class Replay:
         values = torch.cat([self.worth[workload], worth], 1)
         values, best = values.sort(1, descending=True)
         key, order = ((every.long() + 1) * self._powers).sum(2).gather(1, best).sort(stable=True)
-        again = torch.zeros_like(values, dtype=torch.bool)  # the best of what is alike comes first
-        again[:, 1:] = key[:, 1:] == key[:, :-1]
+        again = functional.pad(key[:, 1:] == key[:, :-1], (1, 0))  # the best comes first
         order, values = best.gather(1, order), values.gather(1, order)
         values = values.masked_fill(again, -torch.inf)
         kept, place = values.topk(self.worth.shape[1], dim=1)
         rows = order.gather(1, place)[..., None].expand(-1, -1, every.shape[2])
-        self.choices[workload] = every.gather(1, rows)
-        self.worth[workload] = kept
+        self.choices.index_copy_(0, workload, every.gather(1, rows))
+        self.worth.index_copy_(0, workload, kept)
 
     def forget(self, workload: int) -> None:
         """Of a workload whose rewards are others now."""
@@ -55,7 +55,7 @@ class Replay:
         probs = torch.softmax(worth[:, None, :].clamp(min=-1e4) / tau[..., None], -1)
         edges = probs.double().cumsum(-1)
         u = torch.rand(*tau.shape, n, generator=generator, device=tau.device, dtype=torch.float64)
-        place = torch.searchsorted(edges, u * (1 - 1e-9) * edges[..., -1:], right=True).flatten(1)
+        place = torch.searchsorted(edges, u * (1 - 1e-9) * edges.amax(-1, keepdim=True), right=True).flatten(1)
         rows = place[..., None].expand(-1, -1, self.choices.shape[2])
         found = self.choices[workload].gather(1, rows).long()
         return found.unflatten(1, (-1, n)), worth.gather(1, place).unflatten(1, (-1, n))

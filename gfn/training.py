@@ -18,7 +18,7 @@ from gfn.containers import Trajectories
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ptxflow.env.reward import TAU, ModelReward, Reward
+from ptxflow.env.reward import ModelReward, Reward
 from ptxflow.gfn.balance import KernelSubTB, KernelVariance
 from ptxflow.gfn.beam import draw_distinct
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
@@ -196,7 +196,7 @@ class Trainer:
         if isinstance(made, KernelVariance):
             made.each = self.config.each
         losses = made.loss(group.env, trajectories, False, reduction="none")
-        weight = (tau / TAU).clamp(max=1.0) ** self.config.weight
+        weight = (tau / self.config.tau).clamp(max=1.0) ** self.config.weight
         return (losses * weight.repeat_interleave(self.config.each)).mean()
 
     def _look(self) -> None:
@@ -223,10 +223,11 @@ class Trainer:
     ) -> None:
         """Start log Z where a family's first batch balances on average, not nats away from it."""
         excess = (log_rewards - walk.log_probs.sum(0)).unflatten(0, (len(tau), -1)).mean(1)
-        level = ((excess - group.walks.log_leaves[workload]) * tau / TAU).mean()
+        name = group.walks.family
+        over = (excess - group.walks.log_leaves[workload]) * tau
         for kind in (self.log_z, self.log_f):
             if kind:
-                kind.of(group.walks.family).level.copy_(level)
+                kind.of(name).level.copy_(over.mean() / self.network.of(name).config.middle)
 
     def _batch(self) -> tuple[Group, Tensor, Tensor]:
         """A family, drawn by its share, ids [S] of its active workloads in turn, and temperatures
