@@ -163,14 +163,15 @@ class WorkloadLogZ(nn.Module):
 
     input_dim = 2
 
-    def __init__(self, network: LogZ, walks: Walks) -> None:
+    def __init__(self, network: LogZ, env: KernelEnv) -> None:
         super().__init__()
         self.network = network
-        self.walks = walks
+        self.env = env
 
     def forward(self, conditions: Tensor) -> Tensor:
         workload, tau = asked(conditions)
-        features, log_leaves = self.walks.features[workload], self.walks.log_leaves[workload]
+        walks = self.env.walks
+        features, log_leaves = walks.features[workload], walks.log_leaves[workload]
         log_z: Tensor = self.network(features, log_leaves, tau)
         return log_z.unsqueeze(-1)
 
@@ -263,7 +264,7 @@ def objective(
     pf: dict[str, Any] = {"pf": KernelPolicy(policy, env), "pb": None, "constant_pb": True}
     made: Walked
     if kind == "tb":
-        made = KernelTB(**pf, logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env.walks)))
+        made = KernelTB(**pf, logZ=ConditionalLogZEstimator(WorkloadLogZ(log_z, env)))
     elif kind == "variance":
         made = KernelVariance(**pf)
     else:

@@ -41,8 +41,16 @@ class Group:
             config.objective, trainer.network, trainer.log_z.of(name),
             log_f.of(name) if log_f else None, self.env,
         )  # fmt: skip
+        self.steps = self.renewed = 0  # of its own, and workloads that were drawn anew
         self.loss: Tensor | None = None  # of its recent steps, where training runs
         self.known: float | None = None  # the same, when the host last looked
+
+    def renew(self, places: Sequence[int], spaces: Sequence[RelationSpace]) -> None:
+        """Other workloads in the places of some; what was met of those is forgotten."""
+        for place, space in zip(places, spaces, strict=True):
+            self.spaces[place] = space
+            self.replay.forget(place)
+        self.walks = self.env.walks = Diagrams(self.spaces, self.walks.device)
 
     def worth(self, workload: Tensor, choices: Tensor) -> Tensor:
         """float32 [n] the TFLOP/s over the attainable, of workloads [n] and choices [n, F]."""

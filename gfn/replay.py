@@ -55,7 +55,9 @@ class Replay:
         probs = torch.softmax(worth[:, None, :].clamp(min=-1e4) / tau[..., None], -1)
         edges = probs.double().cumsum(-1)
         u = torch.rand(*tau.shape, n, generator=generator, device=tau.device, dtype=torch.float64)
-        place = torch.searchsorted(edges, u * (1 - 1e-9) * edges.amax(-1, keepdim=True), right=True).flatten(1)
+        place = torch.searchsorted(
+            edges, u * (1 - 1e-9) * edges.amax(-1, keepdim=True), right=True
+        ).flatten(1)
         rows = place[..., None].expand(-1, -1, self.choices.shape[2])
         found = self.choices[workload].gather(1, rows).long()
         return found.unflatten(1, (-1, n)), worth.gather(1, place).unflatten(1, (-1, n))

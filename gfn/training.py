@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ptxflow.env.reward import ModelReward, Reward
+from ptxflow.env.tasks.shapes import Stream
 from ptxflow.gfn.balance import KernelSubTB, KernelVariance
 from ptxflow.gfn.beam import draw_distinct
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
@@ -42,6 +43,7 @@ LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
+RENEW_EVERY, RENEWED = 8, 16  # steps of a family, and workloads that are drawn anew
 LOOK_EVERY = 10  # steps between the host's looks at the losses of families
 
 
@@ -75,9 +77,11 @@ class Trainer:
         held_out: Sequence[AnySpace] = (),
         compute: torch.device | str = "cpu",
         start: PolicyNetwork | None = None,
+        streams: Mapping[str, Stream] | None = None,
     ) -> None:
         """`compute` is where networks and tables lie; `start` is a trained network to begin with,
-        whose other families stay as they are.
+        whose other families stay as they are; of families with a stream the workloads are drawn
+        anew as training goes on.
         """
         refuse_overlap(spaces, held_out)
         self.config = config
@@ -104,6 +108,7 @@ class Trainer:
             self.log_z = ByFamily(shape, LogZ).to(self.compute)
             flows = config.objective in ("subtb", "db")
             self.log_f = ByFamily(shape, LogF).to(self.compute) if flows else None
+        self.streams = streams or {}
         self._judged: dict[int, Target] = {}  # by the id of the space, which a target keeps
         families = _by_family(spaces)
         self.groups = [Group([self.spaces[i] for i in ids], ids, self) for ids in families]
@@ -163,6 +168,7 @@ class Trainer:
     def advance(self) -> StepReport:
         """One batch of one family's active workloads, and one optimiser step."""
         group, workload, tau = self._batch()
+        self._renew(group)
         choices, worth = group.meet(workload, tau)
         which, tau = workload.repeat_interleave(tau.shape[1]), tau.flatten()
         log_rewards = (worth / tau[:, None]).flatten()
@@ -187,6 +193,19 @@ class Trainer:
         return StepReport(
             group.walks.family, torch.stack([loss, reached, walk.entropy, walk.masked])
         )
+
+    def _renew(self, group: Group) -> None:
+        """Now and then workloads of a family with a stream give way to new ones, in turn."""
+        group.steps += 1
+        stream = self.streams.get(group.walks.family)
+        if stream and group.steps % RENEW_EVERY == 0:
+            count = min(RENEWED, len(group.ids))
+            places = [(group.renewed + i) % len(group.ids) for i in range(count)]
+            group.renewed += count
+            fresh = stream.draw(count, self.rng)
+            group.renew(places, fresh)
+            for place, space in zip(places, fresh, strict=True):
+                self.spaces[group.ids[place]] = space
 
     def _loss(self, group: Group, trajectories: Trajectories, tau: Tensor) -> Tensor:
         """The objective's; a nat counts less where the temperature is low and all are far apart."""
