@@ -37,9 +37,9 @@ class Policy:
 
     @property
     def device(self) -> str | None:
-        """For whose limits and rates it was trained; None where its file does not say."""
+        """For whose limits and rates it was trained; None: for any, or its file does not say."""
         name: str | None = self.about.get("settings", {}).get("device")
-        return name
+        return None if name == "any" else name
 
     def knows(self, family: str) -> bool:
         """Whether it has a policy of the family."""

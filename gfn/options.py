@@ -57,6 +57,9 @@ exit codes: 0 done, 2 bad input or nowhere to write (one line says what), 130 st
 """
 
 
+ANY = "any"  # instead of a device: those drawn at random
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a run is about; kept in its checkpoints, and all that resuming it needs."""
@@ -74,6 +77,7 @@ class Settings:
     live: int = 0  # samples of a workload that are measured at a time on the way
     init: str | None = None  # the policy that it began with, and
     begun: dict[str, Any] = field(default_factory=dict)  # its definitions, results, and lengths
+    without: str | None = None  # the device that is left out, where they are drawn
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
@@ -162,9 +166,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--rate is of a training: tuning to --definition has rates of its own")
     if args.reward == "policy" and not args.definition:
         parser.error("--reward policy needs --definition")
+    if args.device == ANY and (args.preset != "shapes" or args.reward not in (None, "model")):
+        parser.error("--device any needs --preset shapes, and is rewarded by the model")
+    if args.without and args.device != ANY:
+        parser.error("--without needs --device any")
+    if args.preset == "shapes" and args.measure:
+        parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "definitions", "preset", "compute", "batch", "width", "rate", "tau", "seed",
+            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate", "tau", "seed",
             "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
@@ -174,7 +184,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _subject(parser: Parser) -> None:
     add = parser.add_argument_group("what is trained").add_argument
-    add("--device", help="b200 (default), h200 or h100: whose limits and rates")
+    add("--device", help="b200 (default), h200 or h100: whose limits and rates; any: devices drawn "
+        "at random around them, by the model, with --preset shapes")  # fmt: skip
     add(
         "--definitions",
         metavar="NAME,...",
@@ -182,7 +193,10 @@ def _subject(parser: Parser) -> None:
         "every family); env/tasks/training_set.py has the values of axes that are trained, and "
         "those that are held out",
     )
-    add("--preset", choices=("full", "demo"), help="full (default): all families; demo: short")
+    add("--preset", choices=("full", "shapes", "demo"),
+        help="full (default): all families at the workloads of env/tasks/training_set.py; shapes: "
+        "all axes drawn at random, anew as training goes on; demo: short")  # fmt: skip
+    add("--without", metavar="DEVICE", help="with --device any: never drawn, nor one near it")
     add("--init", type=Path, metavar="CHECKPOINT",
         help="begin with this trained policy; families it has no part for get one, and those that "
         "are not trained now stay as they are")  # fmt: skip
@@ -245,9 +259,11 @@ def _files(parser: Parser) -> None:
 
 
 def known_device(name: str | None) -> str:
-    """The name of a device, by default b200; BadInput for an unknown one."""
+    """The name of a device, by default b200, or any; BadInput for an unknown one."""
     from ptxflow.compiler.device import device
 
+    if name == ANY:
+        return name
     try:
         return device(name or "b200").name
     except KeyError as error:

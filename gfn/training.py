@@ -386,7 +386,7 @@ class Trainer:
         curriculum = self.curriculum
         progress = {
             "train": self.config.to_json(),
-            "leaves": [len(s) for s in self.spaces],
+            "leaves": self._leaves,
             "step": self.step,
             "total": self.total,
             "rng": self.rng.bit_generator.state,
@@ -398,14 +398,17 @@ class Trainer:
         }
         return Checkpoint(self.network.config, {**about, **progress}, tensors)
 
+    @property
+    def _leaves(self) -> list[int]:
+        """By which a run knows its workloads; one with streams goes on with others."""
+        return [] if self.streams else [len(s) for s in self.spaces]
+
     def restore(self, checkpoint: Checkpoint, where: object = "checkpoint") -> None:
         """Take over a state; CheckpointError where it is of another run or decision space."""
         for group in self.groups:
             require_space(where, checkpoint.network, family_shape(group.spaces[0]))
         config = checkpoint.config
-        if config.get("leaves") != [len(s) for s in self.spaces] or "generator" not in (
-            checkpoint.tensors
-        ):
+        if config.get("leaves") != self._leaves or "generator" not in (checkpoint.tensors):
             raise CheckpointError(
                 f"{where}: not a state to resume: it is a policy alone, or of other workloads or "
                 f"rules"
@@ -414,7 +417,7 @@ class Trainer:
         self.log_z.load_state_dict(checkpoint.group("log_z"))
         if self.log_f:
             self.log_f.load_state_dict(checkpoint.group("log_f"))
-        for group in self.groups:
+        for group in () if self.streams else self.groups:
             for name, tensor in checkpoint.group(f"met.{group.walks.family}").items():
                 getattr(group.replay, name).copy_(tensor)
         for name, optimiser in self.optimisers.items():

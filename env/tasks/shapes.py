@@ -7,7 +7,7 @@ definitions are drawn, too, by half of the draws of an axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,12 +111,14 @@ def random_device(rng: np.random.Generator) -> Device:
 class Stream:
     """Spaces of workloads of one family that are drawn at random; on `device`, or on any.
 
-    Of devices drawn at random half are the named ones themselves, but for those `without`.
+    Of devices drawn at random half are the named ones themselves, but for those `without`. Problems
+    to `avoid` are never drawn.
     """
 
     family: str
     device: Device | None = None
     without: Sequence[str] = ()
+    avoid: Collection[Problem] = ()
 
     def draw(self, n: int, rng: np.random.Generator) -> list[RelationSpace]:
         """n spaces, none of them empty."""
@@ -126,6 +128,8 @@ class Stream:
         while len(out) < n:
             row, definition = rows[rng.integers(len(rows))]
             family, problem = random_workload(row, definition, rng)
+            if problem in self.avoid:
+                continue
             try:
                 out.append(relate(family, problem, self.device or self.any_device(rng)))
             except EmptySpace:
