@@ -174,8 +174,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate", "tau", "seed",
-            "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
+            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate", "tau",
+            "seed", "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")

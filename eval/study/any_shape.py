@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -120,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tau", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=10**6, help="no training draws by it")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds; fewer where not enough")
     parser.add_argument("--out", type=Path, help="a JSON line each workload")
     args = parser.parse_args(argv)
     known = [f.name for f in _policy(args.checkpoint).network.config.families]
@@ -127,16 +129,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [(args.checkpoint, args.device, f, i, args.seed, args.tau) for i in range(args.shapes)
              for f in families]  # fmt: skip
     rows: list[dict[str, Any]] = []
+    until = time.monotonic() + args.limit
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for row in pool.imap_unordered(judged, asked):
             rows.append(row)
             if args.out:
                 with args.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
+            if time.monotonic() > until:
+                break
     print(f"{'family':12} shapes  distance (mean, most)  best of {K}: {', '.join(METHODS)}; "
           f"policy over {', over '.join(METHODS[1:])}")  # fmt: skip
     for family in families:
-        print(f"{family:12} {summary([r for r in rows if r['family'] == family])}")
+        if own := [r for r in rows if r["family"] == family]:
+            print(f"{family:12} {summary(own)}")
     if len(families) > 1:
         print(f"{'all':12} {summary(rows)}")
     return 0
