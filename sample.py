@@ -111,6 +111,13 @@ def how_it_is_ranked(parser: Parser) -> None:
         help="draw with the policy's probabilities to this power, renormalised: 1 samples its "
         "target exp(TFLOPS/T), more comes nearer to the top, 0 draws uniformly (default: 2)",
     )
+    add(
+        "--temperature",
+        type=float,
+        metavar="TAU",
+        help="instead: draw in proportion to exp(TFLOPS/T), T this share of what is attainable; a "
+        "policy that was trained at many is told it, another one's draws are sharpened to it",
+    )
     add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
     add(
         "--measure",
@@ -160,6 +167,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--jobs must be positive, not {args.jobs}")
     if args.sharpness is not None and args.source == "reward":
         parser.error("--sharpness is of the policy's draws, and --from reward has none")
+    if args.temperature is not None and (args.sharpness is not None or args.library):
+        parser.error("--temperature goes with neither --sharpness nor --library")
+    if args.temperature is not None and not args.temperature > 0:
+        parser.error(f"--temperature must be positive, not {args.temperature}")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -246,20 +257,30 @@ def sample_kernels(
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense. Of a space that is not listed only draws of the policy are scored."""
     from ptxflow.env.relation import RelationSpace
+    from ptxflow.env.reward import TAU
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
-    from ptxflow.gfn.inference import POOL, SHARPNESS, load_policy, score, with_family
+    from ptxflow.gfn.inference import (
+        POOL,
+        SHARPNESS,
+        at_temperature,
+        load_policy,
+        score,
+        with_family,
+    )
 
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
-    sharpness = SHARPNESS if args.sharpness is None else args.sharpness
+    tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     policy, source = load_policy(checkpoint), args.source
     if not policy.knows(space.family.name):
         print(reward_alone(checkpoint, space.family.name, source), file=sys.stderr)
         policy, source = with_family(policy, space), REWARD
+    if args.temperature is not None:
+        tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
     most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
-    pool = score(policy, space, most, args.seed, sharpness)
+    pool = score(policy, space, most, args.seed, sharpness, tau)
     if isinstance(space, RelationSpace):
         print(
             f"{len(space):,} strategies are valid: {len(pool.space)} draws of the policy are "

@@ -419,7 +419,8 @@ def finish(run: Run, tasks: Workloads, export: Path | None) -> None:
     speed = f", {run.rate:.0f} trajectories/s" if run.session_steps else ""
     print(f"{run.trainer.step} steps, {run.elapsed:.0f} s{speed}; "
           f"wrote {run.folder}{f' and {export}' if export else ''}")  # fmt: skip
-    if far := still_far(run, summary.get("trained", summary.get("held_out"))["mean"]):
+    near = summary["trained"] if "trained" in summary else summary["held_out"]
+    if far := still_far(run, near["mean"]):
         print(far)
 
 

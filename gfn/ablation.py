@@ -81,8 +81,7 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     found = {str(t): trainer.distances(range(len(spaces)), t) for t in taus}
     row = {"family": family, "variant": variant, "seed": seed, "steps": trainer.step}
     row |= {"planned": steps, "seconds": seconds, "distances": found}
-    if trainer.config.objective == "tb":
-        row["log_z"] = [trainer.log_z_error(i) for i in range(len(spaces))]
+    row["log_z"] = [trainer.log_z_error(i) for i in range(len(spaces))]
     return row
 
 

@@ -17,7 +17,7 @@ from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn import beam
-from ptxflow.gfn.checkpoint import read, require_space
+from ptxflow.gfn.checkpoint import CheckpointError, read, require_space
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import Diagrams, Forest, family_shape
 
@@ -58,6 +58,19 @@ def load_policy(path: str | Path) -> Policy:
     network = PolicyNetwork(checkpoint.network)
     network.load_state_dict(checkpoint.group("policy"))
     return Policy(network.eval(), Path(path), checkpoint.config)
+
+
+def at_temperature(policy: Policy, family: str, temperature: float) -> tuple[float, float]:
+    """The tau that a policy is told, and the sharpness, for draws in proportion to exp(TFLOPS/T) at
+    a temperature; CheckpointError where it is told temperatures, and this is none of them."""
+    told = policy.network.of(family).config.temperatures
+    if told is None:
+        return TAU, float(policy.about.get("train", {}).get("tau", TAU)) / temperature
+    if not told[0] <= temperature <= told[1]:
+        raise CheckpointError(
+            f"{policy.path}: trained at temperatures from {told[0]} to {told[1]}, not {temperature}"
+        )
+    return temperature, 1.0
 
 
 def log_probs(policy: Policy, space: Space, tau: float = TAU) -> NDArray[np.float64]:

@@ -100,12 +100,12 @@ class TrainConfig:
     clip: float = 1.0  # of the gradient's norm
     epsilon: float = 0.02  # falls linearly to zero
     temperatures: tuple[float, float] | None = (0.005, 0.1)  # drawn from; None: `tau` alone
-    objective: str = "tb"  # of `balance.OBJECTIVES`
+    objective: str = "variance"  # of `balance.OBJECTIVES`
     each: int = 32  # walks of a workload at a temperature, of a batch
     rebuilt: float = 0.25  # of these, by local search from what was met
     replayed: float = 0.25  # and drawn from the best that was met
     room: int = 256  # strategies of a workload that are kept
-    weight: float = 1.0  # power of the temperature by which losses are weighted below TAU
+    weight: float = 1.0  # power of the temperature by which losses are weighted
     stages: int = 4
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
     stage_share: float = 0.06  # of the run, the most for a stage before the last
@@ -174,8 +174,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate", "tau",
-            "seed", "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
+            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate",
+            "tau", "seed", "out", "reward", "surrogate", "measurements", "measure", "init",
+            "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")

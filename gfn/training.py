@@ -215,7 +215,7 @@ class Trainer:
         if isinstance(made, KernelVariance):
             made.each = self.config.each
         losses = made.loss(group.env, trajectories, False, reduction="none")
-        weight = (tau / self.config.tau).clamp(max=1.0) ** self.config.weight
+        weight = (tau / self.config.tau) ** self.config.weight
         return (losses * weight.repeat_interleave(self.config.each)).mean()
 
     def _look(self) -> None:
@@ -317,13 +317,21 @@ class Trainer:
         return list(self.held_out_distances([self.spaces[i] for i in workloads], tau))
 
     def log_z_error(self, workload: int, tau: float | None = None) -> float:
-        """What is learned of log Z less the exact one, in nats."""
+        """What is learned of log Z less the exact one, in nats; where the objective learns none,
+        the mean over walks that it stands for."""
         group, number = self._place(workload)
         walks, tau = group.walks, tau or self.config.tau
-        row = slice(number, number + 1)
+        one = torch.tensor([number], device=self.compute)
         at = torch.full((1,), tau, device=self.compute)
         with torch.no_grad():
-            learned = self.log_z.of(walks.family)(walks.features[row], walks.log_leaves[row], at)
+            if self.config.objective == "tb":
+                features, leaves = walks.features[one], walks.log_leaves[one]
+                learned = self.log_z.of(walks.family)(features, leaves, at)
+            else:
+                own = torch.Generator(self.compute).manual_seed(0)
+                walk = walks.walk(self.network, one, at, each=1024, generator=own)
+                log_rewards = group.worth(one.expand(1024), walk.choices) / tau
+                learned = (log_rewards - walk.log_probs.sum(0)).mean()
         return learned.item() - self._target(self.spaces[workload]).log_z(tau)
 
     def held_out_distances(
