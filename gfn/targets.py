@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import Reward, log_reward
-from ptxflow.env.space import Space, SpaceSet, enumerate_space
+from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.network import PolicyNetwork
-from ptxflow.gfn.walks import Forest
+from ptxflow.gfn.walks import Diagrams, Forest
+
+CHUNK = 1 << 15  # strategies that are scored at a time
 
 
 @contextmanager
@@ -37,7 +40,8 @@ class Target:
     ) -> None:
         self.of = space  # kept, so that its id stays taken
         if not isinstance(space, Space):
-            space = enumerate_space(space.family, space.problem, space.device)
+            codes = space.at(np.arange(len(space))) @ space.strides[1:]
+            space = Space(space.family, space.problem, space.device, codes)
         self.space = space
         self.forest = Forest(SpaceSet([space]), device)
         worth = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau=1.0)
@@ -55,3 +59,21 @@ class Target:
         with full_precision():
             ours = self.forest.leaf_log_probs(network, 0, tau).double()
         return 0.5 * (ours.exp() - self.log_probs(tau).exp()).abs().sum().item()
+
+
+@torch.no_grad()
+def distance_within(
+    network: PolicyNetwork, whole: RelationSpace, part: RelationSpace, reward: Reward, tau: float
+) -> float:
+    """Exact total variation distance of policy and target, both of the whole space and given that a
+    strategy is in a part of it: `whole` need not be such that it can be listed."""
+    choices = torch.from_numpy(part.at(np.arange(len(part))))
+    walks, zero, at = Diagrams([whole]), torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
+    logs = [
+        walks.walk(network, zero, at, each=len(rows), given=rows).log_probs.double().sum(0)
+        for rows in choices.split(CHUNK)
+    ]
+    tflops = reward.tflops(whole, choices.numpy() @ whole.strides[1:])
+    worth = log_reward(tflops, whole.problem, whole.device, tau)
+    ours, theirs = torch.cat(logs).softmax(0), torch.from_numpy(worth).softmax(0)
+    return 0.5 * (ours - theirs).abs().sum().item()
