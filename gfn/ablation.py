@@ -4,7 +4,7 @@
     N] [--seeds 3] [--jobs N] [--limit SECONDS] [--out FILE]
 
 Each run trains one family on a few workloads, from which no strategy is listed but to judge; of a
-wide space, of 10^9 strategies, the part with the listed space's decisions and tile_k 64 is, given
+wide space, of 10^9 strategies, the part with the listed space's choices and tile_k 64 is, given
 which a policy and its target are compared. Prints
 the mean total variation distance at four temperatures, with the standard deviation over seeds, and
 how far the learned log Z is from the exact one.
@@ -65,6 +65,7 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     """One training, as a row: what it was, and how far it is from its targets in the end."""
     import torch
 
+    from ptxflow.compiler.kernels import family as listed_family
     from ptxflow.gfn.options import TrainConfig
     from ptxflow.gfn.targets import distance_within
     from ptxflow.gfn.training import Trainer
@@ -86,6 +87,7 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     if family.endswith(" wide"):
         network, model = trainer.network, trainer.reward
         held = {n: [c] for n, c in spaces[0].family.implied.items()}
+        held |= {d.name: [*d.choices] for d in listed_family(spaces[0].family.name).decisions}
         parts = [s.given({**held, "tile_k": [64]}) for s in spaces]
         pairs = list(zip(spaces, parts, strict=True))
         found = {str(t): [distance_within(network, *p, model, t) for p in pairs] for t in taus}
