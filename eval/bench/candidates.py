@@ -180,9 +180,11 @@ def compile_all(
 
 
 def run_one(
-    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
-) -> dict[str, Any]:
-    """Check and time one compiled kernel in the worker; its outcome, as `Worker.run` gives it."""
+    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path,
+    profile: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Check and time, or profile, one compiled kernel in the worker; its outcome, as `Worker.run`
+    gives it."""
     image = folder / f"{candidate.strategy.key}.cubin"
     image.write_bytes(kernel.cubin)
     try:
@@ -196,6 +198,7 @@ def run_one(
                 rounds=settings.rounds,
                 settle=settings.settle,
                 every_baseline=settings.every_baseline,
+                profile=profile,
             ),
             settings.timeout,
         )
