@@ -7,29 +7,44 @@ and a reward is asked of what was drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ptxflow.env.relation import RelationSpace, relate
-from ptxflow.env.reward import log_reward
+from ptxflow.env.reward import Reward, log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, objective
+from ptxflow.gfn.network import ByFamily, PolicyNetwork
+from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.replay import Replay, destroyed
 from ptxflow.gfn.walks import Diagrams
 
-if TYPE_CHECKING:
-    from ptxflow.gfn.training import Trainer
-
 AnySpace = Space | RelationSpace
+
+
+class Host(Protocol):
+    """What a group asks of the training that it belongs to."""
+
+    config: TrainConfig
+    spaces: list[AnySpace]
+    network: PolicyNetwork
+    log_z: ByFamily
+    log_f: ByFamily | None
+    reward: Reward
+    compute: torch.device
+    generator: torch.Generator
+
+    @property
+    def epsilon(self) -> float: ...
 
 
 class Group:
     """Workloads of one family with their diagrams, what was met of them, objective and losses."""
 
-    def __init__(self, spaces: Sequence[AnySpace], ids: list[int], trainer: Trainer) -> None:
+    def __init__(self, spaces: Sequence[AnySpace], ids: list[int], trainer: Host) -> None:
         self.spaces = [related(s) for s in spaces]
         self.ids = ids  # of the trainer's workloads, by workload id of the walks
         self.trainer, config = trainer, trainer.config

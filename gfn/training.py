@@ -87,8 +87,8 @@ class Trainer:
         self.config = config
         self.total = total
         self.step = 0
-        self.spaces = list(spaces)
-        self.reward = reward or ModelReward()
+        self.spaces: list[AnySpace] = list(spaces)
+        self.reward: Reward = reward or ModelReward()
         self.compute = torch.device(compute)
         self.generator = torch.Generator(self.compute).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)

@@ -14,7 +14,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.reward import TAU, log_reward
 from ptxflow.env.space import Space, SpaceSet
-from ptxflow.gfn.group import Group
+from ptxflow.gfn.group import Group, Host
 from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.training import Trainer
 from ptxflow.gfn.walks import Forest
@@ -35,9 +35,14 @@ def group(trainer: Trainer) -> Group:
     return trainer.groups[0]
 
 
+def listed(trainer: Host) -> list[Space]:
+    """The toys' spaces, all of which are."""
+    return [s for s in trainer.spaces if isinstance(s, Space)]
+
+
 def prefixes(group: Group, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Every distinct valid prefix of this depth as states [n, F], and their conditions [n, 2]."""
-    spaces = [group.trainer.spaces[i] for i in group.ids]
+    spaces = listed(group.trainer)
     rows, owner = [], []
     for w, space in enumerate(spaces):
         distinct = np.unique(space.indices()[:, :depth], axis=0)
@@ -54,7 +59,7 @@ def test_masks_are_those_of_the_space(group: Group) -> None:
     for depth, size in enumerate(group.walks.sizes):
         tensor, conditions = prefixes(group, depth)
         masks = group.env.states_from_tensor(tensor, conditions).forward_masks
-        for w, space in enumerate(group.trainer.spaces):
+        for w, space in enumerate(listed(group.trainer)):
             mine = conditions[:, 0] == w
             expected = space.mask(tensor[mine, :depth].numpy())
             assert np.array_equal(masks[mine, :size].numpy(), expected)
@@ -96,7 +101,7 @@ def test_stock_sampler_in_debug_mode_reaches_valid_leaves_and_their_rewards(
     final, rewards = sampled.terminating_states.tensor.numpy(), sampled.log_rewards
     assert rewards is not None
     for row, w, reward in zip(final, conditions[:, 0].int().tolist(), rewards, strict=True):
-        space = group.trainer.spaces[w]
+        space = listed(group.trainer)[w]
         leaf = np.searchsorted(space.codes, int(row @ space.strides[1:]))
         assert np.array_equal(space.indices()[leaf], row)
         expected = log_reward(toy_reward.tflops(space, space.codes), space.problem, space.device)
@@ -104,7 +109,7 @@ def test_stock_sampler_in_debug_mode_reaches_valid_leaves_and_their_rewards(
 
 
 def forest_of(group: Group) -> Forest:
-    return Forest(SpaceSet(group.trainer.spaces))
+    return Forest(SpaceSet(listed(group.trainer)))
 
 
 @pytest.mark.parametrize("tau", [0.005, TAU, 0.1])
@@ -112,7 +117,7 @@ def test_diagrams_and_lists_say_the_same_of_every_strategy(
     group: Group, trainer: Trainer, tau: float
 ) -> None:
     forest = forest_of(group)
-    for w, space in enumerate(trainer.spaces):
+    for w, space in enumerate(listed(trainer)):
         choices = torch.from_numpy(space.indices())
         workload, at = torch.full((len(choices),), w), torch.full((len(choices),), tau)
         exact = forest.leaf_log_probs(trainer.network, w, tau, chunk=7)
@@ -125,14 +130,14 @@ def test_diagrams_and_lists_say_the_same_of_every_strategy(
 
 def test_an_untrained_policy_is_uniform_over_strategies(toy: SpaceOf, toy_reward: Any) -> None:
     trainer = Trainer([toy(4)], TrainConfig(tau=0.2), 10, toy_reward)
-    exact = Forest(SpaceSet(trainer.spaces)).leaf_log_probs(trainer.network, 0)
+    exact = Forest(SpaceSet(listed(trainer))).leaf_log_probs(trainer.network, 0)
     assert exact.numpy() == pytest.approx(-np.log(len(toy(4))), abs=1e-5)
 
 
 def test_walks_follow_the_exact_distribution_and_prefixes_are_completed(
     group: Group, trainer: Trainer
 ) -> None:
-    walks, n, space = group.walks, 40_000, trainer.spaces[2]
+    walks, n, space = group.walks, 40_000, listed(trainer)[2]
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         walk = walks.walk(trainer.network, torch.tensor([2]), each=n, generator=generator)
@@ -165,7 +170,7 @@ def test_what_was_met_is_valid_and_worth_what_the_reward_says(
     for _ in range(3):
         choices, worth = group.meet(torch.arange(3), tau)
     assert choices.shape == (6, trainer.config.each, group.walks.depth)
-    for w, space in enumerate(trainer.spaces):
+    for w, space in enumerate(listed(trainer)):
         value = toy_reward.tflops(space, space.codes) / attainable_tflops(space.problem, H200)
         codes = choices[2 * w : 2 * w + 2].flatten(0, 1).numpy() @ space.strides[1:]
         assert np.isin(codes, space.codes).all()
