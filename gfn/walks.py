@@ -32,14 +32,12 @@ class Walk:
     """N complete strategies and their log-probabilities, step by step.
 
     choices    int64 [N, F]
-    leaf       int64 [N]      leaf id in a forest; of no meaning in diagrams
     log_probs  float [F, N]   of the policy itself: neither epsilon nor forcing enters
     entropy    float []       mean over the walks of the summed step entropies
     masked     float []       share of choice slots that the masks ruled out
     """
 
     choices: Tensor
-    leaf: Tensor
     log_probs: Tensor
     entropy: Tensor
     masked: Tensor
@@ -187,7 +185,7 @@ class Walks:
             node = self.child[depth][node, chosen].long()
             if isinstance(back, Tensor):
                 prefix = back * size + chosen
-        return Walk(choices, node, torch.stack(steps), entropy, masked / self.depth)
+        return Walk(choices, torch.stack(steps), entropy, masked / self.depth)
 
     def _distinct(self, prefix: Tensor) -> tuple[Tensor | slice, Tensor | slice]:
         """Rows to evaluate, one of each distinct prefix by its number, and which of them each row
@@ -215,16 +213,6 @@ class Forest(Walks):
         self.trees = [
             np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
         ]
-        self.leaf_offsets = self._table(spaces.leaf_offsets)
-
-    def choices(self, leaf: Tensor) -> Tensor:
-        """Leaf ids [n] -> choice indices [n, F]; -1 throughout for leaf -1."""
-        none = leaf < 0
-        node, out = leaf.clamp(min=0), []
-        for depth in range(self.depth, 0, -1):
-            out.append(self.choice[depth][node].long())
-            node = self.parent[depth][node].long()
-        return torch.stack(out[::-1], 1).masked_fill(none[:, None], -1)
 
     @torch.no_grad()
     def leaf_log_probs(
@@ -242,7 +230,7 @@ class Forest(Walks):
         one = torch.tensor([workload], device=self.device)
         conditions = self.conditions(network, one, torch.full((1,), tau, device=self.device))
         total = self.features.new_zeros(1)
-        choices = self.leaf_offsets.new_zeros(1, 0)
+        choices = one.new_zeros(1, 0)
         for depth in range(self.depth):
             start, stop = self.trees[depth][workload : workload + 2]
             nodes = torch.arange(start, stop, device=self.device)
@@ -259,10 +247,6 @@ class Forest(Walks):
             total = total[parent] + table[parent, choice]
             choices = torch.cat([choices[parent], choice[:, None]], 1)
         return total
-
-    def leaves(self, workload: int) -> slice:
-        """The leaf ids of a workload."""
-        return slice(*self.spaces.leaf_offsets[workload : workload + 2].tolist())
 
 
 class Diagrams(Walks):
