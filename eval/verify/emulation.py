@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptx import write
@@ -62,6 +63,11 @@ class Emulation:
     def covered(self) -> float:
         """The share of what can be covered of the text; 0 where nobody counted."""
         return 1 - self.open / self.items if self.items else 0.0
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Emulation:
+        """As `asdict` gives it."""
+        return cls(**row | {n: tuple(row[n]) for n in ("hazards", "unexecuted")})
 
     def __str__(self) -> str:
         """The verdict, without the time, so that reports do not depend on the machine."""
@@ -126,8 +132,7 @@ def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Em
     name = cache.key("emulation", *parts, cache.sources(), cache.sources(Path(__file__).parent))
     kept = cache.store()
     if (payload := kept.get(name)) is not None:
-        held = json.loads(payload)
-        return Emulation(**held | {n: tuple(held[n]) for n in ("hazards", "unexecuted")})
+        return Emulation.from_json(json.loads(payload))
     made = covering_emulation(problem, strategy, device, instructions=SAMPLED)
     if made.right:
         kept.put(name, json.dumps(asdict(made)).encode())
