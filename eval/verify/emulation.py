@@ -52,12 +52,16 @@ class Emulation:
 
     @property
     def right(self) -> bool:
-        return self.exact and not self.hazards
+        return self.exact and not self.hazards and not self.unexecuted
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """Everything that is wrong, one line each; empty where the kernel is right."""
-        return (*filter(None, [self.error]), *(f"hazard: {h}" for h in self.hazards))
+        """Everything that is wrong, one line each; empty where the kernel is right. What was never
+        executed proves nothing, and is wrong, too."""
+        hazards = (f"hazard: {h}" for h in self.hazards)
+        count = len(self.unexecuted)
+        never = (f"{count} instructions never executed: {text}" for text in self.unexecuted[:1])
+        return (*filter(None, [self.error]), *hazards, *never)
 
     @property
     def covered(self) -> float:
@@ -76,9 +80,7 @@ class Emulation:
         text = f"{verdict} at {axes} under {self.schedules} schedules"
         if not self.items:
             return text
-        never = f"{len(self.unexecuted)} instructions never executed" if self.unexecuted else ""
-        parts = [f"{self.problems} problems cover {self.covered:.1%} of the text", never]
-        return f"{text}; {', '.join(filter(None, parts))}"
+        return f"{text}; {self.problems} problems cover {self.covered:.1%} of the text"
 
 
 def run_emulation(
@@ -100,7 +102,7 @@ def covering_emulation(
     instructions: int = INSTRUCTIONS,
 ) -> Emulation:
     """As `run_emulation`, and then on problems chosen by what they cover of the kernel's text; none
-    is begun after so many instructions."""
+    is begun after so many instructions, unless some of the text was never executed."""
     found = cover(problem, strategy, device, seeds, instructions)
     first = family(strategy.family).trial(problem, strategy, device).problem
     at = found.last.problem if found.error and found.last else first

@@ -29,7 +29,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-INSTRUCTIONS = 3_000_000  # of warps, after which no further problem is begun
+INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
 
@@ -178,7 +178,8 @@ def cover(
     instructions: int = INSTRUCTIONS,
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
-    covered, or so many instructions were executed; stops at the first wrong value or fault."""
+    covered, or so many instructions were executed and all of the text at least once; stops at the
+    first wrong value or fault."""
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
@@ -190,7 +191,8 @@ def cover(
     ]:
         if out.tried >= len(seeds):
             late = out.instructions > instructions and out.tried > len(seeds)
-            if late or (out.entries and not out.gaps):
+            left = {g.kind for g in out.gaps}
+            if (late or out.entries) and not (left & {"instruction"} if late else left):
                 break
         kernel = built(given.problem, strategy, device)
         if kernel is None:
