@@ -35,7 +35,7 @@ from ptxflow.eval.verify.draws import (
     draw_shapes,
     map_jobs,
 )
-from ptxflow.eval.verify.emulation import covering_emulation
+from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
 from ptxflow.eval.verify.results import Log, Summary, kernels_digest
 
 STAGES = {
@@ -47,8 +47,6 @@ STAGES = {
 }
 HEADS = ("family", "strategies", "refused", "shapes without any", "emulated", "right")
 DIGESTED = 4  # kernels of a family, whose digest says whether they have changed since
-#: instructions that an emulated kernel is given before its last problem: as of a sampled one
-EMULATED = 400_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def _row_of(device: Device, job: Job, emulate: bool) -> Row:
         )  # fmt: skip
     wrong = None
     if emulate:
-        found = covering_emulation(problem, strategy, device, (0,), EMULATED)
+        found = covering_emulation(problem, strategy, device, (), SAMPLED)
         wrong = "; ".join(found.complaints)
     seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
     return Row(

@@ -23,12 +23,13 @@ from ptxflow.compiler.emulator import Fault, Report, emulate
 from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Size, Strategy
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
+FEW = 8  # clusters of each launch of a brief run
 INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
@@ -136,6 +137,7 @@ class Covering:
     chosen: dict[Attempt, float] = field(default_factory=dict)
     last: Attempt | None = None
     tried: int = 0
+    schedules: set[int] = field(default_factory=set)
     instructions: int = 0  # that warps executed
     error: str = ""
     fault: bool = False
@@ -156,6 +158,7 @@ class Covering:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried, self.last = self.tried + 1, given
+        self.schedules.add(given.seed)
         self.instructions += outcome.report.instructions
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
@@ -179,18 +182,30 @@ def cover(
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
     covered, or so many instructions were executed and all of the text at least once; stops at the
-    first wrong value or fault."""
+    first wrong value or fault.
+
+    Without schedules the whole is brief: the first problem is run once and only if its text is the
+    kernel's, and FEW clusters of the others, unless these leave something that is never executed.
+    """
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     offered = maker.trials(problem, strategy, device)
     out = Covering(*shape_of(small.problem, offered.shapes, strategy, device, whole))
-    for given in [
-        *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
-        *attempts_of(out.shape, offered.sizes),
-    ]:
-        if out.tried >= len(seeds):
-            late = out.instructions > instructions and out.tried > len(seeds)
+    first = [Attempt(small.problem, seed, small.blocks) for seed in seeds]
+    others = list(attempts_of(out.shape, offered.sizes))
+    enough = len(first) + len(others)
+    if not seeds:
+        lowered = maker.build(small.problem, strategy, device)
+        own = skeleton(write(lowered, device)) == whole
+        first = [Attempt(small.problem, 0, small.blocks)] * own
+        few = (FEW,) * len(kernels_of(lowered))
+        brief = [replace(o, seed=o.seed ^ own, some=o.some or few) for o in others]
+        others = list(dict.fromkeys([*brief, *others]))
+        enough = len(first) + len(brief)
+    for i, given in enumerate((*first, *others)):
+        if i >= len(first):
+            late = i >= enough or (out.instructions > instructions and out.tried > len(first))
             left = {g.kind for g in out.gaps}
             if (late or out.entries) and not (left & {"instruction"} if late else left):
                 break
