@@ -29,7 +29,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-FEW = 8  # clusters of each launch of a brief run
+FEW = 8, 32, 0  # clusters of each launch of a brief run; all, where these leave a gap
 INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
@@ -185,7 +185,7 @@ def cover(
     first wrong value or fault.
 
     Without schedules the whole is brief: the first problem is run once and only if its text is the
-    kernel's, and FEW clusters of the others, unless these leave something that is never executed.
+    kernel's, and FEW clusters of the others: more, where they leave something never executed.
     """
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
@@ -199,11 +199,14 @@ def cover(
         lowered = maker.build(small.problem, strategy, device)
         own = skeleton(write(lowered, device)) == whole
         first = [Attempt(small.problem, 0, small.blocks)] * own
-        few = (FEW,) * len(kernels_of(lowered))
-        brief = [replace(o, seed=o.seed ^ own, some=o.some or few) for o in others]
-        others = list(dict.fromkeys([*brief, *others]))
-        enough = len(first) + len(brief)
-    for i, given in enumerate((*first, *others)):
+        enough = len(first) + len(others)
+        steps = len(kernels_of(lowered))
+        others = [
+            replace(o, seed=o.seed ^ own, some=o.some or (few,) * steps)
+            for few in FEW
+            for o in others
+        ]
+    for i, given in enumerate((*first, *dict.fromkeys(others))):
         if i >= len(first):
             late = i >= enough or (out.instructions > instructions and out.tried > len(first))
             left = {g.kind for g in out.gaps}
