@@ -11,9 +11,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
+
+
+class Held(Protocol):
+    """What stands for registers as an operand: a traced value."""
+
+    @property
+    def slot(self) -> UOp: ...
 
 
 class Scope(Enum):
@@ -134,12 +141,13 @@ def add(row: Atom) -> Callable[..., UOp]:
         raise ValueError(f"atom {row.name!r} is defined twice")
     _ATOMS[row.name] = row
 
-    def build(*operands: Value, **attrs: Any) -> UOp:
+    def build(*operands: Value | Held, **attrs: Any) -> UOp:
         if len(operands) != len(row.operands):
             names = ", ".join(n for n, _ in row.operands)
             raise TypeError(f"{row.name} takes ({names}), got {len(operands)} operands")
         use = Use(row.name, tuple(sorted({**dict(row.defaults), **attrs}.items())))
-        return UOp(Op.ATOM, tuple(map(value, operands)), use, call_site())
+        nodes = (value(o if isinstance(o, UOp | int) else o.slot) for o in operands)
+        return UOp(Op.ATOM, tuple(nodes), use, call_site())
 
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build

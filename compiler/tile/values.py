@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.table import Held
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir.nodes import UOp, Value, const
 from ptxflow.compiler.ir.statements import Body, elect, flatten, loop, when
@@ -114,6 +115,14 @@ class Registers:
             emit(at.mov(out.slot, value))
         return out
 
+    def of(
+        self, atom: Callable[..., UOp], *operands: Value | Held, n: int = 1, **attrs: Any
+    ) -> UInt32:
+        """What an instruction leaves in `n` fresh registers, its first operand."""
+        out = self.uint32(width=n)
+        emit(atom(out, *operands, **attrs))
+        return out
+
     @property
     def storage(self) -> tuple[UOp, ...]:
         return tuple(self.held.values())
@@ -160,6 +169,12 @@ class UInt32(Vector):
     def value(self) -> UOp:
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
+
+    def unpack(self, dtype: str, **attrs: str) -> Float32:
+        """Of pairs of 16 bits in a register, each of them."""
+        out = self.registers.float32(2 * self.n)
+        emit(at.unpack(out.slot, self.slot, dtype=dtype, **attrs))
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +253,13 @@ def select(condition: UInt32, a: Float32, b: Float32) -> Float32:
 def shuffle_xor(a: Float32, lanes: int) -> Float32:
     """What the lane has whose number differs in the bits of `lanes`."""
     return a.apply(at.shuffle_xor, lanes=lanes)
+
+
+def shuffle_from(a: Float32, lane: Value) -> Float32:
+    """What a lane has that each lane names."""
+    out = a.fresh()
+    emit(at.shuffle_from(out.slot, a.slot, lane))
+    return out
 
 
 def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:
