@@ -256,8 +256,8 @@ def test_commit_by_another_thread():
 
 
 def test_a_commit_that_nobody_waits_for():
-    """Its arrival must find the CTA there. Commits of a thread arrive in order, so that it does if a
-    later one is waited for."""
+    """Its arrival must find the CTA there. Commits of a thread arrive in order: it does, if a later
+    one is waited for."""
     other = mbar("other", 1, 1)
 
     def build(o: Options) -> UOp:
