@@ -23,7 +23,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.trials import INSTRUCTIONS, Attempt, Outcome, attempt, cover, quoted
 
 SEEDS = (0, 1)  # schedules of the emulator: 0 lets everything land as late as it can
-SAMPLED = 250_000  # instructions that a sampled kernel is given, before its last problem
+SAMPLED = 150_000  # instructions that a sampled kernel is given, before its last problem
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,19 @@ class Log:
             except (ValueError, TypeError, KeyError):
                 continue  # a line that was cut off counts for nothing
 
+    def __contains__(self, of: Sequence[str]) -> bool:
+        return self.name(of) in self.held
+
+    @staticmethod
+    def name(of: Sequence[str]) -> str:
+        return hashlib.sha256("\0".join(of).encode()).hexdigest()[:16]
+
     def get(self, of: Sequence[str], find: Callable[[], Summary]) -> Summary:
         """What is in the log of these texts, or else is found now.
 
         One write: lines of several processes do not mix. A line begins with what ends another.
         """
-        name = hashlib.sha256("\0".join(of).encode()).hexdigest()[:16]
+        name = self.name(of)
         if name not in self.held:
             self.held[name] = find()
             if self.path is not None:

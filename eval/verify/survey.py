@@ -8,7 +8,9 @@ family takes. Shapes are random in every axis, constant ones too, or of --defini
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -63,11 +65,15 @@ class Row:
     emulated: str | None = None  # what is wrong, or nothing; None: not emulated
 
 
-def row_of(device: Device, log: Path | None, asked: tuple[Job, bool]) -> Row:
-    """A strategy taken through every stage, and through the emulator if that is asked for."""
+def row_of(device: Device, log: Path | None, until: float, asked: tuple[Job, bool]) -> Row | None:
+    """A strategy taken through every stage, and through the emulator if that is asked for; nothing
+    where it is not in the log and the clock (`time.time`) is at `until`."""
     (problem, strategy), emulate = asked
     name = device.name, repr(problem), repr(strategy), repr(emulate)
-    found = Log(log).get(name, lambda: asdict(_row_of(device, *asked)))
+    known = Log(log)
+    if time.time() > until and name not in known:
+        return None
+    found = known.get(name, lambda: asdict(_row_of(device, *asked)))
     return Row(**found | {"techniques": tuple(found["techniques"])})
 
 
@@ -107,14 +113,18 @@ def _who(problem: Problem) -> str:
 
 
 def survey(
-    jobs: list[Job], device: Device, workers: int, emulate: int = 0, log: Path | None = None
-) -> list[Row]:
-    """Take every job through every stage, and `emulate` of each family through the emulator."""
-    asked, rank = list[tuple[Job, bool]](), Counter[str]()
+    jobs: list[Job], device: Device, workers: int, emulate: int = 0, log: Path | None = None,
+    minutes: float = math.inf,
+) -> list[Row]:  # fmt: skip
+    """Take every job through every stage, and `emulate` of each family through the emulator;
+    families take turns, and none is begun after so many minutes."""
+    asked, rank = list[tuple[int, Job]](), Counter[str]()
     for job in jobs:
         rank[job[1].family] += 1
-        asked.append((job, rank[job[1].family] <= emulate))
-    return map_jobs(partial(row_of, device, log), asked, workers, f"survey for {device.arch}")
+        asked.append((rank[job[1].family], job))
+    turns = [(job, n <= emulate) for n, job in sorted(asked, key=lambda one: one[0])]
+    work = partial(row_of, device, log, time.time() + 60 * minutes)
+    return [row for row in map_jobs(work, turns, workers, f"survey for {device.arch}") if row]
 
 
 def summarise(rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
@@ -192,6 +202,8 @@ def arguments() -> argparse.ArgumentParser:
         help="strategies of all families together (default: 1000)")  # fmt: skip
     add("--emulate", type=natural_int, default=0, metavar="N",
         help="emulate so many of each family, on covering problems (default: 0)")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="N",
+        help="begin no strategy after so many")  # fmt: skip
     return parser
 
 
@@ -212,7 +224,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(device: Device) -> Summary:
         jobs, empty = drawn(args, device)
-        return summarise(survey(jobs, device, args.jobs, args.emulate, args.log), empty)
+        return summarise(
+            survey(jobs, device, args.jobs, args.emulate, args.log, args.minutes), empty
+        )
 
     summary = results.make("survey", args, given, work)
     print(report(summary))

@@ -29,7 +29,7 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-FEW = 8, 32, 0  # clusters of each launch of a brief run; all, where these leave a gap
+FEW = 3, 12, 0  # clusters of each launch of a brief run; all, where these leave a gap
 INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
@@ -185,8 +185,8 @@ def cover(
     first wrong value or fault.
 
     Without schedules the whole is brief: the first problem is run once and only if its text is the
-    kernel's, and FEW clusters of the others: more, where they leave something never executed, or
-    what they compute of what others left is wrong.
+    kernel's, and FEW clusters of the others, small ones first: more, where they leave something
+    never executed, or what they compute of what others left is wrong.
     """
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
@@ -202,10 +202,11 @@ def cover(
         first = [Attempt(small.problem, 0, small.blocks)] * own
         enough = len(first) + len(others)
         steps = len(kernels_of(lowered))
+        others.sort(key=lambda o: sum(n for _, n in o.problem.axes))
         others = [
-            replace(o, seed=o.seed ^ own, some=o.some or (few,) * steps)
+            replace(o, seed=(j + own) % 2, some=o.some or (few,) * steps * (few > 0))
             for few in (FEW if steps == 1 or _floats(small.problem) else FEW[-1:])
-            for o in others
+            for j, o in enumerate(others)
         ]
     for i, given in enumerate((*first, *dict.fromkeys(others))):
         if i >= len(first):
