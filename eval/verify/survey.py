@@ -209,10 +209,11 @@ def arguments() -> argparse.ArgumentParser:
 
 def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Problem]]:
     """What the arguments ask for; problems without a strategy behind it."""
+    how = args.seed, args.space == "wide"
     if by_definition(args):
-        return draw(args.definition, parse_axes(args.axes), device, args.samples, args.seed), []
+        return draw(args.definition, parse_axes(args.axes), device, args.samples, *how), []
     each = -(-args.samples // len(args.families or definitions()))
-    return draw_shapes(args.families, device, each, args.seed)
+    return draw_shapes(args.families, device, each, *how)
 
 
 @reports("survey", ptxas.ToolMissing)
