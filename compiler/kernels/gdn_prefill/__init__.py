@@ -56,12 +56,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     several chunks."""
     k = Kernel(p, s, device)
     shapes = tuple(
-<<<<<<< HEAD
-        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
-        for n in sorted({min(n, k.key_heads) for n in (2, 3, 4)} | {k.key_heads})
-=======
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share} for n in few(k.key_heads)
->>>>>>> main
     )
 
     def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:

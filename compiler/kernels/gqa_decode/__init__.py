@@ -121,9 +121,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     k = kernel(p, s, device)
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
-        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
-        for n in few(groups)
-        if n > 1 or groups == 1
+        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group} for n in few(groups)
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
@@ -133,12 +131,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     many = (min(together, 8) + 1) * k.chunk + 5
     sizes = (
         size(1, many, () if many < MANY else (2, 8)),
-<<<<<<< HEAD
         size(2, 3 * k.chunk + k.tile + 3),
-        size(131, 24 * page),
-=======
         size(131, 24 * k.page_size),
->>>>>>> main
     )
     return Trials(shapes, sizes)
 

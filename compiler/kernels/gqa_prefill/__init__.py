@@ -107,14 +107,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     odd number, so that they are of all heads."""
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
-<<<<<<< HEAD
-    shapes = tuple(
-        {"num_kv_heads": n, "num_qo_heads": n * group}
-        for n in sorted({min(n, k.kv_heads) for n in (2, 3, 4)} | {k.kv_heads})
-    )
-=======
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
->>>>>>> main
 
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, some)

@@ -200,17 +200,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-<<<<<<< HEAD
     """Heads of full size: a sequence of more chunks than are summed at a time; some of several
     chunks or parts; many, few of which have tokens, and whose look-up takes several steps; a ring
     beyond its 32nd turn, in prefill under queries that see one token of the last tile or none,
-    which ends a last part that is a tile shorter."""
-=======
-    """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
-    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
-    see one token of the last tile or none, which ends a last part that is a tile shorter, or an
-    odd number of tiles."""
->>>>>>> main
+    which ends a last part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -224,12 +217,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
-<<<<<<< HEAD
-        *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut == 2 else []),
-        *([size(1, 1, many, (0, 8))] if 0 < 2 * k.chunk < many else []),
-=======
         *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
->>>>>>> main
+        *([size(1, 1, many, (0, 8))] if 0 < 2 * k.chunk < many else []),
         size(3, 2 * k.queries + 3, cut),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
