@@ -24,6 +24,7 @@ class Planted:
         self.values = values
 
     def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert isinstance(space, Space)
         return self.values[np.searchsorted(space.codes, codes)]
 
 
