@@ -92,7 +92,8 @@ def what_is_sampled(parser: Parser) -> None:
         choices=("listed", "wide"),
         default="listed",
         help="which strategies there are: those that the policy draws from (default), or those "
-        "with finer decisions, where the family has some, of which the model takes its best",
+        "with finer decisions, where the family has some, of which the model takes its best; of a "
+        "--library, which is to be measured, those around the best listed ones, too",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -187,8 +188,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.temperature is not None and not args.temperature > 0:
         parser.error(f"--temperature must be positive, not {args.temperature}")
     told = args.sharpness is not None or args.temperature is not None
-    if args.space == "wide" and (args.library or args.source == "policy" or told):
-        parser.error("no policy draws of --space wide, nor is a --library made of it")
+    if args.space == "wide" and (args.source == "policy" or told) and not args.library:
+        parser.error("no policy draws of --space wide")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -265,6 +266,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
         seconds=args.time_limit or math.inf, looks=args.looks,
+        wide=args.space == "wide",
         chained=None if args.chain is None else tuple(args.chain), **sharpness,
     )  # fmt: skip
     make_library(asked)

@@ -214,7 +214,7 @@ def run_together(
     **beside: Any,
 ) -> dict[str, Any]:
     """Time kernels of one workload in the same rounds, beside every baseline or those that `beside`
-    says, `every_baseline` and `without` of a job; then check each.
+    says, `every_baseline`, `without` and `seconds` of a job; then check each.
 
     `status`, and where that is ok, `outcomes`: one for each kernel.
     """
