@@ -73,7 +73,9 @@ def distance_within(
         walks.walk(network, zero, at, each=len(rows), given=rows).log_probs.double().sum(0)
         for rows in choices.split(CHUNK)
     ]
-    tflops = reward.tflops(whole, choices.numpy() @ whole.strides[1:])
+    codes = choices.numpy() @ whole.strides[1:]
+    listed = Space(whole.family, whole.problem, whole.device, np.sort(codes))
+    tflops = reward.tflops(listed, codes)
     worth = log_reward(tflops, whole.problem, whole.device, tau)
     ours, theirs = torch.cat(logs).softmax(0), torch.from_numpy(worth).softmax(0)
     return 0.5 * (ours - theirs).abs().sum().item()

@@ -17,8 +17,10 @@ from ptxflow.compiler.ir import Value, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
+from ptxflow.compiler.kernels.dsa_indexer.select import Select
 from ptxflow.compiler.kernels.dsa_sparse.lists import Lists
 from ptxflow.compiler.kernels.gdn_decode.kernel import Kernel
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
 from ptxflow.compiler.kernels.gqa_decode.span import Span
@@ -33,6 +35,7 @@ from tests.families import (
     dsa_indexer,
     dsa_sparse,
     gdn_decode,
+    gdn_prefill,
     gemm,
     gqa_decode,
     gqa_prefill,
@@ -46,7 +49,7 @@ FAR = 34  # turns of a ring
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
 stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
-tile_at = schedule.Work.tile_at
+tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
 def other_chunk(self: Combine, place: Any, head: Value, column: Value) -> Any:
@@ -107,6 +110,22 @@ def even_heads(self: Kernel, name: str, row: Any) -> Any:
     return load_token(self, name, value(row) >> 1 << 1)
 
 
+def far_ranks(self: Select, name: str, visit: Any) -> Any:
+    """CTAs of a cluster but the first sweep the keys of ranks behind theirs."""
+    own, self.rank = self.rank, self.rank * 2
+    try:
+        return sweep(self, name, visit)
+    finally:
+        self.rank = own
+
+
+def even_queries(self: ChunkWarps) -> Any:
+    """Queries of an odd query head are those of the one before."""
+    query, *others = streams(self)
+    pair = self.place[1] // (2 * self.share) * 2
+    return [replace(query, first=pair * self.size), *others]
+
+
 def near_tiles(self: schedule.Work, step: Value) -> Any:
     """Tiles of keys beyond those of the first problem are the last of these."""
     return tile_at(self, value(step).min(self.s.stages + 2))
@@ -144,11 +163,18 @@ PLANTS: dict[str, Plant] = {
     "E7 the second turn of a sweep": (
         select, "loop", one_turn, dsa_indexer.problem(), dsa_indexer.strategy()
     ),
+    "E7 ranks over 0 of a cluster": (
+        Select, "sweep", far_ranks, dsa_indexer.problem(), dsa_indexer.strategy(ctas=2)
+    ),
     "E11 later tiles of keys": (
         schedule.Work, "tile_at", near_tiles, gqa_prefill.problem(64), gqa_prefill.strategy()
     ),
     "another query head of a delta net": (
         Kernel, "_load_token", even_heads, gdn_decode.problem(), gdn_decode.strategy()
+    ),
+    "another query head of a delta net's prefill": (
+        ChunkWarps, "_streams", even_queries,
+        gdn_prefill.problem(queries=4, values=8), gdn_prefill.strategy(),
     ),
 }  # fmt: skip
 

@@ -259,14 +259,18 @@ def test_the_indexer_is_asked_for_scores_that_any_order_of_additions_finds() -> 
 
 def test_the_second_filter_is_of_what_the_first_leaves() -> None:
     def plain(probs: Any, method: str, params: Any, eps: float) -> Any:
-        order = probs.sort(-1, descending=True)
-        among = order.values.cumsum(-1) <= params["top_p"][:, None] + eps
-        kept = torch.arange(probs.shape[-1]) < params["top_k"][:, None]
-        chosen = {"top_k": kept, "top_p": among, "top_k_top_p": kept & among}[method]
-        return torch.zeros_like(chosen).scatter(-1, order.indices, chosen)
+        assert method == "top_k"
+        return probs >= probs.sort(-1, descending=True).values.gather(
+            -1, params["top_k"][:, None] - 1
+        )
 
-    probs = torch.tensor([[0.3, 0.2, 0.1, 0.4], [0.4, 0.3, 0.2, 0.1]])
-    params = {"top_k": torch.tensor([2, 3]), "top_p": torch.tensor([0.6, 0.8])}
-    mask = harness.renormalised(plain)
-    assert mask(probs, "top_k_top_p", params, 0.0).int().tolist() == [[0, 0, 0, 1], [1, 1, 0, 0]]
-    assert mask(probs, "top_k", params, 0.0).int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 0]]
+    definition = load("top_k_top_p_sampling_from_probs_v128256")
+    torch.manual_seed(0)
+    probs = torch.randn(3, 40).mul(2).softmax(-1)
+    params = {"top_k": torch.tensor([5, 12, 1]), "top_p": torch.tensor([0.6, 0.9, 0.5])}
+    mask = harness.renormalised(plain)(probs, "top_k_top_p", params)
+    run = reference(definition)
+    drawn = torch.zeros_like(mask)
+    for _ in range(2000):
+        drawn |= torch.nn.functional.one_hot(run(probs, **params), 40).bool()
+    assert torch.equal(mask, drawn) and mask.sum(-1).tolist()[2] == 1

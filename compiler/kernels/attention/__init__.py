@@ -24,5 +24,5 @@ def sized(
 
 
 def few(count: int, most: int = 4) -> list[int]:
-    """1 to `most` of so many, and all of them."""
-    return sorted({min(n, count) for n in range(1, most + 1)} | {count})
+    """2 to `most` of so many, or 1 of one, and all of them."""
+    return sorted({min(n, count) for n in range(2, most + 1)} | {count})

@@ -74,7 +74,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions; a ring beyond its 32nd turn."""
     k = Kernel(p, s, device)
-    heads = sorted({min(n, p["num_q_heads"]) for n in (1, 2, 3, 4, 8)} | {p["num_q_heads"]})
+    heads = sorted({min(n, p["num_q_heads"]) for n in (2, 3, 4, 8)} | {p["num_q_heads"]})
     shapes = tuple(
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
         if "num_k_heads" in dict(p.axes)

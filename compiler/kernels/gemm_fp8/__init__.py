@@ -14,7 +14,14 @@ from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
 from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resources, strategy
-from ptxflow.compiler.kernels.gemm_fp8.problem import FOLLOWING, WORD, problem, sized, words
+from ptxflow.compiler.kernels.gemm_fp8.problem import (
+    BLOCK,
+    FOLLOWING,
+    WORD,
+    problem,
+    sized,
+    words,
+)
 from ptxflow.compiler.launch import Launch
 
 
@@ -50,7 +57,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """A GEMM's, whose steps are blocks of K."""
+    """A GEMM's, whose steps are blocks of K, with more than one block of columns."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
     def of(axes: Mapping[str, int]) -> dict[str, int]:
@@ -58,7 +65,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return {n: v for n, v in new.items() if FOLLOWING.get(n, n) in axes}
 
     sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
-    return Trials(tuple(map(of, plain.shapes)), sizes)
+    least = min(BLOCK + 1, p["N"])
+    return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 
 
 GEMM_FP8 = Family(

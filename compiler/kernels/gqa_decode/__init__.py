@@ -115,23 +115,23 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: sequences of several chunks; many sequences, few of which have a
-    page, and whose look-up takes several steps, of which the last is summed up."""
+    """Two groups of key heads: a sequence of more chunks than are summed at a time; two of several;
+    many, few of which have a page, and whose look-up takes several steps, of which the last is
+    summed up."""
     k = kernel(p, s, device)
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
-        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
-        for n in few(groups)
-        if n > 1 or groups == 1
+        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group} for n in few(groups)
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
-    many = 9 * k.chunk + 5
+    together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
+    many = (min(together, 8) + 1) * k.chunk + 5
     sizes = (
-        size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, () if many < MANY else (2, 8)),
+        size(2, 3 * k.chunk + k.tile + 3),
         size(131, 24 * k.page_size),
     )
     return Trials(shapes, sizes)
