@@ -28,7 +28,7 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Level:
-    """The n distinct valid prefixes of t choices, in code order: the nodes at depth t of a forest.
+    """The n distinct valid prefixes of t choices, in code order: the nodes at depth t of a tree.
 
     mask    bool  [n, sizes[t]]  legal next choices; rows are never empty ([n, 0] at the leaves)
     child   int32 [n, sizes[t]]  node at depth t+1; -1 where illegal
@@ -36,7 +36,6 @@ class Level:
     choice  int32 [n]            the choice that led here from the parent (-1 at the roots)
     first   int64 [n + 1]        leaves first[i] to first[i+1] lie below node i
     prefix  int64 [n]            the code of the prefix
-    tree    int32 [n]            which space of a `SpaceSet` the node belongs to (0 in a `Space`)
     """
 
     mask: NDArray[np.bool_]
@@ -45,7 +44,6 @@ class Level:
     choice: NDArray[np.int32]
     first: Codes
     prefix: Codes
-    tree: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.prefix)
@@ -176,51 +174,6 @@ class Space(StrategySpace):
         return _tree(self.codes, self.sizes)
 
 
-@dataclass(frozen=True)
-class SpaceSet:
-    """Several spaces of one family walked together: a forest whose root w is spaces[w].
-
-    A batch of states at depth t is an array of node ids: `levels[t].mask[node]` are the legal
-    choices and `levels[t].child[node, choice]` the next nodes. Leaf ids count the leaves of the
-    spaces one after the other; `leaf_offsets` [W + 1] says where each space starts.
-    """
-
-    spaces: tuple[Space, ...]
-
-    def __init__(self, spaces: Sequence[Space]) -> None:
-        if not spaces:
-            raise ValueError("a SpaceSet needs at least one space")
-        require_same_decisions(spaces)
-        object.__setattr__(self, "spaces", tuple(spaces))
-
-    def __len__(self) -> int:
-        return len(self.spaces)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of choices of each decision."""
-        return self.spaces[0].sizes
-
-    @cached_property
-    def leaf_offsets(self) -> NDArray[np.int64]:
-        """[W + 1] the leaf ids of space w are leaf_offsets[w] to leaf_offsets[w + 1]."""
-        return np.concatenate([[0], np.cumsum([len(s) for s in self.spaces])])
-
-    @cached_property
-    def codes(self) -> Codes:
-        """[leaves] the codes of every space, one after the other."""
-        return np.concatenate([s.codes for s in self.spaces])
-
-    @cached_property
-    def levels(self) -> tuple[Level, ...]:
-        """The forest, depths 0 to F; level 0 has one node a space."""
-        return _tree(
-            self.codes,
-            self.sizes,
-            np.repeat(np.arange(len(self.spaces), dtype=np.int32), np.diff(self.leaf_offsets)),
-        )
-
-
 def require_same_decisions(spaces: Sequence[StrategySpace]) -> None:
     """ValueError where the spaces are not all of one decision space."""
     digests = {s.digest for s in spaces}
@@ -304,17 +257,14 @@ def strides_of(sizes: tuple[int, ...]) -> Codes:
     return np.cumprod([1, *reversed(sizes)], dtype=kind)[::-1].copy()
 
 
-def _tree(
-    codes: Codes, sizes: tuple[int, ...], tree: NDArray[np.int32] | None = None
-) -> tuple[Level, ...]:
-    """Levels 0 to F of the forest over codes that are sorted within each tree."""
+def _tree(codes: Codes, sizes: tuple[int, ...]) -> tuple[Level, ...]:
+    """Levels 0 to F of the tree over sorted codes."""
     strides = strides_of(sizes)
-    owner = np.zeros(len(codes), np.int32) if tree is None else tree
     firsts: list[Codes] = []
     for stride in strides:
         prefix = codes // stride
-        new = (prefix[1:] != prefix[:-1]) | (owner[1:] != owner[:-1])
-        firsts.append(np.concatenate([[0], np.flatnonzero(new) + 1, [len(codes)]]))
+        new = np.flatnonzero(prefix[1:] != prefix[:-1]) + 1
+        firsts.append(np.concatenate([[0], new, [len(codes)]]))
     levels = []
     parent = np.full(len(firsts[0]) - 1, -1, np.int32)
     choice = parent.copy()
@@ -329,5 +279,5 @@ def _tree(
             choice = (codes[below] // strides[depth + 1] % size).astype(np.int32)
             child[parent, choice] = np.arange(len(below), dtype=np.int32)
         prefix = codes[starts] // strides[depth]
-        levels.append(Level(child >= 0, child, *links, first, prefix, owner[starts]))
+        levels.append(Level(child >= 0, child, *links, first, prefix))
     return tuple(levels)

@@ -108,13 +108,13 @@ def distributions_on(
 ) -> list[Distribution]:
     """What each policy says of a space or a part, that of its device first, and what an untrained
     one does; `absent` gets those that know no such space."""
-    from ptxflow.env.space import SpaceSet, enumerate_space
+    from ptxflow.env.space import enumerate_space
     from ptxflow.eval.study.results import Distribution
     from ptxflow.gfn.checkpoint import CheckpointError
     from ptxflow.gfn.inference import part_log_probs, untrained
 
     home, out = part.device.name, []
-    whole = SpaceSet([enumerate_space(part.family, part.problem, part.device)])
+    whole = enumerate_space(part.family, part.problem, part.device)
     for name in sorted(policies, key=lambda name: name != home):
         policy = policies[name]
         shown = "policy" if name == home else f"policy {name}"

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.space import Space
 from ptxflow.gfn import beam
 from ptxflow.gfn.checkpoint import CheckpointError, read, require_space
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
-from ptxflow.gfn.walks import Diagrams, Forest, family_shape
+from ptxflow.gfn.walks import Diagrams, Tree, family_shape
 
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
 # where it errs, and the best of 8 on workloads that were not trained was best near 2
@@ -81,12 +81,11 @@ def log_probs(policy: Policy, space: Space, tau: float = TAU) -> NDArray[np.floa
     CheckpointError when the policy is of another decision space or other features.
     """
     require_space(policy.path, policy.network.config, family_shape(space))
-    forest = Forest(SpaceSet([space]))
-    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0, tau).double().numpy()
+    exact: NDArray[np.float64] = Tree(space).leaf_log_probs(policy.network, tau).double().numpy()
     return exact
 
 
-def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.float64]:
+def part_log_probs(policy: Policy, whole: Space, part: Space) -> NDArray[np.float64]:
     """[len(part)] exact log-probabilities of a part's strategies in the whole space of its problem.
 
     Only the prefixes of these strategies are evaluated, by walks that are forced to them. Raises
@@ -96,7 +95,7 @@ def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.f
         return log_probs(policy, part)
     require_space(policy.path, policy.network.config, family_shape(part))
     with torch.no_grad():
-        walk = Forest(whole).walk(
+        walk = Tree(whole).walk(
             policy.network,
             torch.zeros(len(part), dtype=torch.int64),
             given=torch.from_numpy(part.indices()),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.family import Decision, Family
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space, strides_of
+from ptxflow.env.space import Space, StrategySpace, strides_of
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class WideReward:
     def name(self) -> str:
         return self.reward.name
 
-    def tflops(self, space: Space, codes: Ints) -> Array:
+    def tflops(self, space: StrategySpace, codes: Ints) -> Array:
         """float64 [n]: the nearest listed strategy's, times what the model says of the two."""
         if space.family is self.listed or not len(codes):
             return self.reward.tflops(space, codes)

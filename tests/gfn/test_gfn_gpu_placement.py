@@ -119,8 +119,8 @@ def test_a_step_stays_on_the_gpu_and_never_waits(
 
 
 def test_distances_are_worked_out_on_the_gpu(trainer: Trainer, toy: SpaceOf) -> None:
-    forest = trainer._target(trainer.spaces[1]).forest
-    assert forest.leaf_log_probs(trainer.network, 0).device == GPU
+    tree = trainer._target(trainer.spaces[1]).tree
+    assert tree.leaf_log_probs(trainer.network).device == GPU
     with pytest.raises(DataDependentOutputException):  # at its end, when the figure is read
         trainer.distances([1])
 
