@@ -47,6 +47,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(out: Path, tmp_path: Path) -> None:
     """In another process, with another seed of hashes."""
     done = subprocess.run(
