@@ -219,6 +219,7 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
 def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_shows() -> None:
     bench = bench_of(JOB, H200, 0)
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
+    assert bench.larger is not None
     first, larger = (
         replace(k, attempt=replace(k.attempt, some=(1,))) for k in (bench.known[0], bench.larger)
     )
