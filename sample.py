@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from ptxflow.env.tasks.definition import Definition
     from ptxflow.eval.sample.samples import Run
 
-CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
-#: H100 has none of its own. The H200's sees the device only through the problem's features (how far
-#: it is bound by memory): features of devices have gain 0 in every network
-POLICY_OF = {"h100": "h200"}
 MOST = 10_000  # kernels of a run: some hours
 
 
@@ -257,6 +253,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         print(remark, file=sys.stderr)
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
+    from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.library_run import Asked, make_library
 
     checkpoint = args.checkpoint or default_checkpoint(device.name)
@@ -284,6 +281,7 @@ def sample_kernels(
     known to make sense. Of a space that is not listed only draws of the policy are scored."""
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
+    from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
     from ptxflow.gfn.inference import (
@@ -362,11 +360,6 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
             raise
         raise UsageError(f"{error}; such as --axes {_text(usual, ' ', '=')}") from None
     return {name: bound[name] for name in definition.var_axes}
-
-
-def default_checkpoint(device: str) -> Path:
-    """The policy of a device, for all families."""
-    return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:

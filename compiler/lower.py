@@ -164,7 +164,7 @@ def _meets_memory(statement: UOp) -> bool:
     """Whether it, or one inside, has to do with global memory, or lets the next launch begin."""
     return any(
         {"map", "global"} & {kind for _, kind in atom(node.arg.atom).operands}
-        or node.arg.atom == at.grid_launch_dependents().arg.atom
+        or atom(node.arg.atom).effect == "let_dependents"
         for _, node in walk(statement)
         if node.op is Op.ATOM
     )

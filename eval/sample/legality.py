@@ -25,7 +25,7 @@ from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.eval.bench.candidates import strategies
-from ptxflow.eval.sample.draws import CHECKPOINTS, places, the_policy
+from ptxflow.eval.sample.draws import default_checkpoint, places, the_policy
 from ptxflow.gfn.walks import Diagrams
 
 TARGETS = ("b200", "h200")
@@ -38,7 +38,7 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
     device, name, axes = asked
     family, problem = find_problem(load(name), axes)
     space = relate(family, problem, DEVICES[device])
-    policy = the_policy(CHECKPOINTS / f"{device}.safetensors")
+    policy = the_policy(default_checkpoint(device))
     with torch.no_grad():
         walk = Diagrams([space]).walk(policy.network, torch.tensor([0]), each=count, epsilon=0.1,
                                       generator=torch.Generator().manual_seed(0))  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -150,7 +150,7 @@ class Session:
             made = self._round(number, start)
             quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
             if not made.end and quiet == QUIET:
-                made = Round(**{**vars(made), "end": f"{QUIET} rounds gained nothing"})
+                made = replace(made, end=f"{QUIET} rounds gained nothing")
             yield made
             if made.end:
                 return

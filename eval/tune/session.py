@@ -59,7 +59,7 @@ from ptxflow.eval.bench.candidates import compile_all
 from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
-from ptxflow.eval.sample.draws import CHECKPOINTS
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted
@@ -68,7 +68,6 @@ from ptxflow.eval.tune.loop import Bench, Limits, Round, Session
 from ptxflow.gfn.inference import Policy, load_policy, sample_by_steps, with_family
 
 SCHEMA = 1
-POLICY_OF = {"h100": "h200"}  # it has none of its own
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
 SESSION, RECORDS, PROFILES, KNOWN = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl",
@@ -182,8 +181,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     state = resume(args.state, settings(args, axes, space))
     write_whole(args.state / SESSION, json.dumps(state, indent=1))
     experience = experience_of(args.state, args.knowledge)
-    named = POLICY_OF.get(device.name, device.name)
-    policy = load_policy(args.checkpoint or CHECKPOINTS / f"{named}.safetensors")
+    policy = load_policy(args.checkpoint or default_checkpoint(device.name))
     if not policy.knows(family.name):
         print(f"no policy of {family.name}: its draws are uniform by steps")
         policy = with_family(policy, listed)

@@ -26,6 +26,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategie
 from ptxflow.env.tasks.definition import load, names, own_names
 from ptxflow.eval.bench.attention_workloads import Batch, axes_of
 from ptxflow.eval.sample import pipeline
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
 from tests.builders import absent, compiled, python, refused, space_at, untrained
@@ -265,7 +266,7 @@ def test_names_and_axes_are_refused_before_torch_is_imported() -> None:
 def test_features_of_devices_have_gain_0_in_every_network() -> None:
     """As sample.py says where a policy serves another device."""
     of_device = [f"device.{name}" for name in describe_device(H200)]
-    for path in {sample.default_checkpoint(d) for d in DEVICES}:
+    for path in {default_checkpoint(d) for d in DEVICES}:
         for policy in read(path).network.policies:
             gains = dict(zip(policy.shape.features, policy.gain, strict=True))
             assert [gains[name] for name in of_device] == [0.0] * len(of_device), path
@@ -400,7 +401,7 @@ def test_truncated_checkpoint(checkpoint: Path, tmp_path: Path, capsys: Any) -> 
 
 
 def test_every_device_has_a_default_checkpoint_by_name() -> None:
-    found = {sample.default_checkpoint(d) for d in DEVICES}
+    found = {default_checkpoint(d) for d in DEVICES}
     assert {path.name for path in found} == {"b200.safetensors", "h200.safetensors"}
     assert all(path.exists() for path in found)
 
