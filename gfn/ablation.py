@@ -4,7 +4,7 @@
     N] [--seeds 3] [--jobs N] [--limit SECONDS] [--out FILE]
 
 Each run trains one family on a few workloads, from which no strategy is listed but to judge; of a
-wide space, of 10^9 strategies, the part with the listed space's choices and tile_k 64 is, given
+wide space, of 10^8 strategies, the part with the listed space's choices and tile_k 64 is, given
 which a policy and its target are compared. Prints
 the mean total variation distance at four temperatures, with the standard deviation over seeds, and
 how far the learned log Z is from the exact one.

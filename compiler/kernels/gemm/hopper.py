@@ -79,8 +79,7 @@ class Kernel:
             chained=t.problem.chained if self.early else None,
         )
         ahead = [at.grid_launch_dependents()] if self.early else []
-        maps = t.ask_maps(self.warps - 1)
-        return finish(info, *ahead, *roles, *after, meet=False, first=maps)
+        return finish(info, *ahead, *roles, *after, meet=False)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -203,14 +202,13 @@ class Kernel:
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []
-        steps = range(0, self.s.tile_k, MMA_K)
-        order = [(i, step) for step in steps for i in range(self.blocks_m)]
-        for i, step in sorted(order) if self.s.get("issue", "steps") == "rows" else order:
-            first = self.first_row(i) * t.a.swizzle
-            a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
-            b = k_major(t.b, t.b_smem, stage, step)
-            go_on = const(1) if step else k.ne(0)
-            out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
+        for step in range(0, self.s.tile_k, MMA_K):
+            for i in range(self.blocks_m):
+                first = self.first_row(i) * t.a.swizzle
+                a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
+                b = k_major(t.b, t.b_smem, stage, step)
+                go_on = const(1) if step else k.ne(0)
+                out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:

@@ -16,7 +16,6 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import (
     CTA_RANK,
     CTAID,
-    WARP,
     UOp,
     Value,
     const,
@@ -25,10 +24,9 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, elect, loop
+from ptxflow.compiler.ir.statements import Body, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
-    BUFFERS,
     CLUSTERS,
     DIRECT,
     ELEMENT,
@@ -192,13 +190,6 @@ class Tiling:
         tiles = self.tiles_m * self.tiles_n
         return (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
 
-    def ask_maps(self, warp: int) -> list[UOp]:
-        """A thread of a warp asks for the tensor maps, before anything else."""
-        if not self.s.get("ask_maps", 0):
-            return []
-        maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
-        return [elect(WARP.eq(warp), maps)]
-
     def drain(self, ring: Ring) -> list[UOp]:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
         return [ring.drain(self.my_tiles * self.k_trips)] if self.multicast else []
@@ -263,8 +254,7 @@ class Tiling:
     @property
     def c_buffers(self) -> int:
         """Staging buffers of a warpgroup."""
-        alone = self.s.epilogue == TMA or self.swapped
-        return 1 if alone else int(self.s.get("store_buffers", BUFFERS[0]))
+        return 1 if self.s.epilogue == TMA or self.swapped else 2
 
     @cached_property
     def a_smem(self) -> UOp:

@@ -1,6 +1,6 @@
 """The wide space of a GEMM: finer tiles, operands swapped at any M, and how operands are brought.
 
-It has 10^9 strategies for a workload and more. The listed space is a part of it, and all of it is
+It has 10^7 to 10^8 strategies for a workload. The listed space is a part of it, and all of it is
 built, validated and emulated alike.
 """
 
@@ -14,12 +14,10 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
 from ptxflow.compiler.kernels.gemm.decisions import (
-    BUFFERS,
     DIRECT,
     SWAPPED_BLOCK,
     TILE_N,
     TMA,
-    TMA_BLOCKS,
     accumulators,
     sides,
     tiles_at_once,
@@ -39,11 +37,8 @@ DECISIONS = (
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
-    Decision("issue", ("steps", "rows"), "MMAs of a stage: along K for all rows, or row by row"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
     Decision("apart", (0, 1, 2, 4, 8), "steps of K between where clusters begin"),
-    Decision("store_buffers", BUFFERS, "blocks of columns of C that a warpgroup stages at a time"),
-    Decision("ask_maps", (0, 1), "tensor maps are asked for before barriers are there"),
     Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
 )
 
@@ -95,12 +90,6 @@ def _walked(f: Fields, p: Problem, d: Device) -> Any:
     )
 
 
-def _several(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether a warpgroup has more than the 64 rows of one wgmma."""
-    rows = f.tile_m * tiles_at_once(f) // f.consumers
-    return (f.issue == "steps") | ((not d.has_tmem) & (rows > 64))
-
-
 RULES = (
     rule(listed.SMALLER, "swap tile_n", _smaller),
     rule(listed.ROWS, "tile_m tile_n consumers schedule", _rows),
@@ -113,8 +102,7 @@ RULES = (
     rule(listed.SWAPPED, "swap tile_m tile_n consumers schedule epilogue", _swapped),
     rule(
         listed.SHARED,
-        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages "
-        "store_buffers",
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: listed.smem_bytes(f, d) <= d.smem_per_block,
     ),
     rule(
@@ -136,14 +124,6 @@ RULES = (
         "no step is left unfinished by warps of wgmma that do not load",
         "warp_specialized in_flight",
         _unfinished,
-    ),
-    rule("the order of rows is for several", "tile_m consumers schedule issue", _several),
-    rule(
-        "buffers are counted where blocks of columns of tiles that are not swapped are staged",
-        "swap epilogue store_buffers",
-        lambda f, p, d: (
-            (f.store_buffers == BUFFERS[0]) | ((f.epilogue == TMA_BLOCKS) & (f.swap == 0))
-        ),
     ),
     rule(
         "a grid is even where it is persistent",
