@@ -73,6 +73,14 @@ def test_a_loop_needs_a_step():
         check(kernel(KernelInfo("k", H200.arch, 4, 1, (), ()), body), [Trip("a run", ())], H200)
 
 
+def test_nothing_is_divided_by_zero():
+    body = role(
+        Role("r", 0, 4), loop(var("i"), 4, when((const(4) // var("i")).ne(0), at.warp_sync()))
+    )
+    with pytest.raises(HazardError, match="divides by zero"):
+        check(kernel(KernelInfo("k", H200.arch, 4, 1, (), ()), body), [Trip("a run", ())], H200)
+
+
 def test_budgets():
     with pytest.raises(SpecError, match="1056 exceed 1024"):
         one(warps=33)
