@@ -73,7 +73,7 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     torch.set_num_threads(1)
     family, variant, seed = job
     spaces = workloads(family, device)
-    own = {"batch": 512, "stages": 1, "warmup": 20, "objective": "tb"}
+    own: dict[str, Any] = {"batch": 512, "stages": 1, "warmup": 20, "objective": "tb"}
     own |= options | VARIANTS[variant]
     trainer = Trainer(spaces, TrainConfig(**{"tau": 0.02, "seed": seed, **own}), steps)
     begin = time.time()
