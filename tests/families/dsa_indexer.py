@@ -22,6 +22,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
 )
 
@@ -101,9 +102,9 @@ ROW = Row(
     sizes=(
         *(Size(problem(64, n, topk=k), 1000) for k in (256, 2048) for n in (64, 1024, 2048)),
         *(Size(problem(n, pages), spread=1 / 1.5) for n, pages in ((1, 64), (64, 2048))),
-        *(Size(problem(1, 8, heads=h, dim=d, page=p, topk=k))
-          for h in (16, 32, 48, 64)
-          for d, p, k in ((64, 32, 32), (128, 128, 1024), (128, 64, 2048))),
+        *(Size(problem(1, 8, heads=h, dim=d, page=p, topk=k), slow=slow)
+          for h, (d, p, k), slow in crossed(
+              (16, 32, 48, 64), ((64, 32, 32), (128, 128, 1024), (128, 64, 2048)))),
     ),
     refused=(
         Refused(problem(), strategy(span=128, tile=256), "a span is whole tiles"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ class Size:
     near: float = 0.0
     spread: float = 1.001
     holds: Callable[[Fields, Problem, Device], Any] = lambda f, p, dev: True
+    slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,15 @@ class Row:
     forced: bool = False  # cases may break rules of what pays
     slack: int = 0  # bytes of shared memory that rules may count beside those laid out
     largest_feature: float = 8
+
+
+def crossed(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations, and of each whether it is slow: as many as the longest has choices are not,
+    in which every choice is."""
+    rows = range(max(map(len, choices)))
+    quick = {tuple(row[(i + i // len(row) * k) % len(row)] for k, row in enumerate(choices))
+             for i in rows}  # fmt: skip
+    return [(*found, found not in quick) for found in product(*choices)]
 
 
 def resized(name: str, dtype: str = "", **axes: int) -> Json:
