@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,6 +211,7 @@ def with_axes(p: Problem, **axes: int) -> Problem:
     return replace(p, axes=tuple((dict(p.axes) | axes).items()))
 
 
+@functools.lru_cache(4)
 def space(p: Problem, dev: Device = H200) -> Space:
     return enumerate_space(family(p.family), p, dev)
 
