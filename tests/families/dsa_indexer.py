@@ -80,8 +80,8 @@ def _runs() -> tuple[Run, ...]:
     lengths = ((0, 5, 64, 300, 700), (64, 65, 1, 699, 0))
     spread = {H200: (1279, 0, 5, 1057), B200: (1056, 0, 1250, 5)}
     return (
-        *(Run(f"{d.arch}, lengths {n}", p, strategy(), {"lengths": n}, d)
-          for d in BOTH for n in lengths),
+        *(Run(f"{d.arch}, lengths {n}", p, strategy(), {"lengths": n}, d, slow=(d is H200) == i)
+          for d in BOTH for i, n in enumerate(lengths)),
         *(Run(f"equal scores, {s.ctas} CTAs", few, s, {"lengths": (70, 0, 600, 701)})
           for s in (strategy(threads=512, bits=12), strategy(ctas=2, bits=10, room=2, loads=2))),
         # the third has negative scores, the fourth equal ones

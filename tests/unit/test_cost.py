@@ -139,6 +139,7 @@ def test_walking_rows_together_saves_dram_where_operands_exceed_l2() -> None:
     assert eight < 0.5 * one
 
 
+@pytest.mark.slow
 def test_model_ranks_workloads_like_cublas_on_h200() -> None:
     ours, theirs = [], []
     for (n, k), row in CUBLAS_US.items():
