@@ -11,7 +11,6 @@ import fcntl
 import functools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -382,7 +381,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     count, size = sum(map(len, tables)), args.out.stat().st_size
     print(f"{count} records in {len(tables)} tables, {size} bytes, {size / count:.0f} a record")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -120,7 +120,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
     print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

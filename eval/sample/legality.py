@@ -10,7 +10,6 @@ were worked out from for whole spaces at once. Exit code 1 where a rule refuses 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -68,7 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join([*against, f"{drawn} strategies of {definitions} definitions on "
                      f"{len(TARGETS)} targets: {len(against)} refusals"]))  # fmt: skip
     return 1 if against else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

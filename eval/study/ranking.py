@@ -294,7 +294,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--surrogate", type=Path, help="judge this file instead of fitting")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

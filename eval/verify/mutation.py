@@ -336,7 +336,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

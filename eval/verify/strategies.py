@@ -368,7 +368,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_whole(args.renew, json.dumps(joined(whole, summary), indent=1) + "\n")
     print(table(summary))
     return int(any(d["verified"] < d["strategies"] for d in summary["definitions"].values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -232,7 +232,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = results.make("survey", args, given, work)
     print(report(summary))
     return int(bool(summary["failures"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
