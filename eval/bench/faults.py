@@ -343,7 +343,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = on_one_gpu(workloads, paths["one"], args.out / "one.jsonl", args.timeout)
     print(table_of(fleet, one, table, args))
     return 0 if holds(fleet, one) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
