@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import io
 import re
@@ -84,14 +85,12 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def help_of(name: str) -> str:
-    """What `--help` of a script or module prints."""
-    module = importlib.import_module(f"ptxflow.{name[:-3]}" if name.endswith(".py") else name)
-    if not hasattr(module, "main"):
-        module = importlib.import_module(f"{name}.__main__")
-    part = ["check"] if name == "ptxflow.eval.sample.solution" else []
-    with contextlib.redirect_stdout(io.StringIO()) as told, pytest.raises(SystemExit) as end:
-        module.main([*part, "--help"])
-    assert end.value.code == 0
+    module = name if name.startswith("ptxflow") else f"ptxflow.{name.removesuffix('.py')}"
+    module += ".__main__" if module in ("ptxflow", "ptxflow.eval") else ""
+    check = ["check"] if module == "ptxflow.eval.sample.solution" else []
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main([*check, "--help"])
     return told.getvalue()
 
 
