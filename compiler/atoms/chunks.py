@@ -5,7 +5,7 @@ operands in two terms.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import instruction
-from ptxflow.compiler.atoms.threads import each, pieces
+from ptxflow.compiler.atoms.threads import pieces
 from ptxflow.compiler.ir import UOp
 
 WARP = 32
@@ -53,9 +53,4 @@ instruction(
     "prefix_sum(dst: frag*1 rw) warp",
     _prefix_text,
     "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
-)
-instruction(
-    "keep_inside(dst: frag rw, inside: value)",
-    each("selp.f32 {dst}, {dst}, 0f00000000, {inside};"),
-    "9.7.7 selp: zero where a condition does not hold",
 )

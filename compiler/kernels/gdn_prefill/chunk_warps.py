@@ -212,7 +212,7 @@ class ChunkWarps(Shape):
         log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
         for i in range(self._lane_tokens):
             inside = (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
-            emit(at.keep_inside(log[i].slot, inside), at.keep_inside(beta[i].slot, inside))
+            emit([at.hide(x[i], inside, to=0) for x in (log, beta)])
         self._put_gates(n, log, beta, self._prefix(log))
 
     def _prefix(self, log: Float32) -> Float32:
@@ -299,8 +299,8 @@ class ChunkWarps(Shape):
                 for c in range(2):
                     mine = i * UNIT + row * 8 + ROW
                     theirs = j * UNIT + half * 8 + COLUMN + c
-                    emit(at.keep_inside(keys[first + c].slot, theirs < mine))
-                    emit(at.keep_inside(scores[first + c].slot, theirs < mine + 1))
+                    emit(at.hide(keys[first + c], theirs < mine, to=0))
+                    emit(at.hide(scores[first + c], theirs < mine + 1, to=0))
 
     def _put_keys(
         self, n: UOp, block: UOp, i: UOp, j: UOp, keys: Float32, may_be: list[tuple[int, int]]
