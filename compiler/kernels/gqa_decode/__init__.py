@@ -15,8 +15,7 @@ from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, reso
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.kernels.gqa_decode.problem import problem
-from ptxflow.compiler.kernels.gqa_decode.shape import STATS
-from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
+from ptxflow.compiler.kernels.gqa_decode.shape import ENTRY, STATS, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
 from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout

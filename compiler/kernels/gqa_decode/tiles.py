@@ -18,7 +18,7 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_decode.span import CACHES, Span
+from ptxflow.compiler.kernels.gqa_decode.shape import CACHES, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
     APART,
     COPY,

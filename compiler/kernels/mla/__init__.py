@@ -11,7 +11,13 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import sized
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
-from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
+from ptxflow.compiler.kernels.mla.combine import (
+    Combine,
+    CombineParts,
+    first_launch,
+    shared,
+    with_sums,
+)
 from ptxflow.compiler.kernels.mla.cost import (
     COSTS,
     demand,
@@ -22,7 +28,6 @@ from ptxflow.compiler.kernels.mla.cost import (
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
-from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.kernels.mla.span import Work

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ptxflow.compiler.ir import UOp, Value, const, param, value
-from ptxflow.compiler.kernels.attention.queries import QueryTiles
-from ptxflow.compiler.kernels.attention.sequences import Sequences
+from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
 from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
 
 
