@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import UOp
 
 _SASS = {"bf16": "wgmma bf16", "f16": "wgmma f16", "e4m3": "wgmma fp8"}
 _ACCUMULATORS = (
@@ -14,12 +14,14 @@ _ACCUMULATORS = (
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
     """Of A in registers it need not be said whether it is transposed, of float8 neither."""
-    n, dtype, held = use.arg.attr("n"), use.arg.attr("dtype"), use.src[1].src[0].op is Op.FRAG
-    said = () if dtype == "e4m3" else ("transposed",) if held else ("transposed_a", "transposed")
-    a = f"{{{text['a']}}}" if held else text["a"]
-    majors = "".join(f", {int(use.arg.attr(name))}" for name in said)
+    n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
+    ways, k = [use.arg.attr(name) for name in ("transposed_a", "transposed")], 16
+    a = f"{{{text['a']}}}" if ways[0] is None else text["a"]
+    if dtype == "e4m3":
+        ways, k = [], 32
+    majors = "".join(f", {int(way)}" for way in ways if way is not None)
     return (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k{32 if dtype == 'e4m3' else 16}.f32.{dtype}.{dtype} "
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{dtype}.{dtype} "
         f"{{{text['acc']}}}, {a}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
     )
 
