@@ -10,23 +10,17 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, chunks, span
+from ptxflow.compiler.kernels.mla import cost as mla
 from ptxflow.compiler.kernels.mla import decisions
-from ptxflow.compiler.kernels.mla.cost import (
-    Costs,
-    latency_cycles,
-    mma_cycles,
-    shared_bytes,
-    sums_load,
-)
 from ptxflow.compiler.kernels.mla.problem import head_ctas
 from ptxflow.compiler.kernels.waves import choices, compared, spread
 
 FIRST = 1200.0  # cycles to load a list's first entries; there are no sequences to find
 CHUNKS = choices(DECISIONS, "chunk")
 COSTS = {
-    "h200": Costs(start=FIRST),
-    "h100": Costs(start=FIRST),
-    "b200": Costs(start=FIRST, mma=0.31),
+    "h200": mla.Costs(start=FIRST),
+    "h100": mla.Costs(start=FIRST),
+    "b200": mla.Costs(start=FIRST, mma=0.31),
 }
 
 
@@ -41,15 +35,15 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         steps=np.ceil(span(f, problem) / f.tile),
         stages=f.stages,
-        mma_cycles=mma_cycles(f, problem, device, c),
-        smem_bytes=shared_bytes(f, problem),
+        mma_cycles=mla.mma_cycles(f, problem, device, c),
+        smem_bytes=mla.shared_bytes(f, problem),
         l2_bytes=decisions.stage_bytes(f, problem),
-        issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
+        issue_cycles=2 * c.meeting + mla.latency_cycles(f, problem, c),
         epilogue_cycles=c.leave,
         dram_bytes=_dram(f, problem) * c.dram,
         setup_cycles=c.start,
         special=f.tile * decisions.columns(f, problem),
-        following=sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
+        following=mla.sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
     )
 
 

@@ -12,13 +12,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import anywhere, slot
-from ptxflow.compiler.kernels.gdn_decode.gates import (
-    exponential,
-    output_scale,
-    sigmoid,
-    softplus,
-    times,
-)
+from ptxflow.compiler.kernels.gdn_decode import gates
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BLOCK_PITCH,
@@ -90,15 +84,15 @@ class ChunkWarps(Shape):
         r, wide = self.r, self._lane_tokens
         self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
         with trace() as scale:
-            self.scale = output_scale(r, self.size)
+            self.scale = gates.output_scale(r, self.size)
         some = (self.index < self.blocks) | self._gatekeeper
         emit(scale if self.helpers <= self.blocks else when(some, scale))
         with where(self._gatekeeper):
             A_log, dt_bias = r.float32(), r.float32()
             for name, held in (("A_log", A_log), ("dt_bias", dt_bias)):
                 emit(load_global(held.slot, name, self.place[1]))
-            self.rate = times(exponential(A_log), -1 / math.log(2))
-            self.minus_bias, self.shut = times(dt_bias, -1.0), r.constant(SHUT)
+            self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
+            self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
             emit(self._load_gates(0))
             self._gates(0)
             emit(self._later(1))
@@ -208,8 +202,8 @@ class ChunkWarps(Shape):
 
     def _gates(self, n: Value) -> None:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
-        gap = softplus(self.gate_a - self.minus_bias)
-        log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
+        gap = gates.softplus(self.gate_a - self.minus_bias)
+        log, beta = maximum(gap * self.rate, self.shut), gates.sigmoid(self.gate_b)
         for i in range(self._lane_tokens):
             inside = (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
             emit([at.hide(x[i], inside, to=0) for x in (log, beta)])
@@ -225,7 +219,7 @@ class ChunkWarps(Shape):
 
     def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
         raised = exp2(log)
-        read, pull = raised * self.scale, times(beta, -1.0) * raised
+        read, pull = raised * self.scale, gates.times(beta, -1.0) * raised
         leave = self.r.float32(log.n)
         emit(at.exp2_gap(leave.slot, total.slot, log.slot))
         whole = exp2(total)
@@ -281,7 +275,7 @@ class ChunkWarps(Shape):
             place = (i * UNIT + half * 8 + ROW) << 2
             emit(at.ld_shared(rows[half].slot, log, place))
             emit(at.ld_shared(betas[half].slot, beta, place))
-        minus = times(betas, -1.0)
+        minus = gates.times(betas, -1.0)
         for half in range(2):
             columns, place = r.float32(2), (j * UNIT + half * 8 + COLUMN) << 2
             emit(at.ld_shared_lanes(columns.slot, log, place))

@@ -26,19 +26,8 @@ from ptxflow.compiler.ir.nodes import (
 )
 from ptxflow.compiler.ir.statements import Body, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
-from ptxflow.compiler.kernels.gemm.decisions import (
-    CLUSTERS,
-    DIRECT,
-    ELEMENT,
-    PINGPONG,
-    SWAPPED_BLOCK,
-    TMA,
-    partial_bytes,
-    reducers,
-    store_block,
-    store_columns,
-    swizzle,
-)
+from ptxflow.compiler.kernels.gemm import decisions
+from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
@@ -73,7 +62,7 @@ class Tiling:
     @cached_property
     def cluster(self) -> tuple[int, int]:
         """CTAs along M and N."""
-        return CLUSTERS[self.s.cluster]
+        return decisions.CLUSTERS[self.s.cluster]
 
     @property
     def sharers(self) -> int:
@@ -99,7 +88,7 @@ class Tiling:
     @property
     def at_once(self) -> int:
         """Tiles that the block's warpgroups work on at a time."""
-        return self.s.consumers if self.s.schedule == PINGPONG else 1
+        return self.s.consumers if self.s.schedule == decisions.PINGPONG else 1
 
     @property
     def swapped(self) -> bool:
@@ -224,7 +213,7 @@ class Tiling:
     @property
     def swizzle(self) -> int:
         """Bytes of the operands' swizzle atom."""
-        return int(swizzle(self.s.fields()))
+        return int(decisions.swizzle(self.s.fields()))
 
     @cached_property
     def a(self) -> SmemTile:
@@ -245,8 +234,8 @@ class Tiling:
             own = self.s.tile_m * self.at_once // self.s.consumers
             held = own if self.s.epilogue == TMA else SWAPPED_BLOCK
             return SmemTile(self.s.tile_n, held, ELEMENT, SWAPPED_BLOCK * ELEMENT)
-        columns = int(store_columns(f, self.device))
-        wide = int(store_block(columns))
+        columns = int(decisions.store_columns(f, self.device))
+        wide = int(decisions.store_block(columns))
         rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
         held = columns if self.s.epilogue == TMA else wide
         return SmemTile(rows, held, ELEMENT, wide * ELEMENT)
@@ -270,7 +259,7 @@ class Tiling:
 
     @property
     def staged(self) -> bool:
-        return bool(self.s.epilogue != DIRECT)
+        return bool(self.s.epilogue != decisions.DIRECT)
 
     @property
     def stage_bytes(self) -> int:
@@ -281,12 +270,12 @@ class Tiling:
     @property
     def reducers(self) -> int:
         """CTAs of a K split that sum its parts."""
-        return int(reducers(self.s.fields(), self.device))
+        return int(decisions.reducers(self.s.fields(), self.device))
 
     @cached_property
     def partial(self) -> UOp:
         """float32 parts of this CTA's share of the tile, one from each CTA of a K split."""
-        return smem("partial", int(partial_bytes(self.s.fields(), self.device)))
+        return smem("partial", int(decisions.partial_bytes(self.s.fields(), self.device)))
 
     def storage(self, *more: UOp) -> tuple[UOp, ...]:
         staging = (self.c_smem,) if self.staged else ()

@@ -9,7 +9,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import sized
-from ptxflow.compiler.kernels.mla import decisions
+from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import (
     Combine,
@@ -17,13 +17,6 @@ from ptxflow.compiler.kernels.mla.combine import (
     first_launch,
     shared,
     with_sums,
-)
-from ptxflow.compiler.kernels.mla.cost import (
-    COSTS,
-    demand,
-    features,
-    prefill_demand,
-    prefill_features,
 )
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
@@ -244,9 +237,9 @@ MLA_DECODE = Family(
     rules=decisions.DECODE_RULES,
     problem=problem,
     resources=decisions.resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
+    demand=cost.demand,
+    features=cost.features,
+    costs=cost.COSTS,
     build=build,
     trips=trips,
     launch=launch,
@@ -260,8 +253,8 @@ MLA_PREFILL = replace(
     decisions=decisions.PREFILL_DECISIONS,
     rules=decisions.PREFILL_RULES,
     resources=decisions.prefill_resources,
-    demand=prefill_demand,
-    features=prefill_features,
+    demand=cost.prefill_demand,
+    features=cost.prefill_features,
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

@@ -10,27 +10,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.mla import hopper_cost
-from ptxflow.compiler.kernels.mla.decisions import (
-    DECODE_DECISIONS,
-    DIMS,
-    MMA_COLUMNS,
-    MMA_DIMS,
-    MMA_TOKENS,
-    PARTS,
-    PREFILL_DECISIONS,
-    REGISTERS,
-    SUM_WARPS,
-    TILING,
-    columns,
-    decodes,
-    groups,
-    part_columns,
-    partial_bytes,
-    resources,
-    stage_bytes,
-    tokens,
-)
+from ptxflow.compiler.kernels.mla import decisions, hopper_cost
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import ELEMENT, cta_heads, head_ctas
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
@@ -50,8 +30,11 @@ class Costs(hopper_cost.Costs):
     dram: float = 1.08  # traffic, over what cannot be avoided
 
 
-CHUNKS, QUERIES = choices(DECODE_DECISIONS, "chunk"), choices(PREFILL_DECISIONS, "queries")
-TILES, CUTS = choices(TILING, "tile"), choices(PREFILL_DECISIONS, "parts")
+CHUNKS, QUERIES = (
+    choices(decisions.DECODE_DECISIONS, "chunk"),
+    choices(decisions.PREFILL_DECISIONS, "queries"),
+)
+TILES, CUTS = choices(decisions.TILING, "tile"), choices(decisions.PREFILL_DECISIONS, "parts")
 MOST_TOKENS = 64  # of a step
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}
 
@@ -62,17 +45,17 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     blocks, steps, imbalance = _spans(f, problem, device)
     return Demand(
         blocks=blocks,
-        resident=np.minimum(resources(f, problem, device).occupancy, 32),
+        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         steps=steps,
         stages=f.stages,
         mma_cycles=mma_cycles(f, problem, device, c),
         smem_bytes=shared_bytes(f, problem),
-        l2_bytes=stage_bytes(f, problem),
+        l2_bytes=decisions.stage_bytes(f, problem),
         issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
         epilogue_cycles=c.leave,
         dram_bytes=_dram(f, problem, blocks) * c.dram,
         setup_cycles=c.start,
-        special=f.tile * columns(f, problem),
+        special=f.tile * decisions.columns(f, problem),
         imbalance=imbalance,
         following=_second(f, problem, device, c),
     )
@@ -96,8 +79,8 @@ def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     """CTAs, tiles of each, and how much more the busiest SM has than they say, of sequences that
     are alike."""
     count, shared = problem["len_indptr"] - 1, head_ctas(problem)
-    length = tokens(problem) / count
-    if decodes(problem):
+    length = decisions.tokens(problem) / count
+    if decisions.decodes(problem):
         chunk = np.where(f.chunk > 0, np.minimum(f.chunk, length), length)
         each = np.ceil(length / chunk)
         return count * each * shared, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
@@ -118,52 +101,63 @@ def _shares(f: Fields, problem: Problem) -> tuple[Any, Any]:
 def seen(problem: Problem) -> float:
     """Tokens that a query of a prefill sees, in the mean."""
     count = problem["len_indptr"] - 1
-    length, asked = tokens(problem) / count, problem["total_q"] / count
+    length, asked = decisions.tokens(problem) / count, problem["total_q"] / count
     return max(length - (min(asked, length) - 1) / 2, 1.0)
 
 
 def mma_cycles(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     size = 2 * problem["head_dim_ckv"] + problem["head_dim_kpe"]
-    return 2 * f.tile * columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
+    return 2 * f.tile * decisions.columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
 
 
 def shared_bytes(f: Fields, problem: Problem) -> Any:
     """Rows as they come, keys for each group, queries for each 16 tokens, values, weights; scores
     in parts are written and read once, for keys and queries that fewer warps read."""
     latent, rope = (problem[f"head_dim_{part}"] * ELEMENT for part in ("ckv", "kpe"))
-    across = columns(f, problem)
-    parted = f.scores == DIMS
-    down = f.tile // MMA_TOKENS
-    halves = across // MMA_COLUMNS // part_columns(f, problem)  # of the columns
-    readers = np.where(parted, f.warps // PARTS // halves, down)
-    queries = np.where(f.operand == REGISTERS, 0, readers * across * (latent + rope))
-    keys = f.tile * (latent + rope) * (1 + np.where(parted, halves, groups(f)))
+    across = decisions.columns(f, problem)
+    parted = f.scores == decisions.DIMS
+    down = f.tile // decisions.MMA_TOKENS
+    halves = across // decisions.MMA_COLUMNS // decisions.part_columns(f, problem)  # of the columns
+    readers = np.where(parted, f.warps // decisions.PARTS // halves, down)
+    queries = np.where(f.operand == decisions.REGISTERS, 0, readers * across * (latent + rope))
+    keys = f.tile * (latent + rope) * (1 + np.where(parted, halves, decisions.groups(f)))
     weights = f.tile * across * ELEMENT * (1 + f.warps)
-    return keys + f.tile * latent + queries + weights + 2 * partial_bytes(f, problem)
+    return keys + f.tile * latent + queries + weights + 2 * decisions.partial_bytes(f, problem)
 
 
 def latency_cycles(f: Fields, problem: Problem, c: Costs) -> Any:
     """Of the chain of MMAs of a score, and of instructions that depend on each other."""
     steps = (problem["head_dim_ckv"] + problem["head_dim_kpe"]) // 16
-    values = problem["head_dim_ckv"] // 16 // f.warps * (f.tile // 16) * columns(f, problem) // 8
-    chain = np.where(f.scores == DIMS, steps // PARTS * c.chain + c.meeting, steps * c.chain)
+    values = (
+        problem["head_dim_ckv"]
+        // 16
+        // f.warps
+        * (f.tile // 16)
+        * decisions.columns(f, problem)
+        // 8
+    )
+    chain = np.where(
+        f.scores == decisions.DIMS, steps // decisions.PARTS * c.chain + c.meeting, steps * c.chain
+    )
     return chain + values * 4 * c.instruction
 
 
 def _dram(f: Fields, problem: Problem, blocks: Any) -> Any:
     """Bytes; what chunks or parts hand on is written, and read from L2."""
     whole = (problem["len_indptr"] - 1) * head_ctas(problem)
-    split = blocks > whole if decodes(problem) else f.parts > 1
-    handed = np.where(split, blocks * columns(f, problem) * 4, 0)
+    split = blocks > whole if decisions.decodes(problem) else f.parts > 1
+    handed = np.where(split, blocks * decisions.columns(f, problem) * 4, 0)
     return problem.bytes + handed * problem["head_dim_ckv"]
 
 
 def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand:
-    if not decodes(problem):
+    if not decisions.decodes(problem):
         return _parts_load(f, problem, device, c)
-    length = tokens(problem) / problem["batch_size"]
+    length = decisions.tokens(problem) / problem["batch_size"]
     chunks = np.ceil(length / np.where(f.chunk > 0, f.chunk, length))
-    blocks = problem["batch_size"] * problem["head_dim_ckv"] // MMA_DIMS // SUM_WARPS
+    blocks = (
+        problem["batch_size"] * problem["head_dim_ckv"] // decisions.MMA_DIMS // decisions.SUM_WARPS
+    )
     blocks *= head_ctas(problem)
     return sums_load(f, np.where(f.chunk > 0, blocks, 0), chunks, c)
 
@@ -174,7 +168,9 @@ def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand
     heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
     rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
     rows = rows * head_ctas(problem)  # of each CTA that shares heads
-    dims = SUM_WARPS * np.where(f.core == WGMMA, MMA_COLUMNS, MMA_DIMS)
+    dims = decisions.SUM_WARPS * np.where(
+        f.core == WGMMA, decisions.MMA_COLUMNS, decisions.MMA_DIMS
+    )
     return replace(
         sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
         l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,
@@ -200,7 +196,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     """Sizes of decoding, and of each chunk how full its tiles are, how CTAs spread, and what the
     busiest SM reads beside those of other chunks; and how CTAs of the second kernel spread."""
     count = problem["len_indptr"] - 1
-    length = tokens(problem) / count
+    length = decisions.tokens(problem) / count
     out = {
         "log2_length": (math.log2(max(length, 1.0)) - 10) / 4,
         "log2_sequences": (math.log2(count) - 3) / 3,
@@ -213,7 +209,9 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         read[str(chunk)] = math.ceil(blocks / device.sms) * steps
         out[f"filled_{chunk}"] = 2 * length * count * shared / (blocks * steps * MOST_TOKENS) - 1
         out |= spread(str(chunk), blocks, device)
-    out |= spread("sums", count * shared * (problem["head_dim_ckv"] // 16 // SUM_WARPS), device)
+    out |= spread(
+        "sums", count * shared * (problem["head_dim_ckv"] // 16 // decisions.SUM_WARPS), device
+    )
     return out | compared("read", read)
 
 
@@ -222,7 +220,7 @@ def prefill_features(problem: Problem, device: Device) -> dict[str, float]:
     spread, and what the busiest SM does beside other choices: in steps, and in those of queries;
     and for the parts of what as many queries as fit see how CTAs spread, and their steps."""
     count = problem["len_indptr"] - 1
-    length, each = tokens(problem) / count, problem["total_q"] / count
+    length, each = decisions.tokens(problem) / count, problem["total_q"] / count
     out = {
         "log2_tokens": (math.log2(max(length, 1.0)) - 10) / 4,
         "log2_sequences": (math.log2(count) - 3) / 3,

@@ -11,14 +11,7 @@ from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
 from ptxflow.compiler.kernels.sampling.problem import problem
-from ptxflow.compiler.launch import (
-    GENERATOR,
-    Given,
-    Launch,
-    PresentParam,
-    RandomParam,
-    launch_of,
-)
+from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
 
