@@ -30,21 +30,9 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     parts = chunks(f, problem)
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
     blocks = rows * problem["head_dim_ckv"] // decisions.MMA_DIMS // decisions.SUM_WARPS
-    return Demand(
-        blocks=rows * parts,
-        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
-        steps=np.ceil(span(f, problem) / f.tile),
-        stages=f.stages,
-        mma_cycles=mla.mma_cycles(f, problem, device, c),
-        smem_bytes=mla.shared_bytes(f, problem),
-        l2_bytes=decisions.stage_bytes(f, problem),
-        issue_cycles=2 * c.meeting + mla.latency_cycles(f, problem, c),
-        epilogue_cycles=c.leave,
-        dram_bytes=_dram(f, problem) * c.dram,
-        setup_cycles=c.start,
-        special=f.tile * decisions.columns(f, problem),
-        following=mla.sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
-    )
+    then = mla.sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c)
+    steps, moved = np.ceil(span(f, problem) / f.tile), _dram(f, problem)
+    return mla.of_tiles(f, problem, device, c, rows * parts, steps, moved, then)
 
 
 def _dram(f: Fields, problem: Problem) -> Any:

@@ -8,8 +8,6 @@ CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, slot, tmem
@@ -22,11 +20,6 @@ from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
 
 MMA_K = 16
-
-
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
 class Kernel:

@@ -18,10 +18,12 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import DIRECT, ELEMENT
+from ptxflow.compiler.kernels.waves import choices, filled
 
 MMA_K = 16  # elements of K in one 16-bit MMA
 WGMMA_M, TCGEN05_M = 64, 128  # rows of C in one instruction and SM
 SMEM_BYTES_PER_CYCLE = 128
+WIDE = 64  # tile_n from which the operands need no swap
 
 
 @dataclass(frozen=True)
@@ -229,13 +231,15 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     for K splits of small tiles, and of the swapped operands, whose tiles hold all tokens.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    tiles_m, tiles_n, tiles_k, (_, *splits) = (_choices(name) for name in _SIZES)
+    tiles_m, tiles_n, tiles_k, (_, *splits) = (
+        choices(decisions.DECISIONS, name) for name in ("tile_m", "tile_n", "tile_k", "split_k")
+    )
     wide = [t for t in tiles_n if t >= WIDE]
     out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
     for unit in sorted({*tiles_n, *tiles_m, 2 * tiles_m[-1]}):
-        out[f"used_m{unit}"] = 2 * m / (-(-m // unit) * unit) - 1
+        out[f"used_m{unit}"] = filled(m, unit)
     for unit in sorted({*wide, *tiles_m, 2 * tiles_m[-1]}):
-        out[f"used_n{unit}"] = 2 * n / (-(-n // unit) * unit) - 1
+        out[f"used_n{unit}"] = filled(n, unit)
     for unit in tiles_k:
         out[f"steps_k{unit}"] = (math.log2(-(-k // unit)) - 6) / 2
     for tile_m in tiles_m:
@@ -243,23 +247,10 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
             tiles = -(-m // tile_m) * -(-n // tile_n)
             shape = f"{tile_m}x{tile_n}"
             out[f"rounds_{shape}"] = (math.log2(-(-tiles // device.sms)) - 3) / 3
-            out[f"full_{shape}"] = _full(tiles, device)
+            out[f"full_{shape}"] = filled(tiles, device.sms)
             if tile_n <= tile_m <= 2 * WIDE:
-                out |= {f"full_{shape}/{s}": _full(tiles * s, device) for s in splits}
+                out |= {f"full_{shape}/{s}": filled(tiles * s, device.sms) for s in splits}
         weights = -(-n // tile_m)
         for split in (1, *splits):
-            out[f"full_{tile_m}/{split}"] = _full(weights * split, device)
+            out[f"full_{tile_m}/{split}"] = filled(weights * split, device.sms)
     return out
-
-
-_SIZES = ("tile_m", "tile_n", "tile_k", "split_k")
-WIDE = 64  # tile_n from which the operands need no swap
-
-
-def _choices(name: str) -> list[int]:
-    return sorted(int(c) for d in decisions.DECISIONS if d.name == name for c in d.choices)
-
-
-def _full(blocks: int, device: Device) -> float:
-    """How full the rounds of blocks over the SMs are, from -1 to 1."""
-    return 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1

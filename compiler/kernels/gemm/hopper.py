@@ -9,8 +9,6 @@ refills a stage as soon as every warp has released it.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot
@@ -24,11 +22,6 @@ from ptxflow.compiler.tile.rings import Ring
 
 MMA_M, MMA_K = 64, 16
 FUSED = 16  # accumulators that a direct epilogue takes at a time
-
-
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
 class Kernel:

@@ -346,8 +346,13 @@ class Tiling:
         inputs = ((name, "ptr") for name in self.inputs)
         return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
 
-    def launch(self, smem_bytes: int, warps: int) -> Launch:
+    def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
+        f = self.s.fields()
+        shared, warps = (
+            int(decisions.smem_bytes(f, self.device)),
+            int(decisions.warps(f, self.device)),
+        )
         n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
@@ -372,4 +377,4 @@ class Tiling:
         if self.staged:
             given["C_map"] = over("C", "M", n)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(self.entry, grid, warps, self.params, given, smem_bytes, size)
+        return launch_of(self.entry, grid, warps, self.params, given, shared, size)

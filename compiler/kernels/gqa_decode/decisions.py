@@ -95,11 +95,6 @@ def threads(f: Fields, device: Device) -> Any:
     return WARP * np.where(f.mma == SYNC, f.warps, warpgroup.warps(f, device))
 
 
-def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // threads(f, device) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
-
-
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
@@ -153,7 +148,7 @@ RULES = (
     rule(
         "sums, scores and copies exceed the registers of a thread",
         "mma warps tile heads stages",
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p) <= d.register_share(threads(f, d)),
     ),
     rule(
         "several warps share chunks",

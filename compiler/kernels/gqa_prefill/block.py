@@ -22,7 +22,7 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, valu
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE
-from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes
+from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
@@ -255,8 +255,9 @@ class Block(Keys, Lines):
         info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
         return finish(info, found, *roles)
 
-    def launch(self, smem_bytes: int) -> Launch:
+    def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over the axes."""
+        shared = int(smem_bytes(self.s.fields(), self.problem, self.device))
         width = self.heads * self.dim
         if self.share == 1:
             dims, stride = (str(width), "total_q"), width
@@ -267,7 +268,7 @@ class Block(Keys, Lines):
         numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
         given = {**SCALE, **self.key_maps, "q_map": q, "sequences": "len_indptr - 1"}
         grid, warps = f"{numbers} * {self.units}", 4 * (self.consumers + 1)
-        return launch_of(ENTRY, grid, warps, self.params, given, smem_bytes)
+        return launch_of(ENTRY, grid, warps, self.params, given, shared)
 
     def load_queries(self) -> UOp:
         bar, box = slot(self.q_full), var("box")

@@ -30,6 +30,8 @@ ISSUER = 3  # of the control warps
 class Products(WaveSums):
     """A strategy applied to one of the products."""
 
+    epilogue: WeightLanes | TokenLanes
+
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
         self.consumer_warps = 4 * self.consumers
@@ -53,7 +55,7 @@ class Products(WaveSums):
         i, k = var("tile_m"), var("k_issue")
         issue = single(loop(i, self.my_tiles, loop(k, self.steps, self.issue(self.use(i, k)))))
         roles = [
-            role(sums, self.find(), self.each_tile("c", self.add_up)),
+            role(sums, self.find(), self.each_tile("c", self.multiply)),
             role(control, self.produce(warps), when(WARP.eq(warps + ISSUER), self.find(), issue)),
         ]
         storage = (self.done.full, self.done.empty, *self.epilogue.storage, self.buffer)
@@ -97,14 +99,6 @@ class Products(WaveSums):
         return out
 
     # -- adding up -----------------------------------------------------------------------------
-
-    def add_up(self, sequence: UOp) -> list[Body]:
-        k = var("k")
-        return [
-            at.mov(self.acc, 0),
-            loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.epilogue.store(),
-        ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
         """Scales are there before the first sums are."""

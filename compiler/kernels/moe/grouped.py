@@ -31,6 +31,7 @@ from ptxflow.compiler.ir.nodes import (
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
+from ptxflow.compiler.kernels.moe.epilogue import Epilogue
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
@@ -48,6 +49,8 @@ class Grouped(Shape):
     """Either product."""
 
     consumer_warps: int
+    acc: UOp  # sums of all K
+    epilogue: Epilogue
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, "u_" if up else "d_")
@@ -114,6 +117,19 @@ class Grouped(Shape):
 
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
+
+    def multiply(self, sequence: UOp) -> list[Body]:
+        """A tile: all steps, and what becomes of its sums."""
+        k = var("k")
+        return [
+            at.mov(self.acc, 0),
+            loop(k, self.steps, self.step(self.use(sequence, k), k)),
+            self.epilogue.store(),
+        ]
+
+    def step(self, use: UOp, k: UOp) -> list[Body]:
+        """A block of K, added to the sums of all."""
+        raise NotImplementedError
 
     # -- filling -------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, Role, loop, role
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const
+from ptxflow.compiler.ir.statements import Body, Role, role
 from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
@@ -24,6 +24,8 @@ MMA_K = 32  # elements of K in one product
 
 class Products(Grouped):
     """A strategy applied to one of the products."""
+
+    epilogue: Columns | Rows
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
@@ -52,14 +54,6 @@ class Products(Grouped):
         return self.whole(warps + 4, self.epilogue.storage, *roles)
 
     # -- multiplying ---------------------------------------------------------------------------
-
-    def multiply(self, sequence: UOp) -> list[Body]:
-        k = var("k")
-        return [
-            at.mov(self.acc, 0),
-            loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.epilogue.store(),
-        ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
         """A block of K: as many parts of it as have scales of their own, in waves."""
