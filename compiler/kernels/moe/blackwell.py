@@ -15,7 +15,7 @@ from ptxflow.compiler.ir.nodes import WARP, UOp, Value, var
 from ptxflow.compiler.ir.statements import Body, Role, loop, role, when
 from ptxflow.compiler.ir.storage import part, slot, tmem
 from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS
-from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
+from ptxflow.compiler.kernels.moe.epilogue import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.lower import single
@@ -30,14 +30,13 @@ ISSUER = 3  # of the control warps
 class Products(WaveSums):
     """A strategy applied to one of the products."""
 
-    epilogue: WeightLanes | TokenLanes
-
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
         self.consumer_warps = 4 * self.consumers
         self.buffer = tmem("sums", self.units * self.width, BUFFERS)
         self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
         self.epilogue = (WeightLanes if self.swapped else TokenLanes)(self)
+        self.store = self.epilogue.store
 
     @property
     def releases(self) -> int:

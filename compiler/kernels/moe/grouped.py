@@ -31,7 +31,6 @@ from ptxflow.compiler.ir.nodes import (
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
-from ptxflow.compiler.kernels.moe.epilogue import Epilogue
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
@@ -50,7 +49,7 @@ class Grouped(Shape):
 
     consumer_warps: int
     acc: UOp  # sums of all K
-    epilogue: Epilogue
+    store: Callable[[], Body]  # what becomes of them
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, "u_" if up else "d_")
@@ -124,7 +123,7 @@ class Grouped(Shape):
         return [
             at.mov(self.acc, 0),
             loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.epilogue.store(),
+            self.store(),
         ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:

@@ -25,8 +25,6 @@ MMA_K = 32  # elements of K in one product
 class Products(Grouped):
     """A strategy applied to one of the products."""
 
-    epilogue: Columns | Rows
-
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
         self.consumer_warps = 4 * self.consumers
@@ -38,6 +36,7 @@ class Products(Grouped):
         self.acc = self.r("acc", self.units * self.each)
         self.part = self.r("part", self.units * self.each // self.waves)
         self.epilogue = (Columns if self.swapped else Rows)(self, self.acc)
+        self.store = self.epilogue.store
         # a lane's: two rows, or two columns of each group of eight
         self.token_scales = self.r("token_scale", self.tile_t // 4 if self.swapped else 2)
 
