@@ -168,9 +168,10 @@ class Kernel:
         for v in rows:
             x = self._widen(v)
             before, total = sums.get(v.k), self.r.float32(CHAINS)
-            if before is not None:
-                total.set(before)
-            emit(at.sum_squares(total, x, int(before is not None)))
+            if before is None:
+                emit(at.sum_squares(total, x, 0))
+            else:
+                emit(at.add_squares(total, before, x))
             wide.append(x)
             sums[v.k] = total
         after()
