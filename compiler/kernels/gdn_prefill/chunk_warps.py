@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import anywhere, slot
@@ -65,9 +67,16 @@ class Stream:
 class ChunkWarps(Shape):
     """What the helpers do; `self.index` counts them."""
 
-    @property
-    def index(self) -> UOp:
-        return special("warp") - self.mains
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.index = special("warp") - self.mains
+        # whether a helper works out gates: the last, which has the least else to do
+        self._gatekeeper = self.index.eq(self.helpers - 1)
+        self._lane_tokens = max(1, self.chunk // WARP)
+        # rows and columns of blocks by their numbers
+        self._order = [(i, j) for i in range(self.units) for j in range(i + 1)]
+        # rounds of solving of all helpers: a lane has a column, so two small blocks fit a warp
+        self.solving = -(-self.solves * self.solve_units * UNIT // WARP)
 
     def _some(self, number: int, total: int, *body: Body) -> Body:
         """A round of work of which there are `total` pieces: the last round may not be full."""
@@ -100,11 +109,6 @@ class ChunkWarps(Shape):
             emit(self._some(0, 1, traced(self._clear)))
         for n in range(self.stages - 2):
             emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
-
-    @property
-    def _gatekeeper(self) -> UOp:
-        """Whether a helper works out gates: the last, which has the least else to do."""
-        return self.index.eq(self.helpers - 1)
 
     def relate(self, n: UOp) -> None:
         """The work on chunk n, and the gates of the next."""
@@ -185,10 +189,6 @@ class ChunkWarps(Shape):
 
     # -- gates ---------------------------------------------------------------------------------
 
-    @property
-    def _lane_tokens(self) -> int:
-        return max(1, self.chunk // WARP)
-
     def _load_gates(self, n: Value) -> list[UOp]:
         """The lane's a and b of a chunk."""
         out, head = list[UOp](), self.place[1]
@@ -233,11 +233,6 @@ class ChunkWarps(Shape):
         return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
 
     # -- tokens and tokens ---------------------------------------------------------------------
-
-    @property
-    def _order(self) -> list[tuple[int, int]]:
-        """Rows and columns of blocks by their numbers."""
-        return [(i, j) for i in range(self.units) for j in range(i + 1)]
 
     def _row_and_column(self, block: UOp) -> tuple[UOp, UOp]:
         """Of a block, by its number: two digits in base 4 from a table."""
@@ -344,11 +339,6 @@ class ChunkWarps(Shape):
             for i in range(-(-NEAR_BYTES // PIECE // WARP)):
                 offset = (LANE + i * WARP).min(NEAR_BYTES // PIECE - 1) << 4
                 emit(at.st_shared_v4(place, offset, zero))
-
-    @property
-    def solving(self) -> int:
-        """Rounds of solving of all helpers: a lane has a column, so two small blocks fit a warp."""
-        return -(-self.solves * self.solve_units * UNIT // WARP)
 
     def _solve(self, n: UOp, number: int) -> None:
         """With N = minus the pulls of a block, (1 - N)^-1 - 1 in float32, a column to each lane.

@@ -39,6 +39,7 @@ class Kernel(Block):
     warp_rows = 32
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        self.here = dict[str, UOp]()
         super().__init__(problem, strategy, device)
         tiles = self.consumers
         self.softmax = OnlineSoftmax(
@@ -67,23 +68,16 @@ class Kernel(Block):
 
     # -- which tile ----------------------------------------------------------------------------
 
+    def kept(self, name: str, found: UOp) -> UOp:
+        self.here[name] = found
+        return self.value(f"{name}_here")
+
     def find(self) -> list[Body]:
         """Every warp keeps what is found, divisions made."""
-        here = {"queries": super().queries, "tile_from": super().first_token, "unit": super().unit}
-        found = super().find()
-        return [*found, *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in here.items())]
-
-    @property
-    def queries(self) -> UOp:
-        return self.value("queries_here")
-
-    @property
-    def first_token(self) -> UOp:
-        return self.value("tile_from_here")
-
-    @property
-    def unit(self) -> UOp:
-        return self.value("unit_here")
+        return [
+            *super().find(),
+            *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in self.here.items()),
+        ]
 
     # -- the whole -----------------------------------------------------------------------------
 

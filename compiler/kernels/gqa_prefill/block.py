@@ -44,9 +44,17 @@ TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
 class Keys(Work):
     """The rings of keys and values, and what fills them."""
 
-    @cached_property
-    def tile(self) -> SmemTile:
-        return SmemTile(self.tile_kv, self.dim, ELEMENT, ROW)
+    def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        super().__init__(problem, strategy, device)
+        self.tile = SmemTile(self.tile_kv, self.dim, ELEMENT, ROW)
+        # whether rows come one by one, and lanes copy them: tcgen05 comes with a TMA that gathers
+        self.gathered = not bool(boxes(problem, self.tile_kv))
+        self.copied = self.gathered and not device.has_tmem
+        # pages to a tile of boxes; 0 where rows are packed
+        self.pages = max(self.tile_kv // self.page, 1) if self.page else 0
+        tall = min(self.page, self.tile_kv) if self.page else self.tile_kv
+        self.box = WIDE, 1 if self.gathered else tall
+        self.first_column = self.kv_head * self.dim  # of the key head, in a row of a cache
 
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
@@ -66,11 +74,6 @@ class Keys(Work):
         return Tiles(name, *self.rings[name], self.tile)
 
     @property
-    def first_column(self) -> UOp:
-        """Of the key head, in a row of a cache."""
-        return self.kv_head * self.dim
-
-    @property
     def ring_storage(self) -> list[UOp]:
         out = []
         for ring, buffers in self.rings.values():
@@ -78,16 +81,6 @@ class Keys(Work):
         return out
 
     # -- filling, box by box -------------------------------------------------------------------
-
-    @cached_property
-    def gathered(self) -> bool:
-        """Whether rows come one by one."""
-        return not bool(boxes(self.problem, self.tile_kv))
-
-    @cached_property
-    def copied(self) -> bool:
-        """Whether lanes copy them; tcgen05 comes with a TMA that gathers."""
-        return self.gathered and not self.device.has_tmem
 
     def produce_keys(self, first: int, before: Body) -> Body:
         """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
@@ -102,17 +95,6 @@ class Keys(Work):
             loop(step, self.tiles, traced(self._copy, step, WARP - first)),
             self.rings["v"][0].landed(self.tiles - 1, 0),
         ]
-
-    @property
-    def pages(self) -> int:
-        """Pages to a tile of boxes; 0 where rows are packed."""
-        return max(self.tile_kv // self.page, 1) if self.page else 0
-
-    @property
-    def box(self) -> tuple[int, int]:
-        if self.gathered:
-            return WIDE, 1
-        return WIDE, min(self.page, self.tile_kv) if self.page else self.tile_kv
 
     def _look_up(self, step: UOp) -> list[UOp]:
         """The pages of a step's tile; page 0 stands for those past the sequence's end."""

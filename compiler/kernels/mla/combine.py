@@ -25,6 +25,7 @@ from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
 
+UNIT = CTAID * SUM_WARPS + WARP  # the warp's block of dims, of all that there are
 Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; a block of its sums
 
 
@@ -72,14 +73,9 @@ class Combine(Shape):
         tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
         return sequences, sequences.storage[: len(tables) + 1], tables
 
-    @property
-    def unit(self) -> UOp:
-        """The warp's block of dims, of all that there are."""
-        return CTAID * SUM_WARPS + WARP
-
-    @property
-    def number(self) -> UOp:
-        return self.unit // self.blocks
+    def numbered(self) -> UOp:
+        """Of the warp's block of dims."""
+        return UNIT // self.blocks
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -88,7 +84,7 @@ class Combine(Shape):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        work = self.work(self.place, self.unit % self.blocks)
+        work = self.work(self.place, UNIT % self.blocks)
         storage, arch = (*self.registers, *self.r.storage), self.device.arch
         late = bool(self.s.dependent)
         info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
