@@ -72,6 +72,7 @@ class Sequences:
         names = ("begin", "end", "last")[: 3 if page_size > 1 else 2]
         self.bounds = tuple(map(self.search.register, names))
         self.storage = (*self.bounds, *self.search.storage)
+        self.tables = ("kv_indptr", "kv_last_page_len")[: 2 if page_size > 1 else 1]
         self.begin = value_of(self.bounds[0])  # the first entry of its page table
         pages = value_of(self.bounds[1]) - self.begin
         full = (pages - 1) * page_size + value_of(self.bounds[-1])

@@ -137,8 +137,8 @@ class Span(Shape):
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ["kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else [])]
-        pointers = (*tables, "sums", "stats", "output", "lse")
+        begin, *last = self.sequences.tables
+        pointers = (begin, "kv_indices", *last, "sums", "stats", "output", "lse")
         numbers = (("sm_scale", "u32"), ("batch_size", "u32"))
         return (("q", "ptr"), *self.caches, *((t, "ptr") for t in pointers), *numbers)
 

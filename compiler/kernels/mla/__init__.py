@@ -8,7 +8,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import sized
+from ptxflow.compiler.kernels.attention import held_of, sized
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import (
@@ -82,7 +82,7 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     before it.
     """
     tokens = tiles * k.tile - 3 if tiles else 0
-    mine = {"which": 1 - number, **_length(k, number * k.chunk + tokens, "")}
+    mine = {"which": 1 - number, **held_of(k.page_size, number * k.chunk + tokens)}
     values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
     written: tuple[tuple[str, int, int], ...] = ()
     if not number:
@@ -107,7 +107,7 @@ def _row(k: Attend | Hopper) -> Written:
 
 
 def _sum(c: Combine, chunks: int) -> Trip:
-    values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
+    values = {COUNT: 1, **held_of(c.page_size, chunks * c.chunk, "c_")}
     return Trip(f"{chunks} chunks", tuple(values.items()), _share(c) if chunks > 1 else (), c.entry)
 
 
@@ -133,7 +133,7 @@ def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> li
 def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first place, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(c.page_size, tokens)}
     values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)}
     values |= {f"c_{name}": n for name, n in mine.items()}
     name = f"{tiles} parts of query {query} of {asked}"
@@ -145,7 +145,7 @@ def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number:
     and so do maxima, far enough to rescale sums."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
     ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
     values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
@@ -159,13 +159,6 @@ def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number:
 def _each(k: Attend | Hopper, mine: dict[str, int]) -> dict[str, int]:
     """What the registers of each role hold."""
     return {prefix + name: n for prefix in k.prefixes for name, n in mine.items()}
-
-
-def _length(k: Attend | Hopper | Combine, tokens: int, prefix: str) -> dict[str, int]:
-    """What registers hold of a sequence of so many tokens."""
-    pages = -(-tokens // k.page_size)
-    last = tokens - (pages - 1) * k.page_size if pages else 0
-    return {f"{prefix}begin": 0, f"{prefix}end": pages, f"{prefix}last": last}
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:

@@ -70,8 +70,7 @@ class Combine(Shape):
     def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
         sequences = Sequences(self.page_size, self.chunk, "c_")
-        tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        return sequences, sequences.storage[: len(tables) + 1], tables
+        return sequences, sequences.bounds, sequences.tables
 
     def numbered(self) -> UOp:
         """Of the warp's block of dims."""

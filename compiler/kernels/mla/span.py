@@ -65,7 +65,7 @@ class Work:
         self.shape = shape
         self.sequences = Sequences(shape.page_size, shape.chunk or shape.tile, prefix)
         self.tiles = QueryTiles(shape.queries, prefix)
-        self.lengths_storage = self.sequences.storage[: 3 if self.shape.page_size > 1 else 2]
+        self.lengths_storage = self.sequences.bounds
 
     @property
     def storage(self) -> tuple[UOp, ...]:
