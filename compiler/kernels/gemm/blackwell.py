@@ -26,8 +26,9 @@ class Kernel:
     """A kernel, and what its epilogue does to accumulators."""
 
     def __init__(self, t: Tiling, fused: Plain):
-        self.t, self.s, self.fused = t, t.s, fused
+        self.t, self.s, self.fused, self.operand = t, t.s, fused, t.dtype
         s = t.s
+        self.reuses = bool(s.persistent)  # accumulators are handed back to the MMA
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
         self.blocks_m = s.tile_m // self.rows
@@ -45,16 +46,6 @@ class Kernel:
         self.store = Store(t)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
-
-    @property
-    def reuses(self) -> bool:
-        """Whether accumulators are handed back to the MMA."""
-        return bool(self.s.persistent)
-
-    @property
-    def operand(self) -> str:
-        """The type of A and B."""
-        return self.t.dtype
 
     def build(self) -> UOp:
         s, t = self.s, self.t
