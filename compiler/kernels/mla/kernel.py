@@ -17,7 +17,7 @@ from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_TOKENS, PART
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
-from ptxflow.compiler.tile.fragments import ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, logit_scale
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit, repeat, traced
