@@ -124,13 +124,16 @@ def float_extreme(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
-    line.count(3)
-    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
+    line.count(3, 4 if kind + (x2 or "") == "f32" else 3)  # f32 of three inputs: sm_100
+    write = line.write(0, fmt.width)
+    reads = [line.read(i, fmt.width) for i in range(1, len(line.ins.operands))]
 
     def run(w: Warp) -> None:
-        x, y = fmt.values(a(w)), fmt.values(b(w))
-        out = extreme(what == "min", x, y)
-        write(w, fmt.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
+        x, *others = (fmt.values(read(w)) for read in reads)
+        for y in others:
+            out = extreme(what == "min", x, y)
+            x = np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out
+        write(w, fmt.words(x))
 
     return run
 

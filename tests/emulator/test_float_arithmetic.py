@@ -100,6 +100,19 @@ def test_extremes(what: str, kind: str, x2: str, ftz: str) -> None:
         assert same(run(f"{what}{ftz}{nan}.{kind}{x2}", held, x2, words), want)
 
 
+@pytest.mark.parametrize("nan", ["", ".NaN"])
+@pytest.mark.parametrize("what", ["min", "max"])
+def test_extremes_of_three(what: str, nan: str) -> None:
+    held = FORMATS["f32"]
+    words = inputs(held, 3, seed=4)
+    values = [held.values(w) for w in words]
+
+    def of_three(a: float, b: float, c: float) -> float:
+        return extremes(what, bool(nan), extremes(what, bool(nan), a, b), c)
+
+    assert same(run(f"{what}{nan}.f32", held, "", words), by_lane(of_three, *values))
+
+
 @pytest.mark.parametrize(("kind", "x2"), [("f16", ""), ("bf16", "x2"), ("f32", ""), ("f64", "")])
 def test_signs(kind: str, x2: str) -> None:
     held = FORMATS[kind]

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from ptxflow.command import BadInput
 from ptxflow.eval.verify.foreign import check
 from tests.emulator.described import fixture_described
 from tests.emulator.foreign.fixtures import HERE, made
@@ -115,7 +116,10 @@ def checked(case: object) -> dict:
         return found[1] if found else ""
 
     with tempfile.TemporaryDirectory() as folder:
-        verdict = check(ptx, fixture_described(Path(folder), made(ptx, side)), SCHEDULES, LIMIT)
+        try:
+            verdict = check(ptx, fixture_described(Path(folder), made(ptx, side)), SCHEDULES, LIMIT)
+        except BadInput as error:
+            return row | {"compiler": side["compiler"], "unread": str(error)[:200]}
     return row | {
         "compiler": side["compiler"], "lines": len(lines), "instructions": verdict.instructions,
         "seconds": round(time.process_time() - began, 1), "stopped": verdict.stopped,
@@ -140,7 +144,7 @@ def main() -> int:
             row = checked(case)
             log.write(json.dumps(row) + "\n")
             log.flush()
-            told = row.get("refused") or row["stopped"] or dict(Counter(f["rule"] for f in row["findings"]))
+            told = row.get("refused") or row.get("unread") or row["stopped"] or dict(Counter(f["rule"] for f in row["findings"]))
             print(case.name, row.get("seconds"), told, flush=True)
     return 0
 
