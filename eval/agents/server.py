@@ -143,7 +143,8 @@ def as_tool(name: str, function: Callable[..., Any], calls: Calls, writes: bool)
         except RuntimeError as error:
             raise ToolError(str(error)) from None
 
-    run.__signature__ = inspect.Signature([*shown, context], return_annotation=dict[str, Any])  # type: ignore[attr-defined]
+    signature = inspect.Signature([*shown, context], return_annotation=dict[str, Any])
+    run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in (*shown, context)} | {
         "return": dict[str, Any]
     }

@@ -240,8 +240,8 @@ def sample(
     ] = None,
     seed: Annotated[int, "another seed, other strategies"] = 0,
 ) -> Json:
-    """Draw distinct strategies from the policy that was trained on this device's kernels, all valid,
-    best predicted first. Times are predicted (`predicted_by`), not measured."""
+    """Draw distinct strategies from the policy that was trained on this device's kernels, all
+    valid, best predicted first. Times are predicted (`predicted_by`), not measured."""
     from ptxflow.env.space import Space
     from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.selection import far_from_training, reward_of
@@ -318,7 +318,9 @@ def lower(
     choices: Choices,
     axes: Axes = None,
     device: DeviceName = "b200",
-    emulate: Annotated[bool, "run the PTX on small problems, on the CPU, against exact values"] = True,
+    emulate: Annotated[
+        bool, "run the PTX on small problems, on the CPU, against exact values"
+    ] = True,
     out: Annotated[str, "a folder under the root for kernel.ptx, kernel.cubin, launch.json"] = "",
 ) -> Json:
     """Compile a strategy: rules, validator, PTX, ptxas, checked machine code, emulator. No GPU.
@@ -367,7 +369,9 @@ def measure(
     choices: Choices,
     axes: Axes = None,
     device: DeviceName = "b200",
-    records: Annotated[str, "a file under the root; what it holds is not measured again"] = "mcp.jsonl",
+    records: Annotated[
+        str, "a file under the root; what it holds is not measured again"
+    ] = "mcp.jsonl",
 ) -> Json:
     """Check and time a strategy's kernel on this machine's GPU, beside a yardstick in the same
     rounds: fresh random inputs, L2 flushed, medians. Says so where there is no such GPU."""
@@ -378,9 +382,7 @@ def measure(
     strategy, path = work.strategy(choices), desk.path(records)
     with open_measurer(path, work.device, [work.family], "mcp", 1) as measurer:
         desk.say("measuring")
-        candidate = Candidate(
-            work.definition, work.family, work.problem, strategy, work.device
-        )
+        candidate = Candidate(work.definition, work.family, work.problem, strategy, work.device)
         (record,) = measurer([candidate])
     return {"workload": str(work), "key": strategy.key, "status": record.status,
             "detail": record.detail, "latency_us": record.latency_us, "peers_us": record.peers,
@@ -520,18 +522,19 @@ def read_text(
 def records(desk: Desk, name: str) -> Json:
     """Of a definition the fastest right measured kernel at each size on each device."""
     from ptxflow.__main__ import data
+    from ptxflow.eval.bench.measurer import seconds
     from ptxflow.eval.bench.records import Record, read_records
 
     best: dict[tuple[str, str], Record] = {}
     for path in sorted((data("eval") / "measurements").glob("*.jsonl.xz")):
         for r in read_records(path):
-            if r.definition == name and r.status == "ok" and r.latency_us:
+            if r.definition == name and r.status == "ok":
                 key = r.device, json.dumps(r.axes)
                 held = best.get(key)
-                if held is None or r.latency_us["median"] < held.latency_us["median"]:  # type: ignore[index]
+                if held is None or seconds(r) < seconds(held):
                     best[key] = r
     rows = [
-        {"device": r.device, "axes": r.axes, "us": r.latency_us and r.latency_us["median"],
+        {"device": r.device, "axes": r.axes, "us": round(1e6 * seconds(r), 3),
          "best_library_over_ours": r.ratio, "choices": r.strategy["choices"]}
         for r in best.values()
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Three kernels of a fault each, and the launch of all: out[i] = 2 in[i], by a bulk copy in and out."""
+"""Three kernels of a fault each, and their launch: y[i] = 2 x[i], by bulk copies in and out."""
 
 from __future__ import annotations
 

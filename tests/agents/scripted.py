@@ -10,7 +10,9 @@ from tests.agents.client import Agent
 MOST = 3  # calls of check_ptx for a repair
 
 
-def new_strategy(agent: Agent, definition: str, axes: dict[str, int], device: str) -> dict[str, Any]:
+def new_strategy(
+    agent: Agent, definition: str, axes: dict[str, int], device: str
+) -> dict[str, Any]:
     """A strategy that the policy did not draw: one drawn, with another choice of the decisions in
     turn, as the space says that it is open; refusals are mended as `nearest` says. Its `lower`."""
     asked = {"definition": definition, "axes": axes, "device": device}
@@ -19,7 +21,9 @@ def new_strategy(agent: Agent, definition: str, axes: dict[str, int], device: st
     keys = {s["key"] for s in drawn}
     for row in agent.call("space", **asked)["decisions"]:
         name = row["name"]
-        others = [c for c, n in zip(row["choices"], row["left"], strict=True) if n and c != held[name]]
+        others = [
+            c for c, n in zip(row["choices"], row["left"], strict=True) if n and c != held[name]
+        ]
         for other in others:
             told = agent.call("check_strategy", **asked, choices={**held, name: other})
             choices = {**held, name: other} if told["valid"] else told["nearest"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field, replace  # noqa: F401
+from dataclasses import dataclass, field
 from pathlib import Path
 
 os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_ALWAYS_COMPILE": "1"}
@@ -28,7 +28,7 @@ import triton_kernels  # isort: skip
 
 try:
     import gluon_kernels  # isort: skip
-except ImportError:  # Gluon's names change from release to release; these are 3.6's
+except ImportError:  # Gluon's names change from release to release; these are of 3.6
     gluon_kernels = None
 
 HERE = Path(__file__).parent
