@@ -222,7 +222,7 @@ def server(calls: Calls) -> MCPServer[Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__, brief="mcp")
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR",
-                        help="the folder that calls may read and write (default: this one)")  # fmt: skip
+                        help="the folder that calls may use (default: this one)")  # fmt: skip
     parser.add_argument("--seconds", type=positive_int, default=120, metavar="S",
                         help="after which a call is ended (default: 120)")  # fmt: skip
     parser.add_argument("--memory", type=positive_int, default=8192, metavar="MIB",

@@ -510,8 +510,8 @@ def read_text(
     first: Annotated[int, "line to begin at, from 1"] = 1,
     lines: Annotated[int, f"how many, up to {MOST_LINES}"] = 80,
 ) -> Json:
-    """Read lines of a text that another tool kept: a kernel's PTX, a reference program, or an answer
-    that was too long; or of a file."""
+    """Read lines of a text that another tool kept (a kernel's PTX, a reference program, an answer
+    that was too long), or of a file."""
     if first < 1 or not 1 <= lines <= MOST_LINES:
         raise BadInput(f"first must be at least 1, lines from 1 to {MOST_LINES}")
     whole = desk.text(text).splitlines()

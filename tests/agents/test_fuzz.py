@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 2**70, 1.5, "", "x" * 200_000, "../../etc/passwd", "/etc/shadow", "a\0b",
     "$(id)", "; rm -rf /", "text://../..", "\u2028\U0001f600", "gemm_n4096_k4096", "mine.json",
-    "h200", "b200", [], [[[[]]]], {}, {"M": 0}, {"M": 10**30}, {"M": "1024"}, {"M": 64}, {"tile_k": 64},
+    "h200", "b200", [], [[[[]]]], {}, {"M": 0}, {"M": 10**30}, {"M": "1024"}, {"M": 64},
+    {"tile_k": 64},
     {"tile_k": [64, "128", None]}, {"version": 1}, list(range(5000)),
     {str(i): i for i in range(2000)},
     ".version 8.8\n.target sm_90a\n", RIGHT[:700], launch(), launch() | {"grid": [10**9]},

@@ -213,7 +213,7 @@ def test_limits_and_a_crash_end_one_call(tmp_path: Path) -> None:
     huge = {**launch(), "buffers": {n: {"dtype": "float32", "shape": [2**27]} for n in "xy"}}
     before = children()
     with started(tmp_path, "--seconds", "20", "--memory", "600") as agent:
-        with pytest.raises(Refused, match="needs more than 600 MiB|allocate"):
+        with pytest.raises(Refused, match=r"needs more than 600 MiB|allocate"):
             agent.call("check_ptx", ptx=RIGHT, launch=huge)
         killed: list[int] = []
 

@@ -170,8 +170,8 @@ def _whole_lanes(lines: Sequence[str], f: Finding) -> bool:
 
 KINDS = (
     Kind("tcgen05-fence", "after_thread_sync since", "tcgen05 operations of several threads are "
-         "ordered by tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync; the last "
-         "is not there", _none_since_sync),
+         "ordered by tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync; the "
+         "last is not there", _none_since_sync),
     Kind("tcgen05-fence", "of another warp accessed", "the same, the first is not there",
          _whole_lanes),
     Kind("mbarrier-lifetime", "not fenced after its init", "what mbarrier.init wrote becomes known "
@@ -256,7 +256,8 @@ def page(rows: Sequence[dict]) -> str:
              if (said := r.get("refused") or r.get("unread") or r.get("stopped"))]  # fmt: skip
     seconds = sorted(r["seconds"] for r in ran)
     return HEAD.format(
-        count=len(ran), schedules=SCHEDULES, median=seconds[len(seconds) // 2], worst=seconds[-1], table=shown[0],
+        count=len(ran), schedules=SCHEDULES,
+        median=seconds[len(seconds) // 2], worst=seconds[-1], table=shown[0],
         kinds=shown[1], left="\n".join(left) or "Nothing.",
     )  # fmt: skip
 
