@@ -9,118 +9,33 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import numpy as np
 
 from ptxflow.command import BadInput
-from ptxflow.compiler.atoms import Atom, all_atoms
-from ptxflow.compiler.atoms.document import techniques
-from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Choice, Family, Fields, Problem, Strategy
+from ptxflow.compiler.family import Choice, Fields
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.tasks import definition as definitions_
-from ptxflow.env.tasks.arguments import find_device, find_family, find_problem
-from ptxflow.env.tasks.definition import Definition
+from ptxflow.env.tasks.arguments import find_family
 from ptxflow.env.tasks.definition_table import axes_text
-from ptxflow.env.tasks.training_set import typical_axes
 from ptxflow.env.tasks.workload import workloads
+from ptxflow.eval.agents.desk import (
+    Axes,
+    Choices,
+    Desk,
+    DeviceName,
+    Json,
+    NameOrPath,
+    Wide,
+    Workload,
+)
+from ptxflow.eval.agents.texts import check_ptx, instruction, launch_template, read_text
 from ptxflow.eval.bench.roofline import Floors
 
-Json = dict[str, Any]
-Given = Mapping[str, Choice | list[Choice]]
-NameOrPath = Annotated[str, "a name that `definitions` lists, or the path of a JSON file"]
-Axes = Annotated[dict[str, int] | None, "the variable axes, as {'M': 1024}; null: a typical size"]
-DeviceName = Annotated[str, "b200 (sm_100a), h200 or h100 (sm_90a)"]
-Wide = Annotated[bool, "the family's wide space, with finer decisions, if it has one"]
-Choices = Annotated[dict[str, Choice], "a choice of every decision, by name"]
 MOST_DRAWN = 32
-MOST_LINES = 400
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Where a call works: paths lie under `root`, `say` tells which stage it has come to."""
-
-    root: Path
-    say: Callable[[str], None] = lambda stage: None
-
-    def path(self, name: str) -> Path:
-        """A path under the root, links followed; BadInput for any other."""
-        found = (self.root / name).resolve() if "\0" not in name else Path("/")
-        if not found.is_relative_to(self.root.resolve()):
-            raise BadInput(f"{name[:200]!r} is not under the root {self.root}")
-        return found
-
-    def text(self, given: str) -> str:
-        """What is given where it has more than one line, else the file of that path."""
-        from ptxflow.eval.verify.check_ptx import read_text
-
-        return given if "\n" in given else read_text(self.path(given))
-
-    def definition(self, name: str) -> Definition:
-        known = name in (*definitions_.names(), *definitions_.own_names())
-        file = not known and (name.endswith(".json") or "/" in name)
-        return definitions_.load(self.path(name) if file else name)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A definition at sizes on a device, with the space of its strategies."""
-
-    definition: Definition
-    axes: dict[str, int]
-    family: Family
-    problem: Problem
-    device: Device
-
-    @staticmethod
-    def of(desk: Desk, name: str, axes: Mapping[str, int] | None, device: str) -> Workload:
-        definition = desk.definition(name)
-        find_family(definition)
-        given = axes or typical_axes(definition) or {}
-        if unknown := sorted(given.keys() - set(definition.var_axes)):
-            raise BadInput(
-                f"{definition.name} has no variable axis {unknown[0]!r}; "
-                f"there are {', '.join(definition.var_axes)}"
-            )
-        family, problem = find_problem(definition, given)
-        return Workload(definition, dict(given), family, problem, find_device(device))
-
-    def space(self, wide: bool, fixed: Given | None = None) -> RelationSpace:
-        """Of its strategies those that have the fixed choices."""
-        family = self.family.wide if wide else self.family
-        whole = relate(family, self.problem, self.device)
-        return whole.given(allowed(family, fixed)) if fixed else whole
-
-    def strategy(self, choices: Mapping[str, Choice]) -> Strategy:
-        """BadInput where a decision is missing, unknown, or has no such choice."""
-        family = self.family.wide
-        found = {n: c[0] for n, c in allowed(family, choices).items()}
-        if missing := [d.name for d in self.family.decisions if d.name not in found]:
-            raise BadInput(f"no choice of {', '.join(missing)}")
-        return family.strategy({**family.implied, **found})
-
-    def __str__(self) -> str:
-        axes = " ".join(f"{n}={v}" for n, v in self.axes.items())
-        return f"{self.definition.name} {axes} on {self.device.name}"
-
-
-def allowed(family: Family, fixed: Given) -> dict[str, tuple[Choice, ...]]:
-    """Choices as the decisions have them, numbers given as text, too; BadInput names the others."""
-    offered = {d.name: {str(c): c for c in d.choices} for d in family.decisions}
-    found: dict[str, tuple[Choice, ...]] = {}
-    for name, given in fixed.items():
-        if name not in offered:
-            raise BadInput(f"{family.name} has no decision {name[:80]!r}; it has {[*offered]}")
-        wanted = [str(c) for c in (given if isinstance(given, list) else [given])]
-        if wrong := [c for c in wanted if c not in offered[name]]:
-            raise BadInput(f"{name} must be one of {[*offered[name].values()]}, not {wrong[0]!r}")
-        found[name] = tuple(offered[name][c] for c in wanted)
-    return found
 
 
 # What there is to build ---------------------------------------------------------------------------
@@ -409,114 +324,6 @@ def knowledge(
         for e in rows[:40] if e.tried
     ]  # fmt: skip
     return {"entries": shown, "in_all": len(rows)}
-
-
-# PTX of anybody -----------------------------------------------------------------------------------
-
-
-def launch_template(
-    desk: Desk,
-    ptx: Annotated[str, "the PTX text, its path under the root, or the address of a text"],
-    entry: Annotated[str, "one of several kernels"] = "",
-) -> Json:
-    """A launch for `check_ptx` to fill in: grid, block, and a buffer for each 64-bit parameter."""
-    from ptxflow.eval.verify.foreign import read_kernel
-    from ptxflow.eval.verify.launch_file import template
-
-    return template(read_kernel(desk.text(ptx), entry))
-
-
-def check_ptx(
-    desk: Desk,
-    ptx: Annotated[str, "the PTX text, its path under the root, or the address of a text"],
-    launch: Annotated[Json | str, "how it is launched and on what, or the path of such a file"],
-    schedules: Annotated[int, "adversarial schedules, 1 to 64"] = 4,
-    limit: Annotated[int, "instructions of warps, a schedule"] = 1_000_000,
-) -> Json:
-    """Run any sm_90a or sm_100a PTX kernel in the emulator, without a GPU, and tell its faults:
-    races, missing fences, wrong parity, arrival or transaction counts, use of what is in flight,
-    uninitialised or out-of-bounds access, deadlocks with who waits for whom, wrong values.
-
-    Each finding has a line, what is wrong, and what would fix it. `verdict` is clean, faulty or
-    stopped (no verdict: `stopped` says why). Take a small launch that reaches every line
-    (`launch_template` begins one); buffers with `expected` are compared.
-    """
-    from ptxflow.eval.verify import check_ptx as command
-    from ptxflow.eval.verify.foreign import LIMIT, check
-    from ptxflow.eval.verify.launch_file import parse
-
-    if not (1 <= schedules <= 64 and 1 <= limit <= LIMIT):
-        raise BadInput(f"schedules must be from 1 to 64, limit from 1 to {LIMIT}")
-    folder = desk.root
-    if isinstance(launch, str):
-        path = desk.path(launch)
-        folder = path.parent
-        try:
-            launch = json.loads(command.read_text(path))
-        except ValueError as error:
-            raise BadInput(f"{path.name}: not JSON: {error}") from None
-    require_files(Desk(desk.root), folder, launch)
-    text = desk.text(ptx)
-    desk.say("emulating")
-    verdict = check(text, parse(launch, "launch", folder), schedules, limit)
-    found: Json = json.loads(command.as_json(verdict, ""))
-    del found["ptx"], found["version"]
-    many = len(found["findings"])
-    found["findings"], found["unreached"] = found["findings"][:20], found["unreached"][:40]
-    state = "stopped" if verdict.stopped else "faulty" if verdict.errors else "clean"
-    return {"verdict": state, "in_all": many} | found
-
-
-def require_files(desk: Desk, folder: Path, launch: Any) -> None:
-    """BadInput where a launch names a file that is not under the root."""
-    if isinstance(launch, dict):
-        if isinstance(name := launch.get("file"), str):
-            desk.path(str(folder / name))
-        launch = [*launch.values()]
-    if isinstance(launch, list):
-        for part in launch:
-            require_files(desk, folder, part)
-
-
-def instruction(
-    desk: Desk, name: Annotated[str, "of a row or part of it, as mbar, tma, wgmma, tcgen05, fence"]
-) -> Json:
-    """What an instruction of sm_90a and sm_100a asks for: who executes and who issues it, what it
-    reads and writes through which proxy, what completes it, its effect on barriers, its rules, the
-    machine code it must become, and its section of the PTX ISA. Several rows where they fit."""
-    wanted = name.lower().replace(".", "_")
-    rows = [a for a in all_atoms() if a.name == wanted] or [
-        a for a in all_atoms() if wanted in a.name or name.lower() in a.isa.lower()
-    ]
-    if not rows:
-        raise BadInput(f"no row is like {name[:80]!r}; try {[a.name for a in all_atoms()[:12]]}")
-    return {"in_all": len(rows), "rows": [instruction_row(a) for a in rows[:8]],
-            "others": [a.name for a in rows[8:60]]}  # fmt: skip
-
-
-def instruction_row(row: Atom) -> Json:
-    return {
-        "name": row.name, "archs": [*row.archs], "scope": row.scope.name.lower(),
-        "lanes": row.lanes.name.lower(), "operands": dict(row.operands),
-        "accesses": [asdict(a) for a in row.accesses], "effect": row.effect,
-        "only_orders_others": row.orders, "rules": [r.sentence for r in row.rules],
-        "sass": [*techniques(row)], "isa": row.isa,
-    }  # fmt: skip
-
-
-def read_text(
-    desk: Desk,
-    text: Annotated[str, "the address of a text that another tool gave, or a path under the root"],
-    first: Annotated[int, "line to begin at, from 1"] = 1,
-    lines: Annotated[int, f"how many, up to {MOST_LINES}"] = 80,
-) -> Json:
-    """Read lines of a text that another tool kept (a kernel's PTX, a reference program, an answer
-    that was too long), or of a file."""
-    if first < 1 or not 1 <= lines <= MOST_LINES:
-        raise BadInput(f"first must be at least 1, lines from 1 to {MOST_LINES}")
-    whole = desk.text(text).splitlines()
-    part = (line[:500] for line in whole[first - 1 : first - 1 + lines])
-    return {"first": first, "lines_in_all": len(whole), "text": "\n".join(part)}
 
 
 def records(desk: Desk, name: str) -> Json:
