@@ -100,6 +100,25 @@ def test_extremes(what: str, kind: str, x2: str, ftz: str) -> None:
         assert same(run(f"{what}{ftz}{nan}.{kind}{x2}", held, x2, words), want)
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("what", ["add", "sub", "fma"])
+def test_mixed_precision_is_rounded_once(what: str, kind: str) -> None:
+    half, single = FORMATS[kind], FORMATS["f32"]
+    *halves, last = [*inputs(half, 2 if what == "fma" else 1, seed=5), *inputs(single, 1, seed=6)]
+    operands = ", ".join(("%a", "%b", "%c")[: len(halves) + 1])
+    text = f"{what}.rn.f32.{kind} %d, {operands};"
+    got = lanewise(text, *halves, last, out=32, target=SM100).view(last.dtype)
+    values = [*(half.values(w) for w in halves), single.values(last)]
+    with np.errstate(all="ignore"):
+        if what == "fma":
+            want = by_lane(lambda a, b, c: fused(single, False, a, b, c), *values)
+        else:
+            want = (values[0] + values[1] * (-1 if what == "sub" else 1)).astype(np.float32)
+    assert same(single.values(got), [float(x) for x in want])
+    with pytest.raises(PtxSyntaxError, match="sm_90a has no"):
+        lanewise(text, *halves, last, out=32, target="sm_90a")
+
+
 @pytest.mark.parametrize("nan", ["", ".NaN"])
 @pytest.mark.parametrize("what", ["min", "max"])
 def test_extremes_of_three(what: str, nan: str) -> None:

@@ -151,6 +151,20 @@ def _none_between(word: str) -> Callable[[Sequence[str], Finding], bool]:
     return seen
 
 
+def _none_on_the_way(word: str) -> Callable[[Sequence[str], Finding], bool]:
+    """As `_none_between`; or, where warps take different ways, until who wrote hands on by
+    barrier.sync, and since who accesses was handed it."""
+
+    def seen(lines: Sequence[str], f: Finding) -> bool:
+        if _none_between(word)(lines, f):
+            return True
+        after, before = lines[min(f.related) :], lines[: f.line - 1][::-1]
+        ways = [itertools.takewhile(lambda x: "\tbarrier.sync" not in x, w) for w in (after, before)]
+        return not any(word in x for way in ways for x in way)
+
+    return seen
+
+
 def _none_since_sync(lines: Sequence[str], f: Finding) -> bool:
     """No fence from where the thread last synchronised."""
     for x in reversed(lines[: f.line - 1]):
@@ -179,7 +193,7 @@ KINDS = (
     Kind("mbarrier-lifetime", "again, with no inval", "the place of an mbarrier is used anew after "
          "mbarrier.inval; the text has none", _none("mbarrier.inval")),
     Kind("proxy-fence", "tcgen05.alloc", "a bulk copy overwrites what tcgen05.alloc wrote, with no "
-         "fence.proxy.async between", _none_between("fence.proxy.async")),
+         "fence.proxy.async between", _none_on_the_way("fence.proxy.async")),
     Kind("proxy-fence", "mbarrier.init", "a bulk copy overwrites an mbarrier, with no "
          "fence.proxy.async between", _none_between("fence.proxy.async")),
     Kind("proxy-fence", "cp.async.c", "an MMA reads what cp.async wrote through the generic proxy, "
