@@ -25,7 +25,7 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.sample import held_out, library, library_run
-from ptxflow.eval.sample.library_timing import GpuTiming, interpolated, spread
+from ptxflow.eval.sample.library_timing import spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
@@ -247,25 +247,6 @@ def _looked(found: Manifest) -> list[list[int]]:
     return [[row[AXIS]] for m in found.members for row in m.provenance["us"]]
 
 
-def test_what_is_fastest_at_a_size_is_timed_next_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = np.array([[3.0, 2, 1], [3, 4, 2], [9, 9, 4]])
-    looked = [Look({AXIS: n}, 1.0, (), ()) for n in (1, 64, 2048)]
-    asked = list[tuple[int, list[int]]]()
-
-    def timed(_: Any, look: Look, codes: np.ndarray, share: float) -> np.ndarray:
-        asked.append((look.sizes[AXIS], codes.tolist()))
-        return truth[looked.index(look), codes]
-
-    monkeypatch.setattr(GpuTiming, "_timed", timed)
-    timing = GpuTiming(judge(), None, 4, 2, {})
-    said = np.array([[2.0, 2, 2], [2, 2, 2], [2, np.inf, 2]])  # one is not legal at the last
-    out, known = np.array([[3.0, 2, 1], [3, 4, 9], said[2]]), np.array([True, True, False])
-    timing._from_neighbours(looked, np.arange(3), said, out, known)
-    assert asked == [(1, [0, 1]), (2048, [0, 2]), (64, [1, 2])]
-    assert out[:2].tolist() == [[3, 2, 1], [3, 4, 2]] and known.all()
-    assert out[2].tolist() == [9, np.inf, 4]
-
-
 def test_any_first_few_are_spread_over_all() -> None:
     assert spread(1) == [0] and spread(8) == [0, 4, 2, 6, 1, 5, 3, 7]
     assert sorted(spread(52)) == list(range(52))
@@ -338,15 +319,6 @@ def test_places_ascend_and_hold_powers_of_two(low: int, high: int) -> None:
     assert found[0] == low and found[-1] == high
     assert all(0 < b - a <= 64 for a, b in itertools.pairwise(found))
     assert {n for e in range(15) if low <= (n := 1 << e) <= high} <= set(found)
-
-
-def test_what_lies_between_is_interpolated() -> None:
-    places = [{"M": 1}, {"M": 4}, {"M": 16}]
-    values = np.array([[0.0, 1.0], [2.0, np.nan], [4.0, 3.0]])
-    found = interpolated(places, values, [*places, {"M": 2}])
-    assert found[:3, 0] == pytest.approx([0, 2, 4], abs=1e-3)
-    assert found[1, 1] == pytest.approx(2) and 0 < found[3, 0] < 2
-    assert not interpolated(places, np.full((3, 1), np.nan), places).any()
 
 
 def test_the_judge_says_what_the_space_says() -> None:
