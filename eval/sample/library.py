@@ -79,6 +79,22 @@ class Library:
         return int(self.cells[tuple(place)])
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Candidates' codes, the places among them of those that are chosen, and the dispatch: upper
+    ends by free axis, and for each cell which of the chosen serves it."""
+
+    codes: Ints
+    chosen: tuple[int, ...]
+    ends: Mapping[str, tuple[int, ...]]
+    cells: Grid
+
+    def code_at(self, sizes: Mapping[str, int]) -> int:
+        """The code of the strategy that serves these sizes."""
+        cell = tuple(np.searchsorted(ends, sizes[n]) for n, ends in self.ends.items())
+        return int(self.codes[self.chosen[int(self.cells[cell])]])
+
+
 def loss(rows: Sequence[Served]) -> tuple[float, float]:
     """How much slower than the best that is known: in the geometric mean, and at most; 0 is as
     fast."""
@@ -106,6 +122,10 @@ class Search:
 
     def run(self) -> Library:
         """BadInput where no choice serves every size of the ranges."""
+        return self._library(self.choice())
+
+    def choice(self) -> Choice:
+        """What serves which; BadInput where no choice serves every size of the ranges."""
         ranges = self.judge.ranges
         self._look_at(looks(ranges, LOOKS), "look")
         if self.timing:
@@ -131,7 +151,7 @@ class Search:
                 continue  # choose by what that teaches
             ends, cells, left = self._dispatch(codes[list(chosen)])
             if not left:
-                return self._library(codes, chosen, ends, cells)
+                return Choice(codes, chosen, ends, cells)
             self._look_at([high for _, high in left[:EDGES]], "look where no kernel serves")
         low, high = left[0] if left else ({}, {})
         why = f"none serves {low} to {high}" if left else "; ".join(self.refused.values())
@@ -295,23 +315,19 @@ class Search:
             for sizes in corners(*cell)
         )
 
-    def _library(
-        self, codes: Ints, chosen: Sequence[int],
-        ends: Mapping[str, tuple[int, ...]], cells: Grid,
-    ) -> Library:  # fmt: skip
+    def _library(self, choice: Choice) -> Library:
         """Members in the order in which they first serve; those that serve nothing are left out."""
-        order = list(dict.fromkeys(cells.ravel().tolist()))
-        place = np.full(len(chosen), -1)
+        codes, order = choice.codes, list(dict.fromkeys(choice.cells.ravel().tolist()))
+        place = np.full(len(choice.chosen), -1)
         place[order] = np.arange(len(order))
-        cells = place[cells]
-        kept = [chosen[i] for i in order]
+        kept = [choice.chosen[i] for i in order]
         times = self._times(self._places(), codes)
         least = times.min(1) if self.timing else np.array([look.seconds for look in self.looked])
         members = [self.built[int(codes[c])] for c in kept]
         library = Library(
             ranges=self.judge.ranges, device=self.judge.device, members=tuple(members),
             emulations=tuple(self.emulations.get(int(codes[c])) for c in kept),
-            bounds=ends, cells=cells, looked=(), held_out=(),
+            bounds=choice.ends, cells=place[choice.cells], looked=(), held_out=(),
             costs=tuple(
                 math.expm1(mean_loss(times, some, least))
                 for some in self._choices(codes, times, range(1, self.most + 1))

@@ -192,10 +192,11 @@ def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
 
 def _known_by(timing: GpuTiming | None, reward: Reward) -> str:
     """What times are by, in a few words."""
-    if timing is None:
+    if timing is None or (timing.measurer is None and not timing.model.seen):
         return reward.name
-    gpus = sorted({str(r.gpu["name"]) for r in timing.records.values() if "name" in r.gpu})
-    if not gpus:
+    records = [*timing.records.values(), *timing.elsewhere]
+    gpus = sorted({str(r.gpu["name"]) for r in records if "name" in r.gpu})
+    if not timing.model.seen:
         raise BadInput("no kernel was measured: give a longer --time-limit")
     return f"measurement on {' and '.join(gpus)}"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,7 @@ from ptxflow.eval.sample.time_model import ELSEWHERE, SCREENED, TOGETHER, TimeMo
 
 PATTERNS = 3  # of lengths, at each place
 DRAWS, BATCH = 16, 96  # tables drawn, and kernels measured until others are
+FRESH = 192  # candidates that do not contend yet, and may
 KNOWN = 0.02  # an error of the model below which nothing is measured
 RACING, REFINING = 0.6, 0.85  # shares of the time after which no more is raced, and timed together
 BESIDE, NEAR = 1, 1.15  # of a place's fastest, timed with the chosen that are as near to the best
@@ -64,15 +65,16 @@ class GpuTiming:
     _considered: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.model = TimeModel(self.judge)
+        self.model, self._right = TimeModel(self.judge), set[str]()  # keys that were checked here
         self._recorded = [
             *self._recall(self.elsewhere, ELSEWHERE),
             *self._recall(self.records.values(), SCREENED),
         ]
 
     def __call__(self, places: Sequence[Sizes], codes: Ints) -> tuple[Ints, Floats]:
-        """Which of these contend, recorded ones too, and [places, contenders] their seconds; of a
-        kernel that failed infinite."""
+        """Which of these contend and were measured anywhere, recorded ones too, and [places,
+        contenders] their seconds; of a kernel that failed infinite. All that contend, where those
+        measured do not serve every place."""
         codes = np.union1d(codes, np.array(self._recorded, np.int64))
         if fresh := {*codes.tolist()} - self._considered:
             self._considered |= fresh
@@ -88,7 +90,11 @@ class GpuTiming:
                     self._timed(sizes, columns)
             right = ~np.isin(self.contenders, list(self.faulty))
             self.contenders = self.contenders[right]
-        return self.contenders, self.times(places, self.contenders)
+        measured = np.isin(self.contenders, [code for _, code in self.model.seen])
+        times = self.times(places, self.contenders)
+        if np.isfinite(times[:, measured]).any(1).all():  # they serve every place
+            return self.contenders[measured], times[:, measured]
+        return self.contenders, times
 
     def times(self, places: Sequence[Sizes], codes: Ints) -> Floats:
         """[places, codes] seconds, by what was measured."""
@@ -130,8 +136,12 @@ class GpuTiming:
         return np.array(sorted(found - self.faulty.keys()), np.int64)
 
     def _asked(self, places: Sequence[Sizes]) -> list[tuple[Sizes, Ints]]:
-        """What to measure next: sizes, and codes for them."""
-        mean, sd = self.model.table(places, self.contenders)
+        """What to measure next: sizes, and codes for them, which contend from now on."""
+        rng = np.random.default_rng([len(self.model.seen), FRESH])
+        rest = np.array(sorted(self._considered - self.faulty.keys()), np.int64)
+        rest = rng.permutation(np.setdiff1d(rest, self.contenders))[:FRESH]
+        codes = np.append(self.contenders, rest)
+        mean, sd = self.model.table(places, codes)
         worth = np.zeros(mean.shape)
         for table in drawn(mean, sd, len(self.model.seen)):
             chosen = np.array(choose(np.exp(table), self.most))
@@ -142,8 +152,11 @@ class GpuTiming:
         best = np.argsort(-worth, axis=None, kind="stable")[:BATCH]
         found = defaultdict[int, list[int]](list)
         for place in best[worth.flat[best] > 0].tolist():
-            found[place // len(self.contenders)].append(place % len(self.contenders))
-        return [(places[row], self.contenders[sorted(found[row])]) for row in sorted(found)]
+            found[place // len(codes)].append(place % len(codes))
+        self.contenders = np.union1d(
+            self.contenders, codes[[c for row in found.values() for c in row]]
+        )
+        return [(places[row], codes[sorted(found[row])]) for row in sorted(found)]
 
     def _ahead(self, rows: Iterable[tuple[Sizes, Ints]]) -> None:
         """Have what is measured next compiled meanwhile."""
@@ -173,13 +186,17 @@ class GpuTiming:
             asked = self._candidates(sizes, codes[right])
             fresh = any((*c.identity[:4], REFINE) not in self.records for c in asked)
             if self.measurer and fresh:
+                self._keep(self.measurer([c for c in asked if c.strategy.key not in self._right]))
+                asked = [c for c in asked if c.strategy.key in self._right]
                 how = {"every_baseline": False, "seconds": ROUNDS_SECONDS}
                 self._keep(self.measurer.together(asked, **how))
+        self._learn(at, codes, SCREEN, SCREENED)
         self._learn(at, codes, REFINE, TOGETHER)
         self.spent["together"] += self.clock() - begun
 
     def _keep(self, found: Sequence[Record]) -> None:
         self.records |= {r.identity: r for r in found}
+        self._right |= {r.key for r in found if r.status == "ok"}
 
     def _learn(self, at: Sizes, codes: Ints, timing_pass: str, error: float) -> None:
         """Tell the model what records have of these kernels at these sizes."""
@@ -195,14 +212,16 @@ class GpuTiming:
             times = np.exp(logs[known] / len(self._patterns(at)))
             self.model.add(at, codes[known], times, error)
 
-    def _recall(self, records: Iterable[Record], error: float) -> list[int]:
+    def _recall(self, records: Collection[Record], error: float) -> list[int]:
         """Tell the model what was recorded of today's strategies; the codes of what was fast."""
         judge, strategies = self.judge, dict[str, int | None]()
+        same = {d for d in {r.definition for r in records} if d == judge.ranges.definition.name
+                or (error == ELSEWHERE and judge.alike(d))}  # fmt: skip
         found = defaultdict[str, dict[tuple[tuple[str, int], ...], dict[int, float]]](
             lambda: defaultdict(dict)
         )
         for r in records:
-            if (r.definition, r.device) != (judge.ranges.definition.name, judge.device.name):
+            if r.definition not in same or r.device != judge.device.name:
                 continue
             if r.key not in strategies:
                 strategies[r.key] = judge.code(Strategy.from_json(r.strategy))
@@ -211,15 +230,20 @@ class GpuTiming:
                 found[r.timing_pass][at][code] = seconds(r)
                 if r.status in FAULTS and error != ELSEWHERE:
                     self.faulty[code] = _fault(r)
-        fast = set[int]()
+        timed = list[tuple[Sizes, dict[int, float], float]]()
+        patterns = self._patterns if error != ELSEWHERE else _alone  # there one may do
         for timing_pass, rows in found.items():
             exact = TOGETHER if timing_pass == REFINE and error != ELSEWHERE else error
-            for at in {tuple(self._patterns(dict(at))[0].items()) for at in rows}:
-                both = [rows.get(tuple(p.items()), {}) for p in self._patterns(dict(at))]
-                codes = [c for c in both[0] if all(math.isfinite(b.get(c, math.inf)) for b in both)]
-                times = np.exp(np.mean([[math.log(b[c]) for c in codes] for b in both], axis=0))
-                self.model.add(dict(at), np.array(codes, np.int64), times, exact)
-                fast |= {codes[i] for i in np.argsort(times, kind="stable")[:FASTEST]}
+            for at in {tuple(patterns(dict(at))[0].items()) for at in rows}:
+                both = [rows.get(tuple(p.items()), {}) for p in patterns(dict(at))]
+                logs = {c: [math.log(b.get(c, math.inf)) for b in both] for c in both[0]}
+                times = {c: math.exp(np.mean(v)) for c, v in logs.items() if math.inf not in v}
+                timed.append((dict(at), times, exact))
+        fast = {c for _, times, _ in timed for c in sorted(times, key=lambda c: times[c])[:FASTEST]}
+        for place, times, exact in timed:
+            codes = [c for c in times if error != ELSEWHERE or c in fast]
+            if codes:
+                self.model.add(place, np.array(codes), np.array([times[c] for c in codes]), exact)
         return sorted(fast - self.faulty.keys())
 
     def _patterns(self, sizes: Sizes) -> list[Sizes]:
@@ -232,6 +256,10 @@ class GpuTiming:
                       judge.device)
             for c in codes
         ]  # fmt: skip
+
+
+def _alone(sizes: Sizes) -> list[Sizes]:
+    return [sizes]
 
 
 def _fault(record: Record) -> str:

@@ -22,6 +22,7 @@ from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space, strides_of
 from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, find_space
+from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample.ranges import Ranges, Sizes
 from ptxflow.eval.sample.selection import POLICY, REWARD
 from ptxflow.eval.sample.widened import AGAIN, AROUND, around, varied, widened
@@ -150,6 +151,18 @@ class Judge:
         cycles = tiles * load.steps * np.maximum(load.mma_cycles, 1.0)
         columns = np.log2(rounds), tiles / room / rounds, np.log2(cycles / space.problem.flops)
         return np.stack([np.broadcast_to(c, n) for c in columns], axis=1)
+
+    def alike(self, name: str) -> bool:
+        """Whether a definition of this name asks for the same but for element types and epilogues:
+        its constants, and decisions that are as many."""
+        if name not in names():
+            return False
+        other, own = load(name), self.ranges.definition
+        return (
+            other.const_axes == own.const_axes
+            and other.var_axes == own.var_axes
+            and find_family(other).decisions == self.listed.decisions
+        )
 
     def code(self, strategy: Strategy) -> int | None:
         """The code of a strategy that may be illegal anywhere; None where today's family has it

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ptxflow.eval.sample.looks import Floats, Ints, Judge
+from ptxflow.eval.sample.looks import Flags, Floats, Ints, Judge
 from ptxflow.eval.sample.ranges import Sizes
 from ptxflow.eval.sample.widened import digits
 
@@ -30,6 +31,8 @@ DECISIONS = 3.0  # that may differ until errors have a third in common
 DISTANCES = (2.0, 1.0, 0.5, 0.25)
 SCREENED, TOGETHER, ELSEWHERE = 0.012, 0.006, 0.03  # error of a median, by how it was measured
 TOTAL = math.hypot(PLACE, ALIKE, OWN, EVERYWHERE)
+
+Single = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class TimeModel:
     judge: Judge
     seen: dict[tuple[str, int], Seen] = field(default_factory=dict)  # by sizes and code
     _fitted: tuple[Floats, float] | None = None  # weights of what was seen, and its middle
-    _places: dict[tuple[str, bytes], Floats] = field(default_factory=dict)
 
     def add(self, sizes: Sizes, codes: Ints, seconds: Floats, error: float) -> None:
         """Right kernels' times; the more exact one of two of the same kernel and sizes stays."""
@@ -72,15 +74,12 @@ class TimeModel:
         weights, middle = self._fit()
         own, there, error = self._arrays()
         alike, same = self._alike(own, codes), own[:, None] == codes
-        exact = TOTAL**2 + error[:, None] ** 2
-        sd = np.zeros(said.shape)
+        exact = np.sqrt(TOTAL**2 + error**2).astype(np.float32)[:, None]
+        shares, sd = weights.astype(np.float32), np.zeros(said.shape)
         for row, sizes in enumerate(places):
-            name = json.dumps(sizes, sort_keys=True), codes.tobytes()
-            if name not in self._places:
-                self._places[name] = self._place(sizes, codes)
-            common = _common(there, self._places[name], alike, same)
-            said[row] += middle + weights @ common
-            sd[row] = np.sqrt(TOTAL**2 - (common**2 / exact).max(0))
+            common = _common(there, self._place(sizes, codes), alike, same)
+            said[row] += middle + shares @ common
+            sd[row] = np.sqrt(TOTAL**2 - ((common / exact).max(0)) ** 2)
         return said, sd
 
     def left_out(self) -> tuple[Floats, Floats]:
@@ -113,15 +112,19 @@ class TimeModel:
         """[seen] errors of the reward, and [seen, seen] what they have in common."""
         own, there, error = self._arrays()
         common = _common(there, there, self._alike(own, own), own[:, None] == own)
-        common[np.diag_indices(len(own))] += error**2
-        return np.array([s.off for s in self.seen.values()]), common
+        offs = np.array([s.off for s in self.seen.values()])
+        both: Floats = common.astype(np.float64) + np.diag(error**2)
+        return offs, both
 
-    def _alike(self, some: Ints, others: Ints) -> Floats:
-        """[some, others] what the errors of strategies have in common."""
+    def _alike(self, some: Ints, others: Ints) -> Single:
+        """[some, others] what errors have in common by how many decisions differ."""
         each, back = np.unique(some, return_inverse=True)
         a, b = digits(each, self.judge.family), digits(others, self.judge.family)
-        differ = sum((x[:, None] != y).astype(np.int8) for x, y in zip(a.T, b.T, strict=True))
-        return np.asarray(np.exp(-differ / DECISIONS))[back]
+        differ = np.zeros((len(a), len(b)), np.int8)
+        for x, y in zip(a.T, b.T, strict=True):
+            differ += x[:, None] != y
+        found: Single = np.exp(-differ / DECISIONS).astype(np.float32)
+        return found[back]
 
     def _place(self, sizes: Sizes, codes: Ints) -> Floats:
         """[codes, coordinates] where strategies are at these sizes, in DISTANCES."""
@@ -131,9 +134,12 @@ class TimeModel:
         return np.hstack([own, self.judge.load(sizes, codes)]) / scales
 
 
-def _common(here: Floats, there: Floats, alike: Floats, same: Floats) -> Floats:
-    """[here, there] the covariance of strategies at places."""
-    distance = sum(np.abs(a[:, None] - b) for a, b in zip(here.T, there.T, strict=True))
-    near = np.exp(-np.asarray(distance))
-    local = PLACE**2 + ALIKE**2 * alike + OWN**2 * same
-    return np.asarray(near * local + EVERYWHERE**2 * alike)
+def _common(here: Floats, there: Floats, alike: Single, same: Flags) -> Single:
+    """[here, there] the covariance of strategies at places, in single precision."""
+    near = np.zeros((len(here), len(there)), np.float32)
+    for a, b in zip(here.T.astype(np.float32), there.T.astype(np.float32), strict=True):
+        near -= np.abs(a[:, None] - b)
+    np.exp(near, out=near)
+    local = np.float32(ALIKE**2) * alike + np.float32(PLACE**2)
+    local[same] += np.float32(OWN**2)
+    return np.asarray(near * local + np.float32(EVERYWHERE**2) * alike)
