@@ -6,7 +6,7 @@ places do where the sizes are near and the strategy has as many rounds there, as
 and as much padding: times jump at the edges of tiles and waves, and so do their errors.
 
 The scales below are what says most about GEMM's measured libraries
-(`python -m ptxflow.eval.study.library_replay`).
+(`python -m ptxflow.eval.sample.library_replay`).
 """
 
 from __future__ import annotations

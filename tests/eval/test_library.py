@@ -29,13 +29,13 @@ from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.measurer import Measurer
 from ptxflow.eval.bench.records import Record, read_records
 from ptxflow.eval.sample import held_out, library, library_run
+from ptxflow.eval.sample.library_replay import Rehearsal, Simulated
 from ptxflow.eval.sample.library_timing import GpuTiming, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
 from ptxflow.eval.sample.time_model import SCREENED, TimeModel
 from ptxflow.eval.sample.widened import WideReward, around, digits, nearest, widened
-from ptxflow.eval.study.library_replay import Rehearsal, Simulated
 from tests.builders import LAUNCH, compiled, refused, space_at, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 

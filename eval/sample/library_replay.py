@@ -1,6 +1,6 @@
 """What a library loses by how long it is measured, on a GPU that is simulated from records.
 
-    python -m ptxflow.eval.study.library_replay RECORDS... --definition NAME --axes M=1:16384
+    python -m ptxflow.eval.sample.library_replay RECORDS... --definition NAME --axes M=1:16384
 
 First the time model is judged: each size is left out in turn. Then libraries are chosen as
 `sample.py --library` chooses them, from a GPU whose times are those recorded where they are, and
@@ -168,7 +168,7 @@ class Replay:
 
 @reports("library-replay")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m ptxflow.eval.study.library_replay", description=__doc__,
+    parser = Parser(prog="python -m ptxflow.eval.sample.library_replay", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("records", type=Path, nargs="+", metavar="RECORDS", help="measured kernels")
