@@ -136,7 +136,8 @@ class GpuTiming:
         return np.array(sorted(found - self.faulty.keys()), np.int64)
 
     def _asked(self, places: Sequence[Sizes]) -> list[tuple[Sizes, Ints]]:
-        """What to measure next: sizes, and codes for them, which contend from now on."""
+        """What to measure next: sizes, since inputs and references cost more than a kernel, and
+        codes for them, which contend from now on."""
         rng = np.random.default_rng([len(self.model.seen), FRESH])
         rest = np.array(sorted(self._considered - self.faulty.keys()), np.int64)
         rest = rng.permutation(np.setdiff1d(rest, self.contenders))[:FRESH]
@@ -149,14 +150,15 @@ class GpuTiming:
             rows = np.arange(len(places))
             worth[rows, serving] += np.where(np.isfinite(mean[rows, serving]), sd[rows, serving], 0)
         worth[sd < KNOWN] = 0
-        best = np.argsort(-worth, axis=None, kind="stable")[:BATCH]
-        found = defaultdict[int, list[int]](list)
-        for place in best[worth.flat[best] > 0].tolist():
-            found[place // len(codes)].append(place % len(codes))
-        self.contenders = np.union1d(
-            self.contenders, codes[[c for row in found.values() for c in row]]
-        )
-        return [(places[row], codes[sorted(found[row])]) for row in sorted(found)]
+        found, left = dict[int, Ints](), BATCH
+        for row in np.argsort(-worth.sum(1), kind="stable").tolist():
+            columns = np.flatnonzero(worth[row])
+            if left > 0 and len(columns):
+                found[row] = columns
+                left -= len(columns)
+        for columns in found.values():
+            self.contenders = np.union1d(self.contenders, codes[columns])
+        return [(places[row], codes[found[row]]) for row in sorted(found)]
 
     def _ahead(self, rows: Iterable[tuple[Sizes, Ints]]) -> None:
         """Have what is measured next compiled meanwhile."""
