@@ -69,7 +69,8 @@ class Agent:
     def read(self, address: str) -> str:
         result = self.portal.call(self.client.read_resource, address)
         (content,) = result.contents
-        return str(content.text)
+        assert isinstance(content, TextResourceContents)
+        return content.text
 
 
 @contextmanager
