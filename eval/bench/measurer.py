@@ -47,6 +47,7 @@ class Measurer:
     origin: Origin
     folder: Path
     settings: Settings = SETTINGS
+    built: dict[Identity, CompiledKernel] | None = None  # kept where somebody will ask for them
     _latest: dict[Identity, Record] = field(default_factory=dict)
     _ahead: dict[Identity, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
 
@@ -103,7 +104,10 @@ class Measurer:
         self._submit(candidates)
         for candidate in candidates:
             made, place = self._ahead.pop(candidate.identity)
-            yield candidate, made.result()[place]
+            outcome = made.result()[place]
+            if self.built is not None and isinstance(outcome, CompiledKernel):
+                self.built[candidate.identity] = outcome
+            yield candidate, outcome
 
     def _screen(self, candidate: Candidate, outcome: Outcome) -> Record:
         if not isinstance(outcome, CompiledKernel):

@@ -10,7 +10,7 @@ measurements it goes the same way, so that one that was killed is repeated from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -112,9 +112,15 @@ class Round:
         return asdict(self)
 
 
+#: strategies to be measured, answered in order; or a round that ended, answered by nothing
+Step = tuple[Strategy, ...] | Round
+Steps = Generator[Step, Sequence[Timed], None]
+Measuring = Generator[Step, Sequence[Timed], list[Timed]]
+
+
 @dataclass
 class Session:
-    """One workload's loop; iterate over `rounds()`."""
+    """One workload's loop: iterate over `rounds()`, or answer `steps()`, which asks for times."""
 
     space: RelationSpace
     floors: Floors
@@ -136,8 +142,19 @@ class Session:
         return sorted(right, key=lambda s: self.measured[s].us)
 
     def rounds(self, starts: Sequence[Strategy]) -> Iterator[Round]:
-        """A round each as it ends; ValueError where no start is right."""
-        self._measure(starts)
+        """A round each as it ends, measured by the bench; ValueError where no start is right."""
+        steps = self.steps(starts)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Round):
+                yield step
+                step = next(steps, None)
+            else:
+                step = answered(steps, self.bench.times(step))
+
+    def steps(self, starts: Sequence[Strategy]) -> Steps:
+        """The session, by whoever measures: many can be played side by side."""
+        yield from self._measure(starts)
         if not self.frontier:
             whys = sorted({t.why for t in self.measured.values()})
             raise ValueError(f"none of {len(starts)} kernels to start from is right: {whys[0]}")
@@ -147,7 +164,7 @@ class Session:
             champion = self.frontier[0]
             start = self._start(champion) if quiet % 2 else champion
             before = self.measured[champion].us
-            made = self._round(number, start)
+            made = yield from self._round(number, start)
             quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
             if not made.end and quiet == QUIET:
                 made = replace(made, end=f"{QUIET} rounds gained nothing")
@@ -161,7 +178,7 @@ class Session:
         others = (s for s in self.frontier if s not in self._begun)
         return next((s for s in others if self.measured[s].us <= limit), champion)
 
-    def _round(self, number: int, start: Strategy) -> Round:
+    def _round(self, number: int, start: Strategy) -> Generator[Step, Sequence[Timed], Round]:
         self._begun.add(start)
         before = self.measured[start].us
         gaps = Gaps.of(self.floors, before, self.bench.profile(start))
@@ -173,7 +190,7 @@ class Session:
         planned = self.branches(start, moves, rng)
         planned = planned[: self.limits.measurements - len(self.measured)]
         end = end or ("" if planned else "no move is left" if not moves else "budget spent")
-        self._measure([strategy for _, _, strategy in planned])
+        yield from self._measure([strategy for _, _, strategy in planned])
         made = tuple(
             Branch(tuple(m.name for m in of), drawn, s.key, self.measured[s].us,
                    self.measured[s].why)
@@ -186,7 +203,9 @@ class Session:
         attributions: list[Attribution] = []
         if best != champion:
             of, drawn, _ = next(p for p in planned if p[2] == best)
-            attributions = [self._attribution(start, best, m, state, len(of)) for m in of]
+            for move in of:
+                worth = yield from self._attribution(start, best, move, state, len(of))
+                attributions.append(worth)
             self._last = of[0].name
         return Round(
             number, start.key, gaps, state, made, best.key, self.measured[best].us,
@@ -262,7 +281,7 @@ class Session:
 
     def _attribution(
         self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
-    ) -> Attribution:
+    ) -> Generator[Step, Sequence[Timed], Attribution]:
         """The champion without the move: its decisions as they were where the round began."""
         family = self.space.family
         before = family.choices(start)
@@ -274,7 +293,7 @@ class Session:
             return Attribution(
                 move.name, None, "not valid without it" if not legal else "no budget"
             )
-        (timed,) = self._measure([without])
+        (timed,) = yield from self._measure([without])
         if not timed.right:
             return Attribution(move.name, None, f"without it: {timed.why}")
         gain = math.log(timed.us / self.measured[best].us)
@@ -287,10 +306,18 @@ class Session:
     def _learn(self, state: str, move: Move, gain: float) -> None:
         self.outcomes.append(Outcome(state, move.name, gain, self._last))
 
-    def _measure(self, strategies: Sequence[Strategy]) -> list[Timed]:
-        new = [s for s in dict.fromkeys(strategies) if s not in self.measured]
-        self.measured.update(zip(new, self.bench.times(new), strict=True))
+    def _measure(self, strategies: Sequence[Strategy]) -> Measuring:
+        if new := tuple(s for s in dict.fromkeys(strategies) if s not in self.measured):
+            self.measured.update(zip(new, (yield new), strict=True))
         return [self.measured[s] for s in strategies]
+
+
+def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
+    """What comes after an answer; None at the end."""
+    try:
+        return steps.send(times)
+    except StopIteration:
+        return None
 
 
 def merged(

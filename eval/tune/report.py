@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from ptxflow.eval.bench.markdown import markdown
+from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.tune.loop import Attribution, Branch, Round
 
 
@@ -58,6 +60,25 @@ def summary(state: Mapping[str, Any]) -> str:
         f"champion {c['key']}: {c['us']:.2f} us by {c['by']}, {faster:.3f}x the best of its "
         f"{state['settings']['starts']} starts, after {state['measured']} kernels{beside}"
     )
+
+
+def table(states: Sequence[Mapping[str, Any]]) -> str:
+    """Sessions beside each other, and geometric means: how much faster the champion is than the
+    best start, the best of the policy's draws and the fastest library, in the same rounds."""
+    head = ["workload", "kernels", "us", "of its start", "of the rivals' best", "of the library"]
+    rows, ratios = [], list[tuple[float | None, ...]]()
+    for state in states:
+        s, c = state["settings"], state["champion"]
+        label = " ".join([s["definition"], *(f"{n}={v}" for n, v in s["axes"].items())])
+        library = best_baseline(s["definition"], c["peers"])
+        found = tuple(us and us / c["us"] for us in (c["start_us"], c["rival_us"], library))
+        ratios.append(found)
+        cells = ["-" if x is None else f"{x:.3f}" for x in found]
+        rows.append([label, str(state["measured"]), f"{c['us']:.2f}", *cells])
+    columns = [[x for x in column if x] for column in zip(*ratios, strict=True)]
+    for name, of in (("geometric mean", geometric_mean), ("least", min)):
+        rows.append([name, "", "", *(f"{of(x):.3f}" if x else "-" for x in columns)])
+    return markdown(head, rows, 1)
 
 
 def page(state: Mapping[str, Any]) -> str:
