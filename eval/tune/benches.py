@@ -25,7 +25,7 @@ from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.tune import counters
-from ptxflow.eval.tune.draws import Believed, residuals
+from ptxflow.eval.tune.draws import Believed, coded, residuals
 from ptxflow.eval.tune.gaps import Profile
 from ptxflow.eval.tune.loop import Timed
 
@@ -51,7 +51,7 @@ class Predicted:
         self._off = residuals(self.believed, self.space, self.recorded)
 
     def times(self, strategies: Sequence[Strategy]) -> list[Timed]:
-        codes = np.array([self.space.code(s) for s in strategies], np.int64)
+        codes = coded(self.space, strategies)
         if not len(codes):
             return []
         told = self.believed.us(self.space, codes)

@@ -9,7 +9,7 @@ strategies have them, where a move does not ask for more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,13 +20,13 @@ from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU, Reward
 from ptxflow.env.space import EmptySpace, Space, StrategySpace
-from ptxflow.eval.sample.widened import WideReward
+from ptxflow.eval.sample.widened import WideReward, widened
 from ptxflow.eval.study.search.process import ALIKE, NOISE
 from ptxflow.eval.tune.loop import Timed
 from ptxflow.gfn.inference import Policy, sample_by_steps
 
 POOL, DRAWN = 1_000, 32  # uniform draws, and a policy's, of which some are taken
-FIRST = 20_000  # uniform draws of all of a wide space, from which a session begins
+WHOLE, LISTED = 4_000, 128  # uniform draws of all of a wide space, and a policy's beside them
 MOST = 1_500  # measurements that correct a reward, the fastest
 
 Codes = NDArray[np.int64]
@@ -77,14 +77,22 @@ def residuals(
 ) -> Residuals:
     """Of strategies of the space, by their microseconds."""
     chosen = sorted((s for s in measured if np.isfinite(measured[s])), key=measured.__getitem__)
-    codes = np.array([space.code(s) for s in chosen[:MOST]], np.int64)
+    codes = coded(space, chosen[:MOST])
     told = believed.us(space, codes) if len(codes) else np.zeros(0)
     keep = np.isfinite(told)
     off = np.log(np.array([measured[s] for s in chosen[:MOST]])[keep] / told[keep])
     return Residuals(space.indices(codes[keep]), off)
 
 
-@dataclass(frozen=True)
+def coded(space: StrategySpace, strategies: Sequence[Strategy]) -> Codes:
+    """[n] codes of strategies that are known to be legal."""
+    places = [(d.name, {c: i for i, c in enumerate(d.choices)}) for d in space.decisions]
+    held = [space.family.choices(s) for s in strategies]
+    rows = [[at[choices[name]] for name, at in places] for choices in held]
+    return np.asarray(np.array(rows, np.int64).reshape(-1, len(places)) @ space.strides[1:])
+
+
+@dataclass
 class Draws:
     """Codes of at most k distinct strategies of a part of the listed space, or of `space`.
     `measured` is the session's, and grows."""
@@ -93,8 +101,10 @@ class Draws:
     believed: Believed
     space: RelationSpace
     measured: Mapping[Strategy, Timed] = field(default_factory=dict)
+    _off: tuple[int, Residuals] | None = None  # of how many measurements
+    _own: Codes | None = None
 
-    def __call__(self, part: RelationSpace, k: int, seed: int, pool: int = POOL) -> Codes:
+    def __call__(self, part: RelationSpace, k: int, seed: int) -> Codes:
         rng = np.random.default_rng(seed)
         listed = self.believed.listed
         if part.digest == listed.digest and self.policy.knows(part.family.name):
@@ -102,16 +112,32 @@ class Draws:
             if not self.measured:
                 return codes[:k]
         else:
+            pool = WHOLE if part is self.space else min(POOL, 4 * len(part))
+            beside = self._listed() if part is self.space else ()
             part = as_listed(part)
-            codes = np.unique(part.sample_uniform(min(pool, 4 * len(part)), rng))
+            codes = np.union1d(part.sample_uniform(pool, rng), beside).astype(np.int64)
         off: Array | float = 0.0
         if self.measured and part.digest == self.space.digest:
-            us = {s: t.us for s, t in self.measured.items()}
-            off = residuals(self.believed, self.space, us).of(part.indices(codes))
+            off = self._residuals().of(part.indices(codes))
         share = part.problem.flops / 1e6 / (self.believed.us(part, codes) * np.exp(off))
         keys = share / (TAU * attainable_tflops(part.problem, part.device))
         best = np.argsort(-(keys + rng.gumbel(size=len(codes))), kind="stable")
         return np.asarray(codes[best[:k]])
+
+    def _listed(self) -> Codes:
+        """A policy's draws of the listed space, as the wide one has them."""
+        listed = self.believed.listed
+        if self._own is None:
+            knows = self.policy.knows(listed.family.name) and self.space is not listed
+            own = sample_by_steps(self.policy, listed, LISTED, 0)[0] if knows else ()
+            self._own = widened(np.array(own, np.int64), listed.family) if knows else np.array([])
+        return self._own
+
+    def _residuals(self) -> Residuals:
+        if self._off is None or self._off[0] != len(self.measured):
+            us = {s: t.us for s, t in self.measured.items()}
+            self._off = len(us), residuals(self.believed, self.space, us)
+        return self._off[1]
 
 
 def as_listed(part: RelationSpace) -> RelationSpace:

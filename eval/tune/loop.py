@@ -10,18 +10,18 @@ measurements it goes the same way, so that one that was killed is repeated from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler.family import Choice, Strategy
-from ptxflow.env.relation import RelationSpace
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Choice, Decision, Family, Problem, Strategy
 from ptxflow.env.space import EmptySpace
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.tune.gaps import Gaps, Profile
+from ptxflow.eval.tune.gaps import BLIND, Gaps, Profile
 from ptxflow.eval.tune.knowledge import Experience, Outcome
 from ptxflow.eval.tune.moves import AXES, Move, applicable
 
@@ -31,7 +31,7 @@ QUIET = 12  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
 #: codes of k distinct draws of the policy in a part of the space, by a seed
-Draws = Callable[[RelationSpace, int, int], NDArray[np.int64]]
+Draws = Callable[[Any, int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,27 @@ class Timed:
     @property
     def right(self) -> bool:
         return math.isfinite(self.us)
+
+
+class Narrowed(Protocol):
+    """A space of strategies, or what is left of it when some decisions are fixed."""
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]: ...
+
+    def strategy(self, code: int) -> Strategy: ...
+
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> Narrowed:
+        """EmptySpace where nothing is left."""
 
 
 class Bench(Protocol):
@@ -122,8 +143,8 @@ Measuring = Generator[Step, Sequence[Timed], list[Timed]]
 class Session:
     """One workload's loop: iterate over `rounds()`, or answer `steps()`, which asks for times."""
 
-    space: RelationSpace
-    floors: Floors
+    space: Narrowed
+    floors: Floors | None  # without them there are no gaps: every axis is as good as another
     bench: Bench
     draws: Draws
     experience: Experience = field(default_factory=Experience)
@@ -181,7 +202,9 @@ class Session:
     def _round(self, number: int, start: Strategy) -> Generator[Step, Sequence[Timed], Round]:
         self._begun.add(start)
         before = self.measured[start].us
-        gaps = Gaps.of(self.floors, before, self.bench.profile(start))
+        gaps = BLIND
+        if self.floors:
+            gaps = Gaps.of(self.floors, before, self.bench.profile(start))
         state = gaps.state(self.space.family.name, self.space.problem.intensity)
         champion = self.frontier[0]
         end = "near peak" if gaps.near_peak and start == champion else ""
@@ -206,7 +229,7 @@ class Session:
             for move in of:
                 worth = yield from self._attribution(start, best, move, state, len(of))
                 attributions.append(worth)
-            self._last = of[0].name
+            self._last = of[0].name if of else ""
         return Round(
             number, start.key, gaps, state, made, best.key, self.measured[best].us,
             tuple(attributions), len(self.measured), end,
@@ -234,20 +257,23 @@ class Session:
     def branches(
         self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
     ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
-        """New strategies, at most `limits.branches`: each move with the rest as at the start, all
-        moves together, then moves with the rest drawn by the policy."""
+        """New strategies, at most `limits.branches`: one that the policy draws without any move,
+        each move with the rest as at the start, all moves together, then moves with the rest drawn
+        by the policy."""
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
         singles = [(m,) for m in moves]
         together = [tuple(moves)] if len(moves) > 1 else []
         plans = [(of, False) for of in singles + together] + [
             (of, True) for of in together + singles
         ]
-        for of, drawn in plans * 2:
+        for of, drawn in [((), True), *plans, *plans]:
             if len(found) == self.limits.branches:
                 break
             fixed = merged(of, self.space, start)
             keep = {} if drawn or not fixed else self._kept(start, fixed)
             part = self._given({**keep, **fixed}) if fixed and (drawn or keep) else None
+            if not of:
+                part = self.space if moves else None
             if part is None:
                 continue
             codes = self.draws(part, 4, int(rng.integers(2**31)))
@@ -271,7 +297,7 @@ class Session:
                     keep[decision.name] = tried[decision.name]
         return keep
 
-    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> RelationSpace | None:
+    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> Narrowed | None:
         if not fixed:
             return None
         try:
@@ -282,17 +308,16 @@ class Session:
     def _attribution(
         self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
     ) -> Generator[Step, Sequence[Timed], Attribution]:
-        """The champion without the move: its decisions as they were where the round began."""
-        family = self.space.family
-        before = family.choices(start)
-        back = {name: before[name] for name in move.changes}
-        without = family.strategy({**family.choices(best), **back})
-        legal = not family.refusals(self.space.problem, without, self.space.device)
-        room = without in self.measured or len(self.measured) < self.limits.measurements
-        if not (legal and room):
-            return Attribution(
-                move.name, None, "not valid without it" if not legal else "no budget"
-            )
+        """The champion without the move: its decisions as they were where the round began, and of
+        the others as few changed as that needs."""
+        before = self.space.family.choices(start)
+        back = {name: (before[name],) for name in move.changes}
+        part = self._given({**self._kept(best, back), **back})
+        if part is None:
+            return Attribution(move.name, None, "not valid without it")
+        without = self.space.strategy(int(self.draws(part, 1, self.seed)[0]))
+        if without not in self.measured and len(self.measured) >= self.limits.measurements:
+            return Attribution(move.name, None, "no budget")
         (timed,) = yield from self._measure([without])
         if not timed.right:
             return Attribution(move.name, None, f"without it: {timed.why}")
@@ -321,7 +346,7 @@ def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
 
 
 def merged(
-    moves: Sequence[Move], space: RelationSpace, start: Strategy
+    moves: Sequence[Move], space: Narrowed, start: Strategy
 ) -> dict[str, tuple[Choice, ...]]:
     """What several moves fix together; empty where two of them contradict."""
     fixed: dict[str, tuple[Choice, ...]] = {}

@@ -22,9 +22,9 @@ examples:
 
 a workloads file: [{"definition": "gemm_n4096_k4096", "axes": {"M": 1063}}, ...]
 writes into --state, of several workloads into a folder each:
-  session.json   the arguments, all rounds, the champion       round-NN.md   what a round saw
-  records.jsonl  every measurement (of all workloads)          champion/     PTX, cubin, Solution
-  profiles.jsonl what ncu counted                              report.html   the whole session
+  session.json   the arguments, all rounds, the champion   round-NN/analysis.md  what a round saw
+  records.jsonl  every measurement (of all workloads)      champion/     PTX, cubin, Solution
+  profiles.jsonl what ncu counted                          report.html   the whole session, offline
 exit codes: 0 done, 2 bad input, no GPU, or another session's --state, 130 interrupted (goes on)
 """
 
@@ -69,7 +69,7 @@ from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
-from ptxflow.eval.tune.draws import FIRST, Believed, Draws
+from ptxflow.eval.tune.draws import Believed, Draws
 from ptxflow.eval.tune.knowledge import Experience, Knowledge, from_lines, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
 from ptxflow.gfn.inference import Policy, load_policy
@@ -151,7 +151,9 @@ def resume(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         return {"settings": asked, "begun": time.time()}
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: no session: {error}; move it away to begin anew") from None
-    now = held.get("settings", {}) if isinstance(held, dict) else {}
+    now = held.get("settings") if isinstance(held, dict) else None
+    if not isinstance(now, dict) or "begun" not in held:
+        raise BadInput(f"{path}: no session: it says no settings; move it away to begin anew")
     if differ := sorted(n for n in asked if now.get(n) != asked[n]):
         name = differ[0]
         raise BadInput(
@@ -250,13 +252,16 @@ class Tuning:
         """A round is over: kept, printed and written."""
         self.found.append(made)
         tqdm.write(f"{self.definition.name}: {report.line(made)}")
-        write_whole(self.folder / f"round-{made.number:02}.md", report.round_page(made))
+        write_whole(
+            self.folder / f"round-{made.number:02}" / "analysis.md", report.round_page(made)
+        )
 
     def finish(self) -> dict[str, Any]:
         """The champion; what session.json holds in the end."""
         session, bench, first = self.session, self.bench, self.first
         self.state |= {
-            "floors_us": vars(session.floors), "noise": bench.noise,
+            "floors_us": vars(session.floors), "flops": self.space.problem.flops,
+            "noise": bench.noise,
             "start": {"key": first.key, "us": session.measured[first].us},
             "rounds": [r.to_json() for r in self.found], "measured": len(session.measured),
             "times": [t.us if t.right else None for t in session.measured.values()],
@@ -307,7 +312,7 @@ class Tuning:
         write_whole(where / "kernel.cubin", kernel.cubin)
         write_whole(where / "strategy.json", json.dumps(final["strategy"], indent=1))
         write_whole(where / "solution.json", json.dumps(made))
-        write_whole(self.folder / "report.md", report.page(self.state))
+        write_whole(self.folder / "report.html", report.page(self.state, self.folder))
 
 
 def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strategy]:
@@ -317,7 +322,7 @@ def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strateg
     found = [listed.strategy(int(c)) for c in draws(listed, k, seed)]
     if space.digest == listed.digest:
         return found
-    wide = [space.strategy(int(c)) for c in draws(space, k // 2, seed, FIRST)]
+    wide = [space.strategy(int(c)) for c in draws(space, k // 2, seed)]
     return list(dict.fromkeys([*found[: k - k // 2], *wide]))
 
 
