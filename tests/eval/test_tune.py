@@ -164,7 +164,7 @@ def test_attribution_classes_planted_moves(space: RelationSpace, seed: int) -> N
         measured(found, found._measure(starts))
         fixed = LARGER.fixed(space.family, starts[0])
         kept = found._given({**found._kept(starts[0], fixed), **fixed})
-        assert kept is not None
+        assert isinstance(kept, RelationSpace)
         champion = kept.strategy(int(uniform(kept, 1, seed)[0]))
         (better,) = measured(found, found._measure([champion]))
         assert better.us == 40.0 / worth
