@@ -188,8 +188,7 @@ def costs(policies: Mapping[str, Policy]) -> dict[str, Any]:
 
 def find_replays(args: argparse.Namespace, files: Sequence[Path]) -> list[Replay]:
     """The sub-spaces that are asked for."""
-    from ptxflow.eval.study.optimum import LEAST
-    from ptxflow.eval.study.search.replay import read_replays
+    from ptxflow.eval.study.search.replay import LEAST, read_replays
 
     held = read_replays(files, args.least or LEAST)
     names = {r.name for r in held}

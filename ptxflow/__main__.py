@@ -44,7 +44,6 @@ COMMANDS = {
         "report": ("eval.bench.report", "records as a table"),
         "records": ("eval.bench.records", "pack records into the small form"),
         "evaluate": ("eval.__main__", "policies beside searches, on brute-forced spaces"),
-        "optimum": ("eval.study.optimum", "what a policy's samples lose against brute force"),
         "ablation": ("eval.study.ablation", "what each decision of a strategy is worth"),
         "plots": ("eval.study.training_plots", "draw training runs"),
         "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),

@@ -401,7 +401,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("campaign: interrupted; the records so far are kept", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

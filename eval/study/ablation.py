@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,9 +43,8 @@ from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.candidates import compile_all, listed_workload
 from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.study.metrics import plain
-from ptxflow.eval.study.optimum import relative_times
 from ptxflow.eval.study.runs import Runs
-from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.study.search.replay import Replay, relative_times
 from ptxflow.eval.study.tables import ablation as ablation_table
 from ptxflow.eval.study.transfer import EFFECT
 
@@ -428,7 +426,3 @@ exit code: 0 done, 2 bad input or no GPU""",
 @reports("ablation", *FAILURES, sass.SassError)
 def main(argv: Sequence[str] | None = None) -> int:
     return run(arguments(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
