@@ -10,16 +10,15 @@ measurements it goes the same way, so that one that was killed is repeated from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Decision, Family, Problem, Strategy
-from ptxflow.env.space import EmptySpace
+from ptxflow.compiler.family import Choice, Strategy
+from ptxflow.env.space import EmptySpace, StrategySpace
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.gaps import BLIND, Gaps, Profile
 from ptxflow.eval.tune.knowledge import Experience, Outcome
@@ -44,27 +43,6 @@ class Timed:
     @property
     def right(self) -> bool:
         return math.isfinite(self.us)
-
-
-class Narrowed(Protocol):
-    """A space of strategies, or what is left of it when some decisions are fixed."""
-
-    @property
-    def family(self) -> Family: ...
-
-    @property
-    def problem(self) -> Problem: ...
-
-    @property
-    def device(self) -> Device: ...
-
-    @property
-    def decisions(self) -> tuple[Decision, ...]: ...
-
-    def strategy(self, code: int) -> Strategy: ...
-
-    def given(self, fixed: Mapping[str, Collection[Choice]]) -> Narrowed:
-        """EmptySpace where nothing is left."""
 
 
 class Bench(Protocol):
@@ -143,7 +121,7 @@ Measuring = Generator[Step, Sequence[Timed], list[Timed]]
 class Session:
     """One workload's loop: iterate over `rounds()`, or answer `steps()`, which asks for times."""
 
-    space: Narrowed
+    space: StrategySpace
     floors: Floors | None  # without them there are no gaps: every axis is as good as another
     bench: Bench
     draws: Draws
@@ -297,7 +275,7 @@ class Session:
                     keep[decision.name] = tried[decision.name]
         return keep
 
-    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> Narrowed | None:
+    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> StrategySpace | None:
         if not fixed:
             return None
         try:
@@ -346,7 +324,7 @@ def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
 
 
 def merged(
-    moves: Sequence[Move], space: Narrowed, start: Strategy
+    moves: Sequence[Move], space: StrategySpace, start: Strategy
 ) -> dict[str, tuple[Choice, ...]]:
     """What several moves fix together; empty where two of them contradict."""
     fixed: dict[str, tuple[Choice, ...]] = {}

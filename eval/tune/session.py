@@ -166,8 +166,7 @@ def experience_of(folder: Path, knowledge: Path | None) -> Experience:
     """What was known when the session began: kept in its folder, so that it goes on alike."""
     kept = folder / KNOWN
     if not kept.exists():
-        entries = Knowledge(knowledge).entries() if knowledge else []
-        write_whole(kept, to_lines(entries))
+        write_whole(kept, to_lines(Knowledge(knowledge).entries() if knowledge else []))
     return Experience(from_lines(kept.read_text(), str(kept)))
 
 

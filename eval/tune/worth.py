@@ -12,38 +12,35 @@ measurements to 99% of the better session's best, with over without; its interva
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
+from ptxflow.compiler.files import write_whole
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.eval.bench.markdown import markdown, renewed
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.study.metrics import ends
-from ptxflow.eval.study.runs import Posted
-from ptxflow.eval.study.search.optimisers import TPE
-from ptxflow.eval.study.search.plain import Drawn
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, read_replays
-from ptxflow.eval.tune.knowledge import Entry
-from ptxflow.eval.tune.method import floors_of, learned, tuners
+from ptxflow.eval.tune.knowledge import Knowledge, Outcome, Row, rows_of, to_lines
+from ptxflow.eval.tune.method import tuners
 from ptxflow.gfn.inference import SHARPNESS, load_policy, part_log_probs
 
 Array = NDArray[np.float64]
 BUDGET, SHOWN = 64, (8, 12, 16, 24, 32, 48, 64)
 GOAL, RESAMPLED = 0.99, 2000
-NEAR = 0.95  # of attainable
+LEARNT = (100, 101)  # seeds of the sessions that knowledge is of
+UNIFORM = ", uniform draws"
 
 
 @dataclass(frozen=True)
@@ -63,30 +60,33 @@ def best_so_far(method: Method, field: Field, seed: int) -> Array:
     return np.asarray(np.minimum.accumulate(whole) / replay.optimum)
 
 
-def methods_on(field: Field, knowledge: Mapping[str, Sequence[Entry]]) -> dict[str, Method]:
+def methods_on(field: Field, rows: Sequence[Row]) -> dict[str, Method]:
     """By what is shown. The loop's forms have one name, of which their draws follow."""
     flat = replace(field, log_probs=np.zeros(len(field.log_probs)))
     out: dict[str, Method] = {}
-    for own, tail in ((field, ""), (flat, ", uniform draws")):
-        for tuner in tuners(own.replay, own.log_probs, knowledge):
+    for own, tail in ((field, ""), (flat, UNIFORM)):
+        for tuner in tuners(own.replay, own.log_probs, rows):
             out[tuner.name + tail] = replace(tuner, name="tuning loop")
-    logs = field.log_probs
-    out["policy"] = Drawn("policy", logs, SHARPNESS)
-    out["policy + feedback"] = Process("policy + feedback", logs, SHARPNESS)
-    out["Gaussian process, uniform draws"] = Process("Gaussian process")
-    out["TPE, uniform draws"] = TPE
+        out["policy + feedback" + tail] = Process("with feedback", own.log_probs, SHARPNESS)
     return out
 
 
-def played(
-    posted: Posted, log_probs: Array, knowledge: Mapping[str, Sequence[Entry]], seeds: int
-) -> dict[str, Array]:
+def played(field: Field, rows: Sequence[Row], seeds: int) -> dict[str, Array]:
     """[seeds, BUDGET] of every method on one sub-space."""
-    field = Field(posted.open(), log_probs)
     return {
         name: np.array([best_so_far(method, field, seed) for seed in range(seeds)])
-        for name, method in methods_on(field, knowledge).items()
+        for name, method in methods_on(field, rows).items()
     }
+
+
+def tried(field: Field) -> list[Outcome]:
+    """What sessions on a sub-space learn of moves, with seeds that are not played otherwise."""
+    found: list[Outcome] = []
+    for logs in (field.log_probs, np.zeros(len(field.log_probs))):
+        loop = replace(tuners(field.replay, logs)[0], tries=found)
+        for seed in LEARNT:
+            best_so_far(loop, field, seed)
+    return [o for o in found if np.isfinite(o.gain)]
 
 
 def losses(best: Mapping[str, Sequence[Array]]) -> str:
@@ -110,7 +110,7 @@ def measurements(ours: Array, theirs: Array) -> float:
 def pairs(best: Mapping[str, Sequence[Array]]) -> str:
     """Sessions with knowledge, or with gaps, beside those without; an interval over workloads."""
     rows = []
-    for tail in ("", ", uniform draws"):
+    for tail in ("", UNIFORM):
         for ours, theirs in (("tuning loop + knowledge", "tuning loop"),
                              ("tuning loop", "tuning loop, cycles only")):  # fmt: skip
             both = zip(best[ours + tail], best[theirs + tail], strict=True)
@@ -123,61 +123,48 @@ def pairs(best: Mapping[str, Sequence[Array]]) -> str:
     return markdown(["with", "without", "measurements, with over without", "95%"], rows, 2)
 
 
-def near_peak(fields: Sequence[Field]) -> str:
-    """Every kernel at NEAR or more of attainable ends the session that it begins, in the first
-    round; how much faster the best of all is."""
-    rows = []
-    for field in fields:
-        replay = field.replay
-        us = replay.times * replay.yardstick
-        near = us[floors_of(replay).attainable >= NEAR * us]
-        if len(near):
-            rows.append([replay.name, len(near), f"{near.max() / us.min() - 1:.1%}"])
-    head = ["workload", f"kernels at {NEAR:.0%} or more", "the best of all is faster by at most"]
-    return markdown(head, rows)
-
-
 @reports("worth")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.tune.worth", description=__doc__)
     add = parser.add_argument
     add("--device", default="h200")
-    add("--seeds", type=positive_int, default=5)
-    add("--jobs", type=positive_int, default=1)
+    add("--seeds", type=positive_int, default=3)
     add("--workloads", default="", help="only those whose names contain this")
     add("--into", type=Path, metavar="PAGE.md", help="renew the tables of this page, too")
-    found = tables(parser.parse_args(argv))
-    for name, table in found.items():
-        print(f"{name}\n{table}\n")
+    add("--export", type=Path, metavar="LINES", help="write what all sessions learned, and end")
+    args = parser.parse_args(argv)
+    fields = find_fields(find_device(args.device).name, args.workloads)
+    knowledge: dict[str, list[Row]] = {}
+    for field in tqdm(fields, desc="learn", unit="workload"):
+        own = rows_of(args.device, tried(field))
+        knowledge.setdefault(field.replay.space.problem.definition, []).extend(own)
+    if args.export:
+        with TemporaryDirectory() as folder:
+            base = Knowledge(Path(folder, "all.sqlite"))
+            base.merge([row for rows in knowledge.values() for row in rows])
+            write_whole(args.export, to_lines([*base.entries(), *base.follows()]))
+        return 0
+    best: dict[str, list[Array]] = {}
+    for field in tqdm([f for f in fields if f.replay.kind != "trained"], desc="play"):
+        definition = field.replay.space.problem.definition
+        others = [row for d, rows in knowledge.items() if d != definition for row in rows]
+        for name, of in played(field, others, args.seeds).items():
+            best.setdefault(name, []).append(of)
+    found = {"losses": losses(best), "pairs": pairs(best)}
+    if args.into:
+        write_whole(args.into, renewed(args.into.read_text(), found))
+    print("\n\n".join(found.values()))
     return 0
 
 
-def tables(args: argparse.Namespace) -> dict[str, str]:
-    """By name; of `--into` the page is renewed."""
-    device = find_device(args.device).name
-    policy = load_policy(default_checkpoint(device))
-    replays = read_replays(sorted(MEASUREMENTS.glob(f"{device}-*.jsonl.xz")))
-    knowledge: dict[str, list[Entry]] = {}
-    for replay in replays:
-        knowledge.setdefault(replay.space.problem.definition, []).extend(learned(replay))
-    fields = []
-    for replay in replays:
-        if replay.kind != "trained" and args.workloads in replay.name:
-            part = replay.space
-            whole = enumerate_space(part.family, part.problem, part.device)
-            fields.append(Field(replay, part_log_probs(policy, whole, part)))
-    best: dict[str, list[Array]] = {}
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        going = [
-            pool.submit(played, Posted.of(f.replay), f.log_probs, knowledge, args.seeds)
-            for f in fields
-        ]
-        for future in tqdm(going, desc="play", unit="workload"):
-            for name, of in future.result().items():
-                best.setdefault(name, []).append(of)
-    found = {"losses": losses(best), "pairs": pairs(best), "near-peak": near_peak(fields)}
-    if args.into:
-        args.into.write_text(renewed(args.into.read_text(), found))
+def find_fields(device: str, part: str) -> list[Field]:
+    """The sub-spaces of committed records, with what the device's policy says of them."""
+    policy, found = load_policy(default_checkpoint(device)), []
+    for replay in read_replays(sorted(MEASUREMENTS.glob(f"{device}-*.jsonl.xz"))):
+        if part in replay.name:
+            space = replay.space
+            whole = enumerate_space(space.family, space.problem, space.device)
+            found.append(Field(replay, part_log_probs(policy, whole, space)))
     return found
 
 

@@ -34,6 +34,7 @@ from ptxflow.eval.tune.knowledge import (
     PRIOR_GAIN,
     Entry,
     Experience,
+    Follow,
     Knowledge,
     Outcome,
     from_lines,
@@ -242,14 +243,14 @@ def test_knowledge_of_two_processes_at_once_and_a_session_once(
     assert not base.learn("0-0", "h200", [Outcome("s", "m", 0.1)])
     (entry,) = base.entries()
     assert (entry.tried, entry.helped) == (20, 20) and entry.gain == pytest.approx(2.0)
-    assert base.follows() == [("s", "before", "m", 20, 20)]
+    assert base.follows() == [Follow("s", "before", "m", 20, 20)]
     other, lines = Knowledge(tmp_path / "other.sqlite"), tmp_path / "lines"
     assert knowledge.main(["export", str(path)]) == 0
     lines.write_text(capsys.readouterr().out)
     assert knowledge.main(["import", str(other.path), str(lines)]) == 0
     assert other.entries() == base.entries()
     assert knowledge.main(["merge", str(other.path), str(path)]) == 0
-    assert other.entries()[0].tried == 40
+    assert other.entries()[0].tried == other.follows()[0].tried == 40
     assert knowledge.main(["show", str(path)]) == 0
     assert "s      m     h200    20     20      +10.00%" in capsys.readouterr().out
     assert knowledge.main(["show", str(tmp_path / "none")]) == 2

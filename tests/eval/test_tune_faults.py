@@ -231,7 +231,7 @@ def test_a_session_killed_at_fifty_random_moments_ends_alike(gpu: Path) -> None:
         while True:
             child = fork.Process(target=lambda: sys.exit(played(state)))  # noqa: B023
             child.start()
-            child.join(rng.uniform(0, length) if kills < KILLS else None)
+            child.join(rng.uniform(0, length / 3) if kills < KILLS else None)
             if child.exitcode is None:
                 child.kill()
                 child.join()
