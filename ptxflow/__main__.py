@@ -38,6 +38,7 @@ COMMANDS = {
         "baselines": ("eval.bench.baselines.__main__", "time libraries alone"),
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
+        "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
         "agree": ("eval.verify.agreement", "the emulator against the hardware"),
     },
     "judge": {

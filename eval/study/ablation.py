@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.command import Parser, reports
+from ptxflow.command import Parser, add_cluster, reports
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel
@@ -416,6 +416,7 @@ exit code: 0 done, 2 bad input or no GPU""",
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--measurements", type=Path, nargs="+", metavar="FILE",
         help="times are taken from (default: all in eval/measurements)")  # fmt: skip
+    add_cluster(parser)
     add("--measure", action="store_true", help="time all of them on this machine's GPU instead")
     add("--records", type=Path, default=Path("out/ablation.jsonl"), metavar="FILE",
         help="what --measure appends to (default: out/ablation.jsonl)")  # fmt: skip

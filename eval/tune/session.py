@@ -48,7 +48,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import BadInput, Parser, reports
+from ptxflow.command import BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.relation import RelationSpace, relate
@@ -96,6 +96,7 @@ def arguments() -> argparse.ArgumentParser:
         help="where moves lead (default: wide, where there is such)")  # fmt: skip
     add("--measure", choices=("yes", "no"), default="yes",
         help="no: the reward stands for the GPU; nothing is compiled but the champion")  # fmt: skip
+    add_cluster(parser)
     add("--recorded", type=Path, nargs="+", default=[], metavar="FILE",
         help="with --measure no: records that stand before the reward")  # fmt: skip
     add("--rounds", type=positive_int, default=Limits.rounds, help="at most (default: 20)")
