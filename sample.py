@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptxflow.command import BadInput, Parser, one_line
+from ptxflow.command import CLUSTER, BadInput, Parser, add_cluster, one_line
 
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
@@ -139,6 +139,7 @@ def how_it_is_ranked(parser: Parser) -> None:
         help="rank by measurement: where this GPU is present (auto, the default), always, never; "
         "of a library `recorded` takes what DIR.records.jsonl has, measured elsewhere perhaps",
     )
+    add_cluster(parser)
     add(
         "--time-limit",
         type=float,
@@ -368,11 +369,21 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
-    from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
+    from ptxflow.compiler.backend.runtime import (
+        GpuInfo,
+        RuntimeUnavailable,
+        gpu_info,
+        require_gpu,
+    )
     from ptxflow.compiler.device import DEVICES
 
     if measure in ("no", "recorded"):
         return None
+    if os.environ.get(CLUSTER):
+        from ptxflow.eval.bench.campaign import machines
+
+        with machines(DEVICES[device]) as (workers, _):
+            return GpuInfo.from_json(workers[0].gpu)
     try:
         if measure == "yes":
             return require_gpu(DEVICES[device])

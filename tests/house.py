@@ -159,8 +159,10 @@ def layer() -> Iterator[str]:
     whole = "".join(known.values())
     yield f"lines of all             {whole.count(chr(10)):,}"
     of = {row.name: re.compile(rf"\bat\.{row.name}\b") for row in all_atoms()}
+    tile = known.pop("tile")  # which is no family: what it uses, all may
     users = Counter(n for n, at in of.items() for text in known.values() if at.search(text))
-    yield f"atoms of one family      {sum(count == 1 for count in users.values())} of {len(of)}"
+    alone = sum(count == 1 and not of[n].search(tile) for n, count in users.items())
+    yield f"atoms of one family      {alone} of {len(of)}"
     named = re.findall(r'\b(?:r|keep|value|_value|word)\(f?"', whole)
     yield f"registers by strings     {len(named)}"
     for escape in ("fmt: skip", "type: ignore"):

@@ -104,6 +104,7 @@ class Machine(Synchronisation):
 
     def _atom(self, agent: Agent, node: UOp, row: Atom, lanes: int) -> Steps:
         self.steps += 1
+        agent.node = node
         if self.steps > _STEP_LIMIT:
             raise HazardError(f"{agent.who()} at {node.site}: the run does not end")
         if self.info.dependent:
@@ -131,9 +132,7 @@ class Machine(Synchronisation):
                 s.op is Op.GLOBAL and s.arg.name in awaited for s in places
             )
         if touches and not agent.knows.generic & self.grid_waits:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 "accesses global memory while the grids before may still run",
                 "griddepcontrol.wait before the first access of a dependent launch",
             )
@@ -142,7 +141,7 @@ class Machine(Synchronisation):
         """The mbarrier that a blocked statement waits for."""
         if atom(node.arg.atom).effect != "mbar_wait":
             return None
-        return self._barrier(agent, node, node.src[0], agent.cta)
+        return self._barrier(agent, node.src[0], agent.cta)
 
 
 def _tensor(operand: UOp) -> str:

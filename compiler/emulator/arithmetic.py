@@ -5,7 +5,7 @@ Every result is rounded once, to nearest even; other roundings are unknown instr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -19,7 +19,7 @@ from ptxflow.compiler.emulator.formats import (
     extreme,
     fused_double,
 )
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.parse import Register
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -72,6 +72,17 @@ def _by_halves(line: Line, fmt: Format, step: Step) -> Step:
     return run
 
 
+def of_floats(
+    line: Line, target: Format, sources: Sequence[Format], compute: Callable[..., Array]
+) -> Step:
+    """A whole instruction on floats: `compute` is given the sources' values."""
+
+    def on_words(*words: Value) -> Array:
+        return target.words(compute(*(f.values(w) for f, w in zip(sources, words, strict=True))))
+
+    return line.result(target.width, [f.width for f in sources], on_words)
+
+
 def _add(kind: str) -> Callable[[Array, Array], Array]:
     return add_to_odd if kind in ("f16", "bf16") else np.add
 
@@ -87,13 +98,8 @@ def float_binary(line: Line) -> Step:
         "mul": np.multiply,
     }
     compute = computes[what]
-    line.count(3)
-    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
-
-    def run(w: Warp) -> None:
-        write(w, fmt.words(_bounded(compute(fmt.values(a(w)), fmt.values(b(w))), bound)))
-
-    return _by_halves(line, fmt, run)
+    step = of_floats(line, fmt, (fmt, fmt), lambda a, b: _bounded(compute(a, b), bound))
+    return _by_halves(line, fmt, step)
 
 
 @operation(rf"fma\.rn(\.ftz)?(\.sat|\.relu)?\.{_TYPE}")
@@ -102,19 +108,13 @@ def fused(line: Line) -> Step:
     ftz, bound, kind, x2 = line.match.groups()
     fmt = _format(line, kind, x2, ftz, bound)
     add = add_for_single if kind == "f32" else add_to_odd
-    line.count(4)
-    write = line.write(0, fmt.width)
-    reads = [line.read(i, fmt.width) for i in (1, 2, 3)]
 
-    def run(w: Warp) -> None:
-        a, b, c = (fmt.values(read(w)) for read in reads)
+    def compute(a: Array, b: Array, c: Array) -> Array:
         if kind == "f64":
-            out = fused_double(a, b, c)
-        else:
-            out = add(a.astype(np.float64) * b, c.astype(np.float64))
-        write(w, fmt.words(_bounded(out, bound)))
+            return _bounded(fused_double(a, b, c), bound)
+        return _bounded(add(a.astype(np.float64) * b, c.astype(np.float64)), bound)
 
-    return _by_halves(line, fmt, run)
+    return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
 
 
 @operation(rf"(max|min)(\.ftz)?(\.NaN)?\.{_TYPE}")
@@ -142,13 +142,12 @@ def sign(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what} of f32x2")
-    line.count(2)
-    write, a, width = line.write(0, fmt.width), line.read(1, fmt.width), fmt.width
+    width = fmt.width
     bits = sum(1 << i for i in range(width) if (i + 1) % (width >> fmt.packed) == 0)
     rest = (1 << width) - 1 - bits
 
-    def run(w: Warp) -> None:
-        value = fmt.words(fmt.values(a(w))) if fmt.flushes else a(w)
-        write(w, value ^ bits if what == "neg" else value & rest)
+    def compute(a: Value) -> Value:
+        value = fmt.words(fmt.values(a)) if fmt.flushes else a
+        return value ^ bits if what == "neg" else value & rest
 
-    return run
+    return line.result(width, (width,), compute)

@@ -9,17 +9,18 @@ import numpy as np
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC, GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import LANES, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
+from ptxflow.compiler.emulator.operands import Line, action, by_lane, operation, uniform
+from ptxflow.compiler.emulator.parse import Pair, Register, Sink
 from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
 TENSOR = "tensor memory"  # stream of a warp's tcgen05.ld and st; a fence hands on what is complete
 
 
-class Order:
+class Order(Unit):
     """What tcgen05's fences order: lanes that synchronised, and accesses that were completed."""
 
     def __init__(self) -> None:
@@ -27,9 +28,6 @@ class Order:
         self.joined = 0  # the same of barriers of the CTA or the cluster
         self.used = 0  # lanes that accessed TMEM since their last fence::before_thread_sync
         self.barriers: list[MBarrier] = []  # initialised, not yet fenced
-
-    def left(self) -> str | None:
-        return None
 
 
 def joined(w: Warp) -> None:
@@ -129,10 +127,7 @@ def elect(line: Line) -> Step:
 
 @operation(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 def set_registers(line: Line) -> Step:
-    held = line.operand(0)
-    if not isinstance(held, Immediate):
-        raise line.refuse("the count is an immediate")
-    count, increase = held.value, line.match[1] == "inc"
+    count, increase = line.immediate(0, "the count"), line.match[1] == "inc"
     if count % 8 or not 24 <= count <= 256:
         raise line.refuse("the count is 24..256 in steps of 8")
 
@@ -363,16 +358,13 @@ def invalidate(line: Line) -> Step:
 # -- fences ---------------------------------------------------------------------------------------
 
 
-@operation(r"fence\.mbarrier_init\.release\.cluster")
-def fence_init(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        order = w.unit(Order)
-        for bar in order.barriers:
-            bar.published = True
-        order.barriers.clear()
-        w.actor.publish_barriers()
-
-    return run
+@action(r"fence\.mbarrier_init\.release\.cluster")
+def fence_init(line: Line, w: Warp) -> None:
+    order = w.unit(Order)
+    for bar in order.barriers:
+        bar.published = True
+    order.barriers.clear()
+    w.actor.publish_barriers()
 
 
 @operation(r"fence\.proxy\.async(?:\.(shared::cta|shared::cluster|global))?")
@@ -399,34 +391,23 @@ def fence(line: Line) -> Step:
     return lambda w: w.actor.fence(scope)
 
 
-@operation(r"tcgen05\.fence::(before|after)_thread_sync")
-def fence_tensor(line: Line) -> Step:
-    before = line.match[1] == "before"
-
-    def run(w: Warp) -> None:
-        order = w.unit(Order)
-        if before:
-            order.used &= ~w.mask
-            if not order.used:
-                done = stream(w, TENSOR)
-                w.actor.completed(done.agent, done.clock)
-                done.clock += 1
-        else:
-            order.synced &= ~w.mask
-            order.joined &= ~w.mask
-
-    return run
+@action(r"tcgen05\.fence::(before|after)_thread_sync")
+def fence_tensor(line: Line, w: Warp) -> None:
+    order = w.unit(Order)
+    if line.match[1] == "before":
+        order.used &= ~w.mask
+        if not order.used:
+            done = stream(w, TENSOR)
+            w.actor.completed(done.agent, done.clock)
+            done.clock += 1
+    else:
+        order.synced &= ~w.mask
+        order.joined &= ~w.mask
 
 
-@operation(r"griddepcontrol\.(wait|launch_dependents)")
-def dependent_grids(line: Line) -> Step:
+@action(r"griddepcontrol\.(wait|launch_dependents)", operands=0)
+def dependent_grids(line: Line, w: Warp) -> None:
     """The grids before have completed, known to who waits, and nobody runs after this one."""
-    line.count(0)
-    waits = line.match[1] == "wait"
-
-    def run(w: Warp) -> None:
-        before = w.cta.machine.races.before
-        if waits and before >= 0:
-            w.actor.completed(before, 1)
-
-    return run
+    before = w.cta.machine.races.before
+    if line.match[1] == "wait" and before >= 0:
+        w.actor.completed(before, 1)

@@ -30,6 +30,7 @@ class Unit(Protocol):
 
     def left(self) -> str | None:
         """What is unfinished when its owner exits."""
+        return None
 
 
 U = TypeVar("U")

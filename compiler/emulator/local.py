@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array
 from ptxflow.compiler.emulator.memory import LOCAL_BASE
 from ptxflow.compiler.emulator.moves import addresses, columns, register_width
@@ -12,15 +13,12 @@ from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 
-class Local:
+class Local(Unit):
     """A warp's local memory: bytes by lane, and which of them were written."""
 
     def __init__(self) -> None:
         self.data = np.zeros((LANES, 0), np.uint8)
         self.written = np.zeros((LANES, 0), np.bool_)
-
-    def left(self) -> str | None:
-        return None
 
 
 def _bytes(w: Warp, whole: int, at: Array, size: int) -> tuple[Local, Array]:

@@ -13,7 +13,6 @@ from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import SHARED_BASE
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
 from ptxflow.compiler.emulator.tensormap import TensorMap, mapped
 from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -43,12 +42,12 @@ def replace(line: Line) -> Step:
         raise line.refuse(f"{name} takes {64 if size == 8 else 32} bits")
     line.count(2 + several)
     if several:
-        place = line.operand(1)
-        if not isinstance(place, Immediate) or place.value >= held.shape[0]:
+        place = line.immediate(1, "the place")
+        if place >= held.shape[0]:
             raise line.refuse(f"{name} has places 0 to {held.shape[0] - 1}")
-        first += place.value * size
-    if name in CHOICES and not isinstance(line.operand(1), Immediate):
-        raise line.refuse(f"{name} takes a number")
+        first += place * size
+    if name in CHOICES:
+        line.immediate(1, name)
     address, value = line.address(0), line.read(1 + several, width)
 
     def run(w: Warp) -> None:
@@ -108,8 +107,7 @@ def fence(line: Line) -> Step:
 
 def _size(line: Line, index: int) -> None:
     line.count(index + 1)
-    size = line.operand(index)
-    if not isinstance(size, Immediate) or size.value != BYTES:
+    if line.immediate(index, "the size") != BYTES:
         raise line.refuse(f"a tensor map has {BYTES} bytes")
 
 

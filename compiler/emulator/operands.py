@@ -7,7 +7,7 @@ modelled is an unknown instruction and not a silent one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,27 @@ class Line:
         slot = held.slot
         return lambda w, value: w.put(slot, value)
 
+    def result(self, width: int, sources: Sequence[int], compute: Callable[..., Value]) -> Step:
+        """A whole instruction: its target, of so many bits, is what `compute` makes of its sources,
+        of so many bits each: numbers or vectors of 32."""
+        self.count(1 + len(sources))
+        write = self.write(0, width)
+        reads = [self.read(i, bits) for i, bits in enumerate(sources, 1)]
+        if len(reads) == 1:
+            only = reads[0]
+            return lambda w: write(w, compute(only(w)))
+        if len(reads) == 2:
+            a, b = reads
+            return lambda w: write(w, compute(a(w), b(w)))
+        return lambda w: write(w, compute(*(read(w) for read in reads)))
+
+    def immediate(self, index: int, what: str) -> int:
+        """The value of an operand that must be an immediate: `what` it is."""
+        held = self.operand(index)
+        if not isinstance(held, Immediate):
+            raise self.refuse(f"{what} is an immediate")
+        return held.value
+
     def register(self, operand: Operand, width: int) -> Register:
         if not isinstance(operand, Register):
             raise self.refuse(f"{operand} is not a register")
@@ -184,6 +205,23 @@ def operation(pattern: str) -> Callable[[Builder], Builder]:
     def register(builder: Builder) -> Builder:
         _TABLE.append((re.compile(pattern), builder))
         return builder
+
+    return register
+
+
+def action(
+    pattern: str, operands: int | None = None
+) -> Callable[[Callable[[Line, Warp], None]], Callable[[Line, Warp], None]]:
+    """Register what a warp does at the opcodes that match; with so many operands, if it is said."""
+
+    def register(do: Callable[[Line, Warp], None]) -> Callable[[Line, Warp], None]:
+        def builder(line: Line) -> Step:
+            if operands is not None:
+                line.count(operands)
+            return lambda w: do(line, w)
+
+        _TABLE.append((re.compile(pattern), builder))
+        return do
 
     return register
 

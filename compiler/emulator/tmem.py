@@ -16,8 +16,7 @@ from ptxflow.compiler.emulator.descriptor import InstructionDescriptor, Tile
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.memory import READY, UNWRITTEN
-from ptxflow.compiler.emulator.operands import Line, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
 from ptxflow.compiler.emulator.touches import stream, touch_bytes
 from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
@@ -229,15 +228,10 @@ def deallocate(line: Line) -> Step:
     return run
 
 
-@operation(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned")
-def relinquish(line: Line) -> Step:
-    number = int(line.match[1])
-
-    def run(w: Warp) -> None:
-        w.converged()
-        tensor_memory(w, number, peer=False).relinquished = True
-
-    return run
+@action(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned")
+def relinquish(line: Line, w: Warp) -> None:
+    w.converged()
+    tensor_memory(w, int(line.match[1]), peer=False).relinquished = True
 
 
 def unordered(w: Warp, line: int, joined: int = 0) -> None:
@@ -311,10 +305,8 @@ def _cells(line: Line, split: int) -> tuple[Array, Array]:
     of 16x32bx2 are."""
     halves = line.match[1] == "16x32bx2"
     line.count(3 if halves else 2)
-    apart = line.ins.operands[split] if halves else Immediate(0)
-    if not isinstance(apart, Immediate):
-        raise line.refuse("the split is an immediate")
-    return load_cells(line.match[1], int(line.match[2]), apart.value)
+    apart = line.immediate(split, "the split") if halves else 0
+    return load_cells(line.match[1], int(line.match[2]), apart)
 
 
 def _match(line: Line, registers: int, cells: int) -> None:
@@ -402,32 +394,26 @@ def store(line: Line) -> Step:
     return run
 
 
-@operation(r"tcgen05\.wait::st\.sync\.aligned")
-def wait_store(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
-        for held in issued.stores:
-            memory.data[held.lanes, held.columns] = held.data
-            memory.state[held.lanes, held.columns] = READY
-            memory.stores.remove(held)
-            _used(w, memory, held)
-        issued.stores.clear()
-
-    return run
+@action(r"tcgen05\.wait::st\.sync\.aligned")
+def wait_store(line: Line, w: Warp) -> None:
+    w.converged()
+    memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
+    for held in issued.stores:
+        memory.data[held.lanes, held.columns] = held.data
+        memory.state[held.lanes, held.columns] = READY
+        memory.stores.remove(held)
+        _used(w, memory, held)
+    issued.stores.clear()
 
 
-@operation(r"tcgen05\.wait::ld\.sync\.aligned")
-def wait_load(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
-        for held in issued.loads:
-            if (memory.state[held.lanes, held.columns] != READY).any():
-                raise Fault(f"the ld of line {held.line} reads tensor memory nothing has written")
-            w.land(held.slots, memory.data[held.lanes, held.columns])
-            memory.loads.remove(held)
-            _used(w, memory, held)
-        issued.loads.clear()
-
-    return run
+@action(r"tcgen05\.wait::ld\.sync\.aligned")
+def wait_load(line: Line, w: Warp) -> None:
+    w.converged()
+    memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
+    for held in issued.loads:
+        if (memory.state[held.lanes, held.columns] != READY).any():
+            raise Fault(f"the ld of line {held.line} reads tensor memory nothing has written")
+        w.land(held.slots, memory.data[held.lanes, held.columns])
+        memory.loads.remove(held)
+        _used(w, memory, held)
+    issued.loads.clear()

@@ -6,7 +6,6 @@ records as a campaign's are, and what the file holds already is not measured aga
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
@@ -127,22 +125,19 @@ class Measurer:
 def open_measurer(
     path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
 ) -> Iterator[Measurer]:
-    """One of this machine's GPUs, ready to measure into `path`.
+    """One of the GPUs of `campaign.machines`, ready to measure into `path`.
 
     RuntimeUnavailable where no GPU runs the device's code, RecordError where the file is no good.
     """
-    worker = campaign.fleet(device)[0]
     origin = campaign.origin_of([], [])
     spaces = {f.name: decision_digest(f) for f in families}
     origin = replace(origin, run={**origin.run, "command": command, "spaces": spaces})
-    ptxas.executable()
-    compiler = campaign.ProcessCompiler(jobs or max(1, (os.cpu_count() or 2) - 1))
-    try:
-        with RecordFile(path) as records, tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
-            yield Measurer(records, worker, compiler, origin, Path(folder))
-    finally:
-        worker.stop()
-        compiler.close()
+    with (
+        campaign.machines(device, jobs) as (workers, compiler),
+        RecordFile(path) as records,
+        tempfile.TemporaryDirectory(prefix="ptxflow-") as folder,
+    ):
+        yield Measurer(records, workers[0], compiler, origin, Path(folder))
 
 
 def seconds(record: Record) -> float:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_problem,
@@ -111,16 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = args.checkpoint or default_checkpoint(device)
     draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
                    sharpness=args.sharpness)  # fmt: skip
-    with multiprocessing.Pool(args.jobs) as pool:
-        parts = list(tqdm(pool.imap(draw, found), "draws", len(found), unit="workload",
-                          disable=None))  # fmt: skip
+    parts = list(each(draw, found, args.jobs, "draws", "workload"))
     rows = [row for part in parts for row in part]
     write_whole(args.out, json.dumps(rows) + "\n")
     fewer = sum(len(part) < args.k for part in parts)
     note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
     print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -19,7 +19,6 @@ import importlib
 import json
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -342,7 +341,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     passed = sum(row.own is not None for row in rows)
     print(f"\nours: {passed} of {len(held)} workloads PASSED, of {len({*held})} definitions")
     return 0 if held and passed == len(held) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ptxflow.command import BadInput, Parser, reports
+from ptxflow.command import BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
@@ -85,6 +85,7 @@ def arguments() -> argparse.ArgumentParser:
         help="where moves lead (default: wide, if there is such and a GPU)")  # fmt: skip
     add("--measure", choices=("yes", "no"), default="yes",
         help="no: the reward stands for the GPU; nothing is compiled but the champion")  # fmt: skip
+    add_cluster(parser)
     add("--rounds", type=positive_int, default=Limits.rounds, help="at most (default: 20)")
     add("--budget", type=positive_int, default=Limits.measurements, metavar="N",
         help="kernels to measure at most (default: 64)")  # fmt: skip

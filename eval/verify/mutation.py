@@ -35,9 +35,10 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
@@ -197,7 +198,7 @@ def run(
 ) -> list[list[Judged]]:  # fmt: skip
     """Judge `count` mutants of every job's kernel, or all of them for 0, on `workers` processes."""
     work = partial(judge_strategy, device, range(schedules), count=count, seed=seed, log=log)
-    return map_jobs(work, jobs, workers, f"mutants for {device.arch}")
+    return list(each(work, jobs, workers, f"mutants for {device.arch}"))
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -336,7 +337,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

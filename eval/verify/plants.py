@@ -35,10 +35,11 @@ from ptxflow.compiler.emulator.coverage import skeleton
 from ptxflow.compiler.ir.nodes import UOp
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.worker import Worker, WorkerError, job
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.value_mutants import Candidate, candidates
@@ -243,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
         work = partial(plant, device, args.seed, judged, Path(folder))
         todo = [(given, share(given[1].family)) for given in in_turns(jobs)]
-        plants = [p for found in map_jobs(work, todo, args.jobs, "plants") for p in found]
+        plants = [p for found in each(work, todo, args.jobs, "plants") for p in found]
         outcomes = run(plants, args.log, until)
     print(table([j for j in judged.values()], plants, outcomes))
     ran = [outcomes.get(p.mutant.id, "") for p in plants]

@@ -27,10 +27,11 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, map_jobs, places, rng_of
+from ptxflow.eval.verify.draws import add_arguments, places, rng_of
 from ptxflow.eval.verify.results import Log, Summary
 from ptxflow.eval.verify.trials import Attempt, attempt
 
@@ -146,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(device: Device) -> Summary:
         jobs = chosen(args.families, device, args.seed)
         one = partial(row_of, device, args.limit, args.log)
-        found = map_jobs(one, jobs, args.jobs, device.arch)
+        found = list(each(one, jobs, args.jobs, device.arch))
         return {"rows": [asdict(row) for row in found]}
 
     summary = results.make("verify-real", args, given, work)

@@ -29,10 +29,11 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import UsageError, find_family, natural_int, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, covering_emulation
 from ptxflow.eval.verify.mutation import Judged, judge_strategy
 from ptxflow.eval.verify.results import Summary, kernels_digest, median_and_max, spread
@@ -121,7 +122,7 @@ def verify_all(
 ) -> list[Verification]:  # fmt: skip
     """Every job's verification, in order, behind a progress bar."""
     work = partial(verify, device, tuple(seeds), mutants, seed)
-    return map_jobs(work, jobs, workers, f"verify for {device.arch}")
+    return list(each(work, jobs, workers, f"verify for {device.arch}"))
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -368,7 +369,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_whole(args.renew, json.dumps(joined(whole, summary), indent=1) + "\n")
     print(table(summary))
     return int(any(d["verified"] < d["strategies"] for d in summary["definitions"].values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,6 +27,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, parse_axes, positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import (
@@ -35,7 +36,6 @@ from ptxflow.eval.verify.draws import (
     definitions,
     draw,
     draw_shapes,
-    map_jobs,
 )
 from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
 from ptxflow.eval.verify.results import Log, Summary, kernels_digest
@@ -124,7 +124,7 @@ def survey(
         asked.append((rank[job[1].family], job))
     turns = [(job, n <= emulate) for n, job in sorted(asked, key=lambda one: one[0])]
     work = partial(row_of, device, log, time.time() + 60 * minutes)
-    return [row for row in map_jobs(work, turns, workers, f"survey for {device.arch}") if row]
+    return [row for row in each(work, turns, workers, f"survey for {device.arch}") if row]
 
 
 def summarise(rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
@@ -232,7 +232,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = results.make("survey", args, given, work)
     print(report(summary))
     return int(bool(summary["failures"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -44,9 +44,10 @@ from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures, digests
 from ptxflow.eval.verify.results import Summary, spread
@@ -299,7 +300,7 @@ def run(
 ) -> list[Judged]:  # fmt: skip
     """`count` mutants on `workers` processes; none is begun after so many minutes."""
     work = partial(judge_kernel, device, seed, log, time.time() + 60 * minutes)
-    found = map_jobs(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
+    found = each(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
     return list({j.id: j for judged in found for j in judged}.values())
 
 

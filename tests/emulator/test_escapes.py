@@ -18,12 +18,12 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
 from ptxflow.compiler.kernels.dsa_indexer.select import Select
-from ptxflow.compiler.kernels.dsa_sparse.lists import Lists
+from ptxflow.compiler.kernels.dsa_sparse.kernel import Lists
 from ptxflow.compiler.kernels.gdn_decode.kernel import Kernel
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
-from ptxflow.compiler.kernels.gqa_decode.span import Span
+from ptxflow.compiler.kernels.gqa_decode.shape import Span
 from ptxflow.compiler.kernels.gqa_prefill import schedule
 from ptxflow.compiler.kernels.mla.combine import Combine as Parts
 from ptxflow.compiler.kernels.moe.grouped import Grouped

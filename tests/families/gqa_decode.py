@@ -13,9 +13,9 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gqa_decode.decisions import (
     chunk,
-    register_limit,
     registers,
     smem_bytes,
+    threads,
 )
 from tests.altered import altered
 from tests.families.row import (
@@ -151,7 +151,7 @@ def _short(f: Fields, p: Problem, dev: Device) -> Any:
 
 def _fits(f: Fields, p: Problem, dev: Device) -> Any:
     fits = smem_bytes(f, p, dev) <= dev.smem_per_block
-    return fits & (registers(f, p) <= register_limit(f, dev))
+    return fits & (registers(f, p) <= dev.register_share(threads(f, dev)))
 
 
 def _bad(path: str, value: object, message: str) -> Bad:

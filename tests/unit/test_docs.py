@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import importlib.util
+import io
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import geometric_mean
@@ -84,13 +86,13 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def help_of(name: str) -> str:
-    start = [name] if name.endswith(".py") else ["-m", name]
-    if name == "ptxflow.eval.sample.solution":
-        start.append("check")
-    done = subprocess.run(
-        [sys.executable, *start, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    module = name if name.startswith("ptxflow") else f"ptxflow.{name.removesuffix('.py')}"
+    module += ".__main__" if module in ("ptxflow", "ptxflow.eval") else ""
+    check = ["check"] if module == "ptxflow.eval.sample.solution" else []
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main([*check, "--help"])
+    return told.getvalue()
 
 
 def flags(text: str) -> set[str]:

@@ -7,11 +7,10 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
-from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChunks
-from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
+from ptxflow.compiler.kernels.dsa_sparse.kernel import TOPK, AttendToLists, CombineChunks, Lists
 from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
+from ptxflow.compiler.kernels.mla.combine import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
-from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.launch import Launch
 

@@ -8,8 +8,6 @@ CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, slot, tmem
@@ -24,11 +22,6 @@ from ptxflow.compiler.tile.rings import Ring
 MMA_K = 16
 
 
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
-
-
 class Kernel:
     """A kernel, and what its epilogue does to accumulators."""
 
@@ -38,10 +31,14 @@ class Kernel:
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
         self.blocks_m = s.tile_m // self.rows
+        # rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)
+        self._warp_rows = self.rows // 4
+        self._lane_row = LANE & (self._warp_rows - 1)
         self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
         # columns read from TMEM at a time; M 64 spreads them over two groups of 16 lanes
         self.columns = 32 if self._share()[1] % 32 == 0 else 16
         held = self.columns if self.rows == 128 else self.columns // 2
+        self._lane_column = const(0) if self.rows == 128 else (LANE >> 4) * held
         self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
         self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
@@ -227,19 +224,6 @@ class Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    @property
-    def _warp_rows(self) -> int:
-        """Rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)."""
-        return self.rows // 4
-
-    @property
-    def _lane_row(self) -> UOp:
-        return LANE & (self._warp_rows - 1)
-
-    def _lane_column(self) -> UOp:
-        """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
-        return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
-
     def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
         """A chunk of columns from TMEM to registers, the thread's number `index` of them."""
         source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
@@ -269,7 +253,7 @@ class Kernel:
         row = (WARP & 3) * self._warp_rows + block * self.rows
         target = self.store.place(place, self._warp_rows, row, column)
         for first in range(0, self.out.arg.size, QUAD):
-            chunk = self.store.chunk(self._lane_row, self._lane_column() + column + 2 * first)
+            chunk = self.store.chunk(self._lane_row, self._lane_column + column + 2 * first)
             inside = column % (self.t.c.swizzle // ELEMENT) + 2 * first
             again = () if self.rows == 128 else span(inside + self.columns // 2, 8)
             across = (*span(inside, 8), *again)
@@ -294,7 +278,7 @@ class Kernel:
 
     def _fuse(self, values: UOp, m: UOp, n: UOp) -> list[UOp]:
         """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
-        return self.fused.row(values, m + self._lane_row, n + self._lane_column())
+        return self.fused.row(values, m + self._lane_row, n + self._lane_column)
 
     def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
@@ -314,7 +298,7 @@ class Kernel:
             writes = region(m, at_column, 32, 8)
         else:
             writes = region(m, at_column, 16, 8, 2, self.columns // 2)
-        lane = m + self._lane_row, at_column + self._lane_column()
+        lane = m + self._lane_row, at_column + self._lane_column
         return [
             at.pack(registers, values, dtype=self.t.dtype),
             self.store.direct(*lane, registers, writes),

@@ -177,8 +177,7 @@ def consumer_regs(f: Fields) -> Any:
 
 def register_limit(f: Fields, device: Device) -> Any:
     """Registers a consumer thread can have: its setmaxnreg, or an even share of the file."""
-    threads = 32 * warps(f, device)
-    share = np.minimum(device.registers_per_sm // threads // 8 * 8, device.registers_per_thread)
+    share = device.register_share(32 * warps(f, device))
     return np.where(f.producer_regs == 0, share, consumer_regs(f))
 
 

@@ -9,11 +9,9 @@ refills a stage as soon as every warp has released it.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import frag, mbar, slot
+from ptxflow.compiler.ir.storage import frag, mbar, part, slot
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, release_one, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
@@ -24,11 +22,6 @@ from ptxflow.compiler.tile.rings import Ring
 
 MMA_M, MMA_K = 64, 16
 FUSED = 16  # accumulators that a direct epilogue takes at a time
-
-
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
 class Kernel:
@@ -42,6 +35,7 @@ class Kernel:
         self.blocks_m = self.rows // MMA_M
         self.per_mma = t.s.tile_n // 2
         self.acc = frag("acc", self.blocks_m * self.per_mma, "f32")
+        self.products, self.operand = slot(self.acc), t.dtype  # of MMAs, and of what they take
         self.out = frag("out", 4, "b32")
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
@@ -208,7 +202,8 @@ class Kernel:
                 a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
                 b = k_major(t.b, t.b_smem, stage, step)
                 go_on = const(1) if step else k.ne(0)
-                out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
+                products = part(self.products, i * self.per_mma, self.per_mma)
+                out.append(wgmma(products, a, b, go_on, self.operand))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:

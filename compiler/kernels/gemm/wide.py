@@ -13,15 +13,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
-from ptxflow.compiler.kernels.gemm.decisions import (
-    DIRECT,
-    SWAPPED_BLOCK,
-    TILE_N,
-    TMA,
-    accumulators,
-    sides,
-    tiles_at_once,
-)
+from ptxflow.compiler.kernels.gemm.decisions import DIRECT, SWAPPED_BLOCK, TMA
 
 GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
@@ -45,33 +37,37 @@ DECISIONS = (
 
 def _smaller(f: Fields, p: Problem, d: Device) -> Any:
     """Whether the next smaller tile_n, of the listed ones or of all, leaves something over."""
-    coarse = np.isin(f.tile_n, TILE_N) & (listed.smaller_tile_n(f, d) < sides(f, p)[1])
-    return coarse | (f.tile_n - STEP < sides(f, p)[1])
+    coarse = np.isin(f.tile_n, listed.TILE_N) & (
+        listed.smaller_tile_n(f, d) < listed.sides(f, p)[1]
+    )
+    return coarse | (f.tile_n - STEP < listed.sides(f, p)[1])
 
 
 def _rows(f: Fields, p: Problem, d: Device) -> Any:
     """Whether warpgroups have whole MMAs of 64 rows, and registers for their sums."""
-    whole = f.tile_m * tiles_at_once(f) % (64 * f.consumers) == 0
-    return d.has_tmem | (whole & (accumulators(f, d) <= ACCUMULATORS))
+    whole = f.tile_m * listed.tiles_at_once(f) % (64 * f.consumers) == 0
+    return d.has_tmem | (whole & (listed.accumulators(f, d) <= ACCUMULATORS))
 
 
 def _registers(f: Fields, p: Problem, d: Device) -> Any:
     """Whether registers suffice, of which an epilogue that stages C takes few."""
     limit = listed.register_limit(f, d)
     staged = (not d.has_tmem) & (f.epilogue != DIRECT)
-    few = staged & (accumulators(f, d) + BESIDE <= limit)
+    few = staged & (listed.accumulators(f, d) + BESIDE <= limit)
     return few | (listed.registers_needed(f, d) <= limit)
 
 
 def _four(f: Fields, p: Problem, d: Device) -> Any:
     """Whether what four warpgroups begin with holds their accumulators."""
-    return (f.consumers < 3) | (f.warp_specialized == 0) | (accumulators(f, d) <= HELD_BY_FOUR)
+    return (
+        (f.consumers < 3) | (f.warp_specialized == 0) | (listed.accumulators(f, d) <= HELD_BY_FOUR)
+    )
 
 
 def _swapped(f: Fields, p: Problem, d: Device) -> Any:
     """Whether swapped tiles are stored from registers, or by wgmma's warpgroups transposed into
     shared memory: whole, or a block at a time of several."""
-    several = f.tile_m * tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
+    several = f.tile_m * listed.tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
     staged = (not d.has_tmem) & (f.tile_n >= 16) & ((f.epilogue == TMA) | several)
     return (f.swap == 0) | (f.epilogue == DIRECT) | staged
 
@@ -83,7 +79,7 @@ def _unfinished(f: Fields, p: Problem, d: Device) -> Any:
 
 def _walked(f: Fields, p: Problem, d: Device) -> Any:
     """Whether half a group leaves tiles over, and only groups have a direction."""
-    side_m, side_n = sides(f, p)
+    side_m, side_n = listed.sides(f, p)
     tiles = np.where(f.walk == "rows", -(-side_m // f.tile_m), -(-side_n // f.tile_n))
     return ((f.raster_group == 1) & (f.walk == "rows")) | (
         (f.raster_group > 1) & (f.raster_group < 2 * tiles)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import gemm
-from ptxflow.compiler.kernels.gemm.decisions import smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
 from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
@@ -22,7 +21,6 @@ from ptxflow.compiler.kernels.gemm_fp8.problem import (
     sized,
     words,
 )
-from ptxflow.compiler.launch import Launch
 
 
 def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
@@ -34,18 +32,6 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel: one builder per tensor-core generation."""
     make = blackwell.Kernel if device.has_tmem else hopper.Kernel
     return make(tiling(p, s, device)).build()
-
-
-def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """A GEMM's."""
-    return gemm.trips(words(p), strategy(s, device), device)
-
-
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over M."""
-    t = tiling(p, s, device)
-    f = t.s.fields()
-    return t.launch(int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -80,8 +66,8 @@ GEMM_FP8 = Family(
     features=features,
     costs=COSTS,
     build=build,
-    trips=trips,
-    launch=launch,
+    trips=lambda p, s, d: gemm.trips(words(p), strategy(s, d), d),
+    launch=lambda p, s, d: tiling(p, s, d).launch(),
     trial=trial,
     trials=trials,
 )

@@ -16,22 +16,16 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Resources, rule
 from ptxflow.compiler.kernels.gqa_decode import warpgroup_decisions as warpgroup
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT, columns
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    APART,
-    ASYNC,
-    COPY,
-    SYNC,
-    TMA,
-    TOGETHER,
-    WARP,
-)
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC, WARP
 
 MMA_TOKENS, MMA_DIMS = 16, 16
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 
 DECISIONS = (
-    Decision("mma", (SYNC, ASYNC), "mma.sync of a warp; wgmma or tcgen05 of a warpgroup"),
-    Decision("gather", (COPY, TMA), "lanes copy tokens' rows, or TMA brings pages"),
+    Decision("mma", (SYNC, warpgroup.ASYNC), "mma.sync of a warp; wgmma or tcgen05 of a warpgroup"),
+    Decision(
+        "gather", (warpgroup.COPY, warpgroup.TMA), "lanes copy tokens' rows, or TMA brings pages"
+    ),
     Decision("warps", (1, 2, 4, 8), "warps of a CTA, each with tokens of its own; or a warpgroup"),
     Decision("tile", (16, 32, 64, 128), "tokens of a step of a warp, or warpgroup"),
     Decision("tiles", (1, 2, 4, 8, 16, 32, 64), "tiles of a warp"),
@@ -39,7 +33,7 @@ DECISIONS = (
     Decision("stages", (1, 2, 3, 4, 6), "tiles of a warp's ring"),
     Decision(
         "arrival",
-        (TOGETHER, APART),
+        (warpgroup.TOGETHER, warpgroup.APART),
         "keys and values of a tile are awaited together, or values later",
     ),
     Decision("order", ("heads", "places"), "what neighbouring CTAs differ in"),
@@ -101,11 +95,6 @@ def threads(f: Fields, device: Device) -> Any:
     return WARP * np.where(f.mma == SYNC, f.warps, warpgroup.warps(f, device))
 
 
-def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // threads(f, device) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
-
-
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
@@ -113,7 +102,9 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     resident = device.resident_blocks(smem, held, lanes)
     columns_of_memory = 0 * lanes
     if device.has_tmem:
-        columns_of_memory = np.where(f.mma == ASYNC, warpgroup.tmem_columns(f, problem), 0)
+        columns_of_memory = np.where(
+            f.mma == warpgroup.ASYNC, warpgroup.tmem_columns(f, problem), 0
+        )
         room = device.tmem_columns // np.maximum(columns_of_memory, 1)
         resident = np.minimum(resident, np.maximum(room, 1))
     return Resources(smem, held, lanes, columns_of_memory, resident)
@@ -157,7 +148,7 @@ RULES = (
     rule(
         "sums, scores and copies exceed the registers of a thread",
         "mma warps tile heads stages",
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p) <= d.register_share(threads(f, d)),
     ),
     rule(
         "several warps share chunks",

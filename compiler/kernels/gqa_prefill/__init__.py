@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.attention import few, sized
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
-from ptxflow.compiler.launch import Launch
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -22,11 +20,6 @@ Kernel = blackwell.Kernel | hopper.Kernel
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -75,11 +68,6 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
     name = f"{steps} steps of a tile of queries{blind}" + (", a tail" if tail else "")
     name += ", rising maxima" if rises else ""
     return Trip(name, tuple(values.items()), outputs)
-
-
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over the variable axes."""
-    return kernel(p, s, device).launch(int(decisions.smem_bytes(s.fields(), p, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -138,9 +126,9 @@ GQA_PREFILL = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: kernel(p, s, d).build(),
     trips=trips,
-    launch=launch,
+    launch=lambda p, s, d: kernel(p, s, d).launch(),
     trial=trial,
     trials=trials,
     revise=revise,

@@ -12,17 +12,8 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, var
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import slot, smem
-from ptxflow.compiler.kernels.mla.decisions import (
-    DIMS,
-    MMA_COLUMNS,
-    MMA_TOKENS,
-    PARTS,
-    QUERY_STEPS,
-    REGISTERS,
-    helpers,
-    part_columns,
-    weight_pitch,
-)
+from ptxflow.compiler.kernels.mla import decisions
+from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_TOKENS, PARTS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
@@ -47,19 +38,19 @@ class Multiplier(Shape):
         self.ropes = smem("ropes", tile * self.rope_pitch, self.stages, align=128)
         self.q_latent = smem("q_latent", columns * self.latent_pitch, align=128)
         self.q_rope = smem("q_rope", columns * self.rope_pitch, align=128)
-        self.weight_pitch = int(weight_pitch(s.fields(), problem))
+        self.weight_pitch = int(decisions.weight_pitch(s.fields(), problem))
         self.probs = smem("weights", tile * self.weight_pitch, self.groups, align=128)
         handed = self.own * MMA_COLUMNS * 4
         self.highs = smem("highs", self.rows * handed, self.groups, align=16)
         self.factors = smem("factors", handed, self.groups, align=16)
         self.row_maxima = smem("tops", handed, self.groups, align=16)
-        self.helpers = int(helpers(s.fields()))
+        self.helpers = int(decisions.helpers(s.fields()))
         self.ring = Ring.of("tiles", self.stages, LANES * self.helpers, self.warps)
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps
-        self.in_registers = s.operand == REGISTERS
-        self.parted = s.scores == DIMS
-        columns_each = int(part_columns(s.fields(), problem))
+        self.in_registers = s.operand == decisions.REGISTERS
+        self.parted = s.scores == decisions.DIMS
+        columns_each = int(decisions.part_columns(s.fields(), problem))
         self.part_columns, self.part_rows = columns_each, self._part_rows(columns_each)
         block = MMA_TOKENS * MMA_COLUMNS * 4
         self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
@@ -73,7 +64,7 @@ class Multiplier(Shape):
         # pairs of MMAs along a row, or steps of scores in parts; of queries all are kept, or four
         self.steps = len(self._part_steps()) if self.parted else len(self._steps())
         self.wide = self.part_columns // 2 if self.parted else self.own
-        self.kept = self.steps if self.in_registers else QUERY_STEPS
+        self.kept = self.steps if self.in_registers else decisions.QUERY_STEPS
         self.query = r.uint32(width=self.kept * self.wide * QUAD)
 
     @property

@@ -36,7 +36,7 @@ from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ROW = 128  # bytes of a row in a step
@@ -48,6 +48,8 @@ class Grouped(Shape):
     """Either product."""
 
     consumer_warps: int
+    acc: UOp  # sums of all K
+    store: Callable[[], Body]  # what becomes of them
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, "u_" if up else "d_")
@@ -115,6 +117,19 @@ class Grouped(Shape):
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
 
+    def multiply(self, sequence: UOp) -> list[Body]:
+        """A tile: all steps, and what becomes of its sums."""
+        k = var("k")
+        return [
+            at.mov(self.acc, 0),
+            loop(k, self.steps, self.step(self.use(sequence, k), k)),
+            self.store(),
+        ]
+
+    def step(self, use: UOp, k: UOp) -> list[Body]:
+        """A block of K, added to the sums of all."""
+        raise NotImplementedError
+
     # -- filling -------------------------------------------------------------------------------
 
     def produce(self, first: int) -> list[Body]:
@@ -135,17 +150,16 @@ class Grouped(Shape):
         ]
         return [when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)]
 
-    def _weights(self, stage: UOp, k: UOp) -> list[UOp]:
+    def _weights(self, use: UOp, k: UOp) -> list[UOp]:
         """The TMA of a stage's weights."""
+        stage = self.ring.stage(use)
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
         expert, tile = self.value("p_expert"), self.value("p_weight")
         box = (BLOCK, self.tile_w)
         if not self.up:
             row = expert * self.n + tile * self.tile_w
-            load = at.tma_load(
-                target, param("weights_map"), k * BLOCK, row, bar, box=box, element=1, apart=True
-            )
-            return [load]
+            tiles = Tiles("weights", self.ring, self.weights, self.weight_tile)
+            return tiles.load(use, k * BLOCK, [row], self.tile_w)
         groups = self.tile_w // (2 * GATE_ROWS)
         place = (k * BLOCK, 0, 0, tile * groups, expert)
         return [at.tma_load_5d(target, param("weights_map"), *place, bar, box=box, element=1)]
@@ -180,7 +194,7 @@ class Grouped(Shape):
             element=1,
         )
         expect = at.mbar_arrive_expect(bar, bytes=bytes_)
-        return [self.ring.wait_empty(use), expect, *self._weights(stage, k), tokens, *scales]
+        return [self.ring.wait_empty(use), expect, *self._weights(use, k), tokens, *scales]
 
     def _look_up(self, warp: UOp) -> list[UOp]:
         """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
@@ -229,7 +243,7 @@ class Grouped(Shape):
         ]
         before = const(self.lag - 1) < use
         return [
-            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(stage, k)),
+            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(use, k)),
             self.ring.wait_empty(use),
             copies,
             scales,
