@@ -185,7 +185,7 @@ PRESETS = {
         measurements=4,
         shapes=256,
         train={"stages": 1, "batch": 512, "workloads": 16, "hinted": True},
-    ),  # fmt: skip
+    ),
     "demo": Preset(
         (
             Row(

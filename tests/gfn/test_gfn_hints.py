@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,7 @@ def test_hints_are_bounds_of_what_each_choice_is_worth(spaces: list[RelationSpac
         np.maximum.at(exact, places, np.broadcast_to(worth[:, None], places.shape))
         found = worth.max() + row  # the best that was found is at most the best of all
         assert (row <= 0).all() and (row >= -FAR).all()
-        assert [row[a:b].max() for a, b in zip(edges, edges[1:], strict=False)] == [0.0] * len(
-            space.sizes
-        )
+        assert [row[a:b].max() for a, b in pairwise(edges)] == [0.0] * len(space.sizes)
         assert (row[np.isneginf(exact)] == np.float32(-FAR)).all()  # nothing is legal with it
         near = (exact - worth.max() > -0.02) & (row > -FAR)
         assert near.sum() >= len(space.sizes)
