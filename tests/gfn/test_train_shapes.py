@@ -89,7 +89,7 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_policy_for_any_device_is_trained_and_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = tmp_path / "any.safetensors"
     argv = ["--preset", "shapes", "--device", "any", "--without", "h100", "--steps", "4",
