@@ -13,7 +13,8 @@ are then of each size that is looked at. A run that was cut short goes on where 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
 as predicted, "log p" the policy's log-probability. Where more than 300,000 are valid, only 512
-draws of the policy are scored, and "best" is the best of these.
+draws of the policy are scored and what an evolutionary search of the reward asks for, and "best"
+is the best of these.
 
 examples:
   python sample.py --definition list
@@ -288,21 +289,22 @@ def sample_kernels(
     gpu: GpuInfo | None,
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
-    known to make sense. Of a space that is not listed only draws of the policy are scored."""
+    known to make sense. Of a space that is not listed only draws of the policy are scored, and what
+    a search of the reward finds."""
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
+    from ptxflow.env.search import USUAL
     from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
+    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone, reward_of
     from ptxflow.gfn.inference import (
         POOL,
         SHARPNESS,
-        UNIFORM,
         at_temperature,
         load_policy,
         score,
-        uniform,
         with_family,
+        with_found,
     )
 
     wide = args.space == "wide"
@@ -318,20 +320,22 @@ def sample_kernels(
         policy, source = with_family(policy, space), REWARD
     if args.temperature is not None:
         tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
-    most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
-    if wide and isinstance(space, RelationSpace):
-        pool = uniform(space, UNIFORM, args.seed)
-    else:
-        pool = score(policy, space, most, args.seed, sharpness, tau)
+    about = {} if wide else policy.about
     if isinstance(space, RelationSpace):
-        print(
-            f"{len(space):,} strategies are valid: {len(pool.space)} "
-            f"{'uniform draws' if wide else 'draws of the policy'} are scored, and the best is the "
-            "best of these",
-            file=sys.stderr,
-        )
+        most = max(args.k, POOL)
+        draws = None if wide else score(policy, space, most, args.seed, sharpness, tau)
+        reward = reward_of(about, space.device.name, space.family.name)[0]
+        # what strategies do that do not say stays so: no reward of today knows more of it
+        part = space.given({n: (c,) for n, c in space.family.implied.items()})
+        codes = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)[0]
+        pool = with_found(draws, policy, space, codes[:most], tau)
+        print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
+              f"asked for{'' if wide else f' and {most} draws of the policy'} are scored, and the "
+              "best is the best of these", file=sys.stderr)  # fmt: skip
+    else:
+        pool = score(policy, space, args.k, args.seed, sharpness, tau)
     chosen = choose(
-        {} if wide else policy.about,
+        about,
         definition,
         pool.space,
         pool.log_probs,

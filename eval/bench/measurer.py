@@ -47,6 +47,7 @@ class Measurer:
     origin: Origin
     folder: Path
     settings: Settings = SETTINGS
+    built: dict[Identity, CompiledKernel] | None = None  # kept where somebody will ask for them
     _latest: dict[Identity, Record] = field(default_factory=dict)
     _ahead: dict[Text, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
     _made: dict[Text, CompiledKernel] = field(default_factory=dict)
@@ -104,18 +105,22 @@ class Measurer:
         was compiled for other sizes is not compiled again."""
         self._submit(c for c in candidates if _text(c) not in self._made)
         for candidate in candidates:
-            text = _text(candidate)
-            if known := self._elsewhere(candidate):
-                yield candidate, known
-                continue
-            self._submit([candidate])
-            made, place = self._ahead.pop(text)
-            outcome = made.result()[place]
-            if isinstance(outcome, CompiledKernel):
-                self._made[text] = outcome
-            if len(self._made) > KEPT:
-                del self._made[next(iter(self._made))]
+            outcome = self._elsewhere(candidate) or self._awaited(candidate)
+            if self.built is not None and isinstance(outcome, CompiledKernel):
+                self.built[candidate.identity] = outcome
             yield candidate, outcome
+
+    def _awaited(self, candidate: Candidate) -> Outcome:
+        """What the compiler makes of it."""
+        text = _text(candidate)
+        self._submit([candidate])
+        made, place = self._ahead.pop(text)
+        outcome = made.result()[place]
+        if isinstance(outcome, CompiledKernel):
+            self._made[text] = outcome
+        if len(self._made) > KEPT:
+            del self._made[next(iter(self._made))]
+        return outcome
 
     def _elsewhere(self, candidate: Candidate) -> CompiledKernel | None:
         """The kernel as it was compiled for other sizes, launched for these: no family's text
