@@ -9,9 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
-from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem, value_of
+from ptxflow.compiler.ir.storage import anywhere, mbar, part, slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
@@ -38,6 +38,8 @@ CHUNK = 16  # bytes by which scales are found
 
 class Score:
     """A strategy applied to a problem, but for what multiplies."""
+
+    weights: UOp  # registers of a lane
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -151,6 +153,15 @@ class Score:
                 ),
             ]
         return out
+
+    def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
+        """Of the lane's heads, so many at a time; `first` and `step` count as many."""
+        own = self.row * (self.heads // wide) + first
+        return [
+            load_global(part(self.weights, i, wide), "weights", own + i // wide * step,
+                        element=4 * wide)
+            for i in range(0, self.weights.arg, wide)
+        ]  # fmt: skip
 
     # -- storing -------------------------------------------------------------------------------
 
