@@ -156,12 +156,11 @@ class Score:
 
     def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
         """Of the lane's heads, so many at a time; `first` and `step` count as many."""
-        own = self.row * (self.heads // wide) + first
-        return [
-            load_global(part(self.weights, i, wide), "weights", own + i // wide * step,
-                        element=4 * wide)
-            for i in range(0, self.weights.arg, wide)
-        ]  # fmt: skip
+        own, out = self.row * (self.heads // wide) + first, list[UOp]()
+        for i in range(self.weights.arg // wide):
+            held, index = part(self.weights, i * wide, wide), own + i * step
+            out.append(load_global(held, "weights", index, element=4 * wide))
+        return out
 
     # -- storing -------------------------------------------------------------------------------
 
