@@ -141,11 +141,19 @@ def how_it_is_ranked(parser: Parser) -> None:
     )
     add_cluster(parser)
     add(
+        "--records",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measurements of earlier runs, packed or not: what was fast in them is a candidate of "
+        "a library, listed or not, and its times are believed until it is measured",
+    )
+    add(
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="measure a library's kernels for so long at most, sizes all over the range first; the "
-        "same command goes on (default: no limit)",
+        help="measure a library's kernels for so long at most, what matters most first; the same "
+        "command goes on (default: no limit)",
     )
     add(
         "--looks",
@@ -200,8 +208,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--chain is of a --library")
     if args.library and (args.out or args.stop_at is not None):
         parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
-    if not args.library and (args.looks or args.time_limit or args.measure == "recorded"):
-        parser.error("--looks, --time-limit and --measure recorded are of a --library")
+    of_library = args.looks or args.records or args.time_limit or args.measure == "recorded"
+    if not args.library and of_library:
+        parser.error("--looks, --records, --time-limit, --measure recorded are of a --library")
     if args.time_limit is not None and not args.time_limit > 0:
         parser.error(f"--time-limit must be positive, not {args.time_limit}")
     if args.seed < 0:
@@ -264,7 +273,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
-        seconds=args.time_limit or math.inf, looks=args.looks,
+        believed=tuple(args.records or ()), seconds=args.time_limit or math.inf, looks=args.looks,
         wide=args.space == "wide",
         chained=None if args.chain is None else tuple(args.chain), **sharpness,
     )  # fmt: skip

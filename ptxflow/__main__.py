@@ -35,6 +35,7 @@ COMMANDS = {
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
         "verify-real": ("eval.verify.real", "a real row of each family in the emulator"),
         "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
+        "mcp": ("eval.agents.server", "a server for coding agents: all of this as tools"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {
