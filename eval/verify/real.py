@@ -153,7 +153,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = results.make("verify-real", args, given, work)
     print(markdown(HEADS, lines(summary["rows"]), None))
     return int(any(row["verdict"] != "right" for row in summary["rows"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
