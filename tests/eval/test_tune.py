@@ -44,6 +44,7 @@ from ptxflow.eval.tune.loop import (
     INEFFECTIVE,
     NOT_IMPLEMENTED,
     SETTLED,
+    Bench,
     Limits,
     Round,
     Session,
@@ -66,7 +67,7 @@ def uniform(part: RelationSpace, k: int, seed: int) -> np.ndarray:
     return part.sample_uniform(k, np.random.default_rng(seed))
 
 
-class Scripted:
+class Scripted(Bench):
     """Times by a function of the strategy; kernels are alike where `hidden` says so."""
 
     noise = 0.01
