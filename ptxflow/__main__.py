@@ -20,6 +20,10 @@ COMMANDS = {
         "train": ("train", "a policy, or tune a trained one to one workload"),
         "tune": ("eval.tune.session", "one workload in rounds: gaps, moves, branches, champion"),
         "definitions": ("env.tasks.definition_table", "what comes with ptxflow, and its axes"),
+        "model-shapes": (
+            "eval.sample.model_shapes",
+            "definitions and libraries that a model needs",
+        ),
         "solution": ("eval.sample.solution", "check a FlashInfer-Bench Solution on this GPU"),
         "export": ("eval.sample.export", "a library for Hugging Face kernels"),
     },
@@ -31,6 +35,7 @@ COMMANDS = {
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
         "verify-real": ("eval.verify.real", "a real row of each family in the emulator"),
         "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
+        "mcp": ("eval.agents.server", "a server for coding agents: all of this as tools"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {

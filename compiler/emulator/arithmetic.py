@@ -117,6 +117,26 @@ def fused(line: Line) -> Step:
     return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
 
 
+@operation(r"(add|sub|fma)(?:\.rn)?(\.sat)?\.f32\.(f16|bf16)")
+def mixed(line: Line) -> Step:
+    """PTX ISA 9.7.5: half precision and float32 to float32, rounded once; sm_100 and later."""
+    what, bound, kind = line.match.groups()
+    if not line.target.startswith("sm_10"):
+        raise line.refuse(f"{line.target} has no {what} of mixed precision")
+    half, single = Format(kind), Format("f32")
+
+    def sum_of(a: Array, c: Array) -> Array:
+        return _bounded(a.astype(np.float32) + (-c if what == "sub" else c), bound)
+
+    def fused_of(a: Array, b: Array, c: Array) -> Array:
+        product = a.astype(np.float64) * b
+        return _bounded(add_for_single(product, c.astype(np.float64)), bound)
+
+    if what == "fma":
+        return of_floats(line, single, (half, half, single), fused_of)
+    return of_floats(line, single, (half, single), sum_of)
+
+
 @operation(rf"(max|min)(\.ftz)?(\.NaN)?\.{_TYPE}")
 def float_extreme(line: Line) -> Step:
     """PTX ISA 9.7.3.11, 9.7.3.12, 9.7.4.7, 9.7.4.8; .NaN: of a number and NaN, NaN."""
@@ -124,13 +144,16 @@ def float_extreme(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
-    line.count(3)
-    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
+    line.count(3, 4 if kind + (x2 or "") == "f32" else 3)  # f32 of three inputs: sm_100
+    write = line.write(0, fmt.width)
+    reads = [line.read(i, fmt.width) for i in range(1, len(line.ins.operands))]
 
     def run(w: Warp) -> None:
-        x, y = fmt.values(a(w)), fmt.values(b(w))
-        out = extreme(what == "min", x, y)
-        write(w, fmt.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
+        x, *others = (fmt.values(read(w)) for read in reads)
+        for y in others:
+            out = extreme(what == "min", x, y)
+            x = np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out
+        write(w, fmt.words(x))
 
     return run
 

@@ -141,7 +141,7 @@ def set_registers(line: Line) -> Step:
             return None
         w.pc = w.at
         need = count - pool.held.get(w.index, pool.launch)
-        return Wait(lambda: pool.free >= need, f"{need} registers, {pool.free} are free")
+        return Wait(lambda: pool.free >= need, lambda: f"{need} registers, {pool.free} are free")
 
     return run
 
@@ -176,7 +176,9 @@ def barrier_sync(line: Line) -> Step:
         joined(w)
         if not waits or bar.generation > mine:
             return None
-        return Wait(lambda: bar.generation > mine, f"{name}: {32 * len(bar.arrived)} threads came")
+        return Wait(
+            lambda: bar.generation > mine, lambda: f"{name}: {32 * len(bar.arrived)} threads came"
+        )
 
     return run
 
@@ -325,8 +327,10 @@ def try_wait(line: Line) -> Step:
         if w.asked != w.at:
             w.asked = w.at
             return None
-        what = "; ".join(f"parity {p} of {bar}" for bar, p in asked[:2])
-        return Wait(lambda: any(bar.passed(p) for bar, p in asked), what)
+        return Wait(
+            lambda: any(bar.passed(p) for bar, p in asked),
+            lambda: "; ".join(f"parity {p} of {bar}" for bar, p in asked[:2]),
+        )
 
     return run
 

@@ -79,7 +79,7 @@ class Use:
     line: int
     first: int
     last: int
-    quarter: int  # of the lanes
+    lanes: tuple[int, int]  # from, to; 16 or 32 of them
     writes: bool
     agent: int
     clock: int
@@ -249,14 +249,14 @@ def after_uses(
     last: int,
     line: int,
     writes: bool = True,
-    quarter: int | None = None,
+    lanes: tuple[int, int] = (0, TMEM_LANES),
 ) -> None:
-    """An access to columns, of all lanes or a quarter, comes after other warps', fenced."""
+    """An access to columns, of all lanes or some, comes after other warps', fenced."""
     me = stream(w, TENSOR).agent
     for use in sorted(memory.uses, key=lambda u: u.line):
         if use.last <= first or last <= use.first or not (writes or use.writes):
             continue
-        if quarter not in (None, use.quarter):
+        if use.lanes[1] <= lanes[0] or lanes[1] <= use.lanes[0]:
             continue
         if use.agent != me and not w.actor.knows(HANDED, use.agent, use.clock):
             w.cta.machine.hazard(
@@ -264,16 +264,21 @@ def after_uses(
                 f"uses tensor memory that line {use.line} of another warp accessed; missing: "
                 "tcgen05.fence::before_thread_sync after that, and a barrier",
             )
-        if writes and first <= use.first and use.last <= last:  # later ones come after this one
+        covers = lanes[0] <= use.lanes[0] and use.lanes[1] <= lanes[1]
+        if writes and covers and first <= use.first and use.last <= last:  # later ones come after
             memory.uses.discard(use)
+
+
+def _lanes(held: Load | Store) -> tuple[int, int]:
+    """From which lane to which, 32 or half of them: two warps may share a quarter by halves."""
+    return int(held.lanes.min()), int(held.lanes.max()) + 1
 
 
 def _used(w: Warp, memory: TensorMemory, held: Load | Store) -> None:
     """A load or store is complete."""
     done, writes = stream(w, TENSOR), isinstance(held, Store)
     first, last = int(held.columns.min()), int(held.columns.max()) + 1
-    quarter = int(held.lanes.min()) // 32
-    memory.uses.add(Use(held.line, first, last, quarter, writes, done.agent, done.clock))
+    memory.uses.add(Use(held.line, first, last, _lanes(held), writes, done.agent, done.clock))
     w.unit(Order).used |= w.mask
 
 
@@ -334,7 +339,7 @@ def load(line: Line) -> Step:
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
         memory.check(first, last)
         _not_in_flight(memory, new)
-        after_uses(w, memory, first, last, line.ins.line, False, w.index % 4)
+        after_uses(w, memory, first, last, line.ins.line, False, _lanes(new))
         w.poison(slots, flying)
         memory.loads.append(new)
         w.unit(Issued).loads.append(new)
@@ -362,9 +367,10 @@ def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
         for part in p.parts:
             if part.columns.start < last and first < part.columns.stop:
                 raise Fault(f"accesses accumulators that the mma of line {p.line} still writes")
+    low, high = _lanes(access)
     for s in memory.stores:
-        quarter = int(s.lanes.min()) // 32 == int(access.lanes.min()) // 32
-        if quarter and int(s.columns.min()) < last and first <= int(s.columns.max()):
+        shared = low < _lanes(s)[1] and _lanes(s)[0] < high
+        if shared and int(s.columns.min()) < last and first <= int(s.columns.max()):
             raise Fault(f"accesses what the st of line {s.line} still writes (no wait::st)")
 
 
@@ -387,7 +393,7 @@ def store(line: Line) -> Step:
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
         memory.check(first, last)
         _not_in_flight(memory, new)
-        after_uses(w, memory, first, last, line.ins.line, True, w.index % 4)
+        after_uses(w, memory, first, last, line.ins.line, True, _lanes(new))
         memory.stores.append(new)
         w.unit(Issued).stores.append(new)
 
