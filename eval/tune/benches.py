@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Lock
 
@@ -18,7 +19,7 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import REFINE, load_measurements
+from ptxflow.env.measurements import REFINE, Measurement, load_measurements
 from ptxflow.env.observations import StrategyTime, observe
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.tasks.definition import Definition
@@ -76,7 +77,7 @@ def recorded(
     """Microseconds of a workload's strategies that files hold; infinite where a kernel failed.
     MeasurementError where a file cannot be read."""
     place = definition, tuple(sorted(axes.items())), space.device.name
-    held = [m for m in load_measurements(files) if m.workload == place]
+    held = [m for m in _loaded(tuple(files)) if m.workload == place]
     implied = space.family.implied
     timed = [
         StrategyTime({**implied, **m.choices}, m.latency_us or math.inf, m.timing_pass == REFINE)
@@ -86,6 +87,11 @@ def recorded(
     legal = space.nodes(space.indices(seen.codes)) >= 0
     found = zip(seen.codes[legal], seen.seconds[legal], strict=True)
     return {space.strategy(int(code)): float(us) for code, us in found}
+
+
+@cache
+def _loaded(files: tuple[Path, ...]) -> list[Measurement]:
+    return load_measurements(files)
 
 
 @dataclass

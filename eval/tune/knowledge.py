@@ -282,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise BadInput("page takes --into and --plot")
         from ptxflow.eval.tune.plots import follows  # matplotlib takes a second to load
 
-        follows([r for r in rows if isinstance(r, Follow)], args.plot)
+        found = (r for r in rows if isinstance(r, Follow))
+        follows(((r.before, r.after, r.tried, r.helped) for r in found), args.plot)
         write_whole(args.into, placed(args.into.read_text(), {"moves": moves_table(rows)}))
     else:
         print(shown(rows) if args.action == "show" else to_lines(rows).rstrip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.eval.study import style
-from ptxflow.eval.tune.knowledge import Follow
 from ptxflow.eval.tune.moves import AXES
 
 if TYPE_CHECKING:
@@ -94,13 +93,13 @@ def roofline(state: State) -> Figure:
     return figure
 
 
-def follows(rows: Sequence[Follow], path: Path) -> None:
-    """Which moves were tried right after which had made the champion: how often, and the share that
-    helped; those that were tried most."""
+def follows(rows: Iterable[tuple[str, str, int, int]], path: Path) -> None:
+    """Which moves were tried right after which had made the champion, by rows (before, after,
+    tried, helped): how often, and the share that helped; those that were tried most."""
     tried, helped = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for r in rows:
-        tried[r.before, r.after] += r.tried
-        helped[r.before, r.after] += r.helped
+    for first, second, times, gains in rows:
+        tried[first, second] += times
+        helped[first, second] += gains
     sums = [Counter[str](), Counter[str]()]
     for pair, n in tried.items():
         for total, name in zip(sums, pair, strict=True):
