@@ -288,7 +288,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(shown(rows) if args.action == "show" else to_lines(rows).rstrip())
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
