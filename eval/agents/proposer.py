@@ -89,14 +89,14 @@ class Model:
 
     chat: Chat
     name: str
-    tries: int = 3
+    returns: int = 3  # times that refusals go back
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt": 0, "completion": 0})
     failed: list[str] = field(default_factory=list)
 
     def propose(self, asked: Asked) -> list[Strategy]:
         messages = [{"role": "system", "content": TASK}, {"role": "user", "content": told(asked)}]
         found: dict[str, Strategy] = {}
-        for _ in range(self.tries):
+        for _ in range(self.returns + 1):
             try:
                 text, usage = self.chat({
                     "model": self.name, "messages": messages, "temperature": 0,
@@ -114,7 +114,9 @@ class Model:
             said = f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": said}]
         else:
-            self.failed.append(f"{len(found)} of {asked.k} strategies after {self.tries} answers")
+            self.failed.append(
+                f"{len(found)} of {asked.k} strategies after {self.returns + 1} answers"
+            )
         return list(found.values())[: asked.k]
 
 

@@ -113,8 +113,9 @@ def test_mixed_precision_is_rounded_once(what: str, kind: str) -> None:
         if what == "fma":
             want = by_lane(lambda a, b, c: fused(single, False, a, b, c), *values)
         else:
-            want = (values[0] + values[1] * (-1 if what == "sub" else 1)).astype(np.float32)
-    assert same(single.values(got), [float(x) for x in want])
+            sums = values[0] + values[1] * (-1 if what == "sub" else 1)
+            want = [float(x) for x in sums.astype(np.float32)]
+    assert same(single.values(got), want)
     with pytest.raises(PtxSyntaxError, match="sm_90a has no"):
         lanewise(text, *halves, last, out=32, target="sm_90a")
 

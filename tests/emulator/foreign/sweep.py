@@ -159,7 +159,9 @@ def _none_on_the_way(word: str) -> Callable[[Sequence[str], Finding], bool]:
         if _none_between(word)(lines, f):
             return True
         after, before = lines[min(f.related) :], lines[: f.line - 1][::-1]
-        ways = [itertools.takewhile(lambda x: "\tbarrier.sync" not in x, w) for w in (after, before)]
+        ways = [
+            itertools.takewhile(lambda x: "\tbarrier.sync" not in x, w) for w in (after, before)
+        ]
         return not any(word in x for way in ways for x in way)
 
     return seen
