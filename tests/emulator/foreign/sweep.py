@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ptxflow.command import BadInput
+from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify.foreign import Finding, check
 from tests.emulator.described import fixture_described
 from tests.emulator.foreign.fixtures import HERE, made
@@ -250,7 +251,7 @@ def page(rows: Sequence[dict]) -> str:
         "compiler", "target", "half", "kernels", "not compiled", "no verdict", "values right",
         "lines never executed", "nothing found", "with findings", "findings", "not witnessed",
     )  # fmt: skip
-    table = [heads, ("---",) * 3 + ("--:",) * 9]
+    table = []
     for key, group in sorted(groups.items()):
         held = [r for r in group if "kinds" in r and not r["stopped"]]
         wrong = sum(any(rule == "value" for rule, *_ in r["open"]) for r in held)
@@ -261,11 +262,14 @@ def page(rows: Sequence[dict]) -> str:
             sum(r["unreached"] for r in held), found.count(0), len(held) - found.count(0),
             sum(found), sum(len(r["open"]) for r in held),
         ))  # fmt: skip
-    kinds = [("rule", "what it is", "kernels", "findings"), ("---", "---", "--:", "--:")]
+    kinds = []
     for i, kind in enumerate(KINDS):
         of = [r["kinds"][str(i)] for r in ran if str(i) in r["kinds"]]
         kinds.append((kind.rule, kind.why, len(of), sum(of)))
-    shown = ["\n".join(f"| {' | '.join(map(str, row))} |" for row in t) for t in (table, kinds)]
+    shown = [
+        markdown(heads, table, 3),
+        markdown(("rule", "what it is", "kernels", "findings"), kinds, 2),
+    ]
     left = [f"- {r['name']} ({r['compiler']}), line {n}, {rule}: {said}"
             for r in ran for rule, n, said in r["open"]]  # fmt: skip
     left += [f"- {r['name']} ({r['compiler']}): {said}" for r in rows
