@@ -20,6 +20,10 @@ COMMANDS = {
         "train": ("train", "a policy, or tune a trained one to one workload"),
         "tune": ("eval.tune.session", "one workload in rounds: gaps, moves, branches, champion"),
         "definitions": ("env.tasks.definition_table", "what comes with ptxflow, and its axes"),
+        "model-shapes": (
+            "eval.sample.model_shapes",
+            "definitions and libraries that a model needs",
+        ),
         "solution": ("eval.sample.solution", "check a FlashInfer-Bench Solution on this GPU"),
         "export": ("eval.sample.export", "a library for Hugging Face kernels"),
     },

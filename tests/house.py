@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -57,6 +58,7 @@ def imported(source: str, modules: Collection[str]) -> Iterator[str]:
         yield from [n for n in (name, name.rpartition(".")[0]) if n in modules][:1]
 
 
+@functools.cache
 def imports() -> tuple[dict[str, Path], Graph]:
     """Our modules by name, and which of them each imports."""
     modules = {

@@ -161,6 +161,7 @@ class Grid:
     cluster_size: int
     block: tuple[int, int, int]  # threads
     shared_bytes: int
+    local_bytes: int  # a thread
     launch_registers: int  # a thread
     ctas: list[Cta]
     landings: list[Landing]

@@ -10,11 +10,9 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
-from ptxflow.compiler.emulator.memory import SHARED_BASE
-from ptxflow.compiler.emulator.moves import own_offsets, write_shared
+from ptxflow.compiler.emulator.moves import read, write
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
 from ptxflow.compiler.emulator.tensormap import TensorMap, mapped
-from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 BYTES = 128
@@ -57,13 +55,7 @@ def replace(line: Line) -> Step:
             octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
             where = at + first + np.arange(size)[None, :]
             lanes = np.array([lane])
-            if space == "shared::cta" or (not space and at >> 32 == SHARED_BASE >> 32):
-                offsets = own_offsets(w, where & 0xFFFFFFFF)
-                write_shared(w, line.ins.line, offsets, octets, 1, lanes)
-            else:
-                words, index = w.cta.machine.memory.words(where, 1)
-                words[index] = octets
-                touch_words(w, where, 1, "w", lanes)
+            write(w, line.ins.line, space, where, octets, 1, lanes)
 
     return run
 
@@ -79,13 +71,9 @@ def copy(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         each = np.arange(BYTES)[None, :]
-        source = own_offsets(w, uniform(w, origin(w), "the source") + each)
+        octets = read(w, "shared", uniform(w, origin(w), "the source") + each, 1)
         target = uniform(w, to(w), "the target") + each
-        octets = w.cta.shared.load(source, 1)
-        touch(w, w.cta.shared.shadow, source[:, 0], BYTES, "r")
-        words, index = w.cta.machine.memory.words(target, 1)
-        words[index] = octets
-        touch_words(w, target, 1, "w")
+        write(w, line.ins.line, "global", target, octets, 1)
 
     return run
 

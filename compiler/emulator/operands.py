@@ -233,6 +233,8 @@ def build(index: int, ins: Instruction, program: Program) -> Step:
         if match:
             line = Line(ins, match, program, index)
             step = program.coverage.watch(index, ins, builder(line))
+            code, boundaries = program.module.code, program.coverage.boundaries
+            step = boundaries.watch(index, code, step, line.reader)
             if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
                 return step
             return guarded(step, line.guard())

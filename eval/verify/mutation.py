@@ -26,7 +26,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -42,7 +42,7 @@ from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.verify.results import Log, Summary, kernels_digest, spread
+from ptxflow.eval.verify.results import Log, Summary, kernel_digest, kernels_digest, spread
 
 VERDICTS = ("killed", "caught", "equivalent", "survived", "refused")
 
@@ -255,13 +255,12 @@ def _counted(texts: Iterable[str]) -> dict[str, int]:
 
 
 def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
-    """By family, the digest of the kernels that were changed."""
-    texts: dict[str, list[str]] = {}
-    for problem, strategy in jobs:
-        maker = family(strategy.family)
-        text = digest(write(maker.build(problem, strategy, device), device))
-        texts.setdefault(strategy.family, []).append(text)
-    return {name: kernels_digest(found) for name, found in texts.items()}
+    """By family, the digest of the kernels that were changed: mistakes in machine code that is the
+    same, whichever statements of it they are made in."""
+    kernels: dict[str, list[str]] = {}
+    for job in jobs:
+        kernels.setdefault(job[1].family, []).append(kernel_digest(*job, device))
+    return {name: kernels_digest(found) for name, found in kernels.items()}
 
 
 def table(summary: Summary) -> str:

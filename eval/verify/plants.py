@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -249,7 +248,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table([j for j in judged.values()], plants, outcomes))
     ran = [outcomes.get(p.mutant.id, "") for p in plants]
     return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,6 @@ from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel, Job, compile_kernel
 from ptxflow.compiler.device import Device
@@ -38,7 +37,7 @@ from ptxflow.eval.verify.draws import (
     draw_shapes,
 )
 from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
-from ptxflow.eval.verify.results import Log, Summary, kernels_digest
+from ptxflow.eval.verify.results import Log, Summary, kernels_digest, machine_digest
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -57,7 +56,7 @@ class Row:
 
     family: str
     who: str
-    kernel: str = ""  # digest of its PTX
+    kernel: str = ""  # digest of its machine code and launch
     refused: str = ""  # the stage that did
     reason: str = ""  # in its own words
     techniques: tuple[str, ...] = ()  # seen in the machine code
@@ -94,8 +93,9 @@ def _row_of(device: Device, job: Job, emulate: bool) -> Row:
         wrong = "; ".join(found.complaints)
     seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
     return Row(
-        strategy.family, f"{_who(problem)} {strategy.key}", digest(kernel.ptx), techniques=seen,
-        excess=_excess(kernel), emulated=wrong,
+        strategy.family, f"{_who(problem)} {strategy.key}",
+        machine_digest(kernel.cubin, kernel.launch), techniques=seen, excess=_excess(kernel),
+        emulated=wrong,
     )  # fmt: skip
 
 

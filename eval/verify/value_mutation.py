@@ -340,7 +340,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(bool(summary["escaped"] or summary["crashed"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
-from ptxflow.compiler.ir import Value, loop, slot, value
+from ptxflow.compiler.ir import Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
@@ -31,6 +31,7 @@ from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.trials import cover
+from ptxflow.eval.verify.value_mutants import candidates
 from tests.families import (
     dsa_indexer,
     dsa_sparse,
@@ -185,6 +186,52 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
     holder, method, planted, problem, strategy = PLANTS[name]
     monkeypatch.setattr(holder, method, planted)
     assert cover(problem, strategy, H200).error
+
+
+#: (problem, strategy, what is changed, in which statement, which of those)
+ONE_MORE = {
+    "a tile of queries that begins a token earlier": (
+        gqa_prefill.problem(),
+        gqa_prefill.strategy(share=2, stages=1, overlap=0),
+        "64 to 63 in mul in parity",
+        "mbar_wait(v_full)",
+        0,
+    ),
+    "the entry behind the last of a list": (
+        dsa_indexer.problem(),
+        dsa_indexer.strategy(),
+        "lt of one more in inside",
+        "put_place(chosen",
+        1,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_MORE)
+def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that shows at a boundary alone: the last index, the first tile beyond a ring."""
+    problem, strategy, change, statement, which = ONE_MORE[name]
+    maker, made = family(problem.family), list[str]()
+
+    def build(*given: Any) -> Any:
+        whole = maker.build(*given)
+        found = [
+            mutant
+            for kernel in kernels_of(whole)
+            for c in candidates(kernel)
+            if c.path is not None and change in c.change
+            if statement in str(mutant := c.of(kernel))
+        ]
+        if not found:
+            return whole
+        made.append(str(found[which]))
+        return found[which].within(whole)
+
+    planted = replace(maker, build=build)
+    monkeypatch.setattr(trials, "family", lambda _: planted)
+    found = cover(problem, strategy, H200)
+    assert made and (found.error or found.hazards)
 
 
 WORKSPACES = {

@@ -73,7 +73,7 @@ def test_a_machinery_that_fails_twice_ends_the_run(tmp_path: Path, rig: Worker) 
         m(field.candidates(range(16)))
 
 
-@pytest.mark.usefixtures("policies")
+@pytest.mark.usefixtures("policies", "one_plot")
 def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     asked = (*PLACE, "--methods", "policy,random,TPE,bico", "--out", str(out))

@@ -122,7 +122,6 @@ POSITIVE = {
     "fit-surrogate": ["--steps", "--folds", "--least", "--jobs"],
     "harness": ["--workloads", "--trials", "--timeout"],
     "legality": ["--samples", "--workloads", "--jobs"],
-    "eval.study.moe_error": ["--tokens", "--experts", "--seeds"],
     "mutate-values": ["--draws", "--kernels", "--mutants", "--jobs"],
     "mutation": ["--draws", "--kernels", "--jobs"],
     "baselines": ["--rounds"],

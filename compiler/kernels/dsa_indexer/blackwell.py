@@ -26,9 +26,9 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
+        self.weights = self.r("held_weights", self.heads)
         self.blocks = self.tile // TMEM_ROWS
         self.each = self.blocks // int(s.consumers)  # of a warpgroup
-        self.releases = self.warps + 1
         self.columns = COLUMNS if self.heads % COLUMNS == 0 else COLUMNS // 2
         self.products = tmem("products", self.blocks * self.heads, int(s.buffers))
         self.done = Ring.of("done", int(s.buffers), 1, self.warps)
@@ -88,10 +88,6 @@ class Kernel(Score):
             load_global(part(self.weights, QUAD * i, QUAD), "weights", own + i, element=4 * QUAD)
             for i in range(self.heads // QUAD)
         ]
-
-    @property
-    def weights(self) -> UOp:
-        return self.r("held_weights", self.heads)
 
     def row_of(self, block: int) -> UOp:
         """The first of the warp's rows of a block, in the tile."""

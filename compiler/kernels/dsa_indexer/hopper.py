@@ -25,8 +25,8 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
+        self.weights = self.r("held_weights", self.heads // 4)
         self.blocks = self.tile // (WARPGROUP_ROWS * int(s.consumers))  # of a warpgroup
-        self.releases = self.warps
         self.per_block = self.heads // 2
         self.products = slot(frag("products", self.blocks * self.per_block, "f32"))
 
@@ -61,10 +61,6 @@ class Kernel(Score):
             )
             for i in range(self.heads // COLUMNS)
         ]
-
-    @property
-    def weights(self) -> UOp:
-        return self.r("held_weights", self.heads // 4)
 
     def row_of(self, block: int) -> UOp:
         """The first of the warpgroup's rows of a block."""

@@ -65,6 +65,10 @@ class Places:
         self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
         self.together = s.reduction == decisions.TOGETHER
         self._dtype = PTX_TYPE[self.problem.dtype]
+        # bulk stores that a step leaves in flight, so that the one before is over; and whether some
+        # may be so behind the last step
+        self._pending = min(1, self.stages - 1) if self.refills else self.stages
+        self._leaves_pending = s.path == decisions.BULK and self._pending > 0
 
     def _vector(self, row: Float32, j: int) -> UOp:
         """The j-th of a row's vectors."""
@@ -180,16 +184,6 @@ class Ring(Places):
     def _hand_over(self) -> list[UOp]:
         """What the lanes did in shared memory comes before what the async proxy does next."""
         return [at.fence_proxy_async(), at.warp_sync()]
-
-    @property
-    def _leaves_pending(self) -> bool:
-        """Whether bulk stores may be in flight behind the last step."""
-        return self.s.path == BULK and self._pending > 0
-
-    @property
-    def _pending(self) -> int:
-        """Bulk stores that a step leaves in flight, so that the one before is over."""
-        return min(1, self.stages - 1) if self.refills else self.stages
 
     def _send(self, use: UOp) -> list[Body]:
         """The warp's new rows leave its ring in bulk, and later rows take the place of older."""

@@ -29,7 +29,7 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Gate,
     Shape,
 )
-from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import (
     Float32,

@@ -19,7 +19,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES, ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT, Gate
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, k_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
@@ -26,8 +26,9 @@ class Kernel:
     """A kernel, and what its epilogue does to accumulators."""
 
     def __init__(self, t: Tiling, fused: Plain):
-        self.t, self.s, self.fused = t, t.s, fused
+        self.t, self.s, self.fused, self.operand = t, t.s, fused, t.dtype
         s = t.s
+        self.reuses = bool(s.persistent)  # accumulators are handed back to the MMA
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
         self.blocks_m = s.tile_m // self.rows
@@ -46,16 +47,6 @@ class Kernel:
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
 
-    @property
-    def reuses(self) -> bool:
-        """Whether accumulators are handed back to the MMA."""
-        return bool(self.s.persistent)
-
-    @property
-    def operand(self) -> str:
-        """The type of A and B."""
-        return self.t.dtype
-
     def build(self) -> UOp:
         s, t = self.s, self.t
         bars = [self.ring.full, self.ring.empty, self.done.full]
@@ -64,22 +55,8 @@ class Kernel:
         tiles = t.each_tile("e", self.epilogue)
         epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
         after = self.reduction.after(self.reduce)
-        held = (
-            self.acc,
-            self.out,
-            self.tmem,
-            *self.reduction.storage,
-            *self.fused.registers.storage,
-        )
-        info = KernelInfo(
-            name=t.entry,
-            arch=t.device.arch,
-            warps=self.warps + 4 * s.warp_specialized,
-            cluster=t.cluster_size,
-            params=t.params,
-            storage=t.storage(*bars, *held),
-            cta_group=s.cta_group,
-        )
+        held = self.acc, self.out, self.tmem, *self.reduction.storage
+        info = t.info(*bars, *held, *self.fused.registers.storage, cta_group=s.cta_group)
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
         regs = int(consumer_regs(s.fields()))

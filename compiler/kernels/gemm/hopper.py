@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, part, slot
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, release_one, span
@@ -54,24 +54,10 @@ class Kernel:
             body = [*self.begin(), t.each_tile("p", self.produce), *t.drain(self.ring)]
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
         after = self.reduction.after(self.reduce)
-        info = KernelInfo(
-            name=t.entry,
-            arch=t.device.arch,
-            warps=self.warps + 4 * s.warp_specialized,
-            cluster=t.cluster_size,
-            params=t.params,
-            storage=t.storage(
-                self.ring.full,
-                self.ring.empty,
-                *([self.turn] if self.turns > 1 else []),
-                self.acc,
-                self.out,
-                *self.reduction.storage,
-                *self.fused.registers.storage,
-            ),
-            dependent=self.early,
-            chained=t.problem.chained if self.early else None,
-        )
+        bars = self.ring.full, self.ring.empty, *([self.turn] if self.turns > 1 else [])
+        held = self.acc, self.out, *self.reduction.storage, *self.fused.registers.storage
+        attrs = {"dependent": True, "chained": t.problem.chained} if self.early else {}
+        info = t.info(*bars, *held, **attrs)
         ahead = [at.grid_launch_dependents()] if self.early else []
         return finish(info, *ahead, *roles, *after, meet=False)
 

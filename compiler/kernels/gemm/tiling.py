@@ -7,6 +7,7 @@ swapped. The M side holds tensor `left`, the N side tensor `right`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -22,7 +23,7 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
@@ -60,6 +61,7 @@ class Tiling:
         self.left, self.right = "BA" if self.swapped else "AB"  # tensors on the sides of the MMA
         # tiles that the block's warpgroups work on at a time
         self.at_once = int(s.consumers) if s.schedule == decisions.PINGPONG else 1
+        self.warps = int(decisions.warps(f, device))
         self._clusters(ctas)
         self._steps(ctas)
         # bytes of the operands' swizzle atom; a stage of each, of which a CTA of a pair holds half
@@ -155,10 +157,13 @@ class Tiling:
         rows = s.tile_m * s.tile_n * self.at_once // (s.consumers * columns)
         return SmemTile(rows, columns if s.epilogue == TMA else wide, ELEMENT, wide * ELEMENT)
 
-    def storage(self, *more: UOp) -> tuple[UOp, ...]:
+    def info(self, *storage: UOp, **attrs: Any) -> KernelInfo:
+        """Of the kernel, with storage before that of operands and of C."""
         staging = (self.c_smem,) if self.staged else ()
         partial = (self.partial,) if self.split else ()
-        return (*more, self.a_smem, self.b_smem, *staging, *partial)
+        storage = (*storage, self.a_smem, self.b_smem, *staging, *partial)
+        arch, size = self.device.arch, self.cluster_size
+        return KernelInfo(self.entry, arch, self.warps, size, self.params, storage, **attrs)
 
     # -- loads ---------------------------------------------------------------------------------
 
@@ -226,11 +231,7 @@ class Tiling:
 
     def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
-        f = self.s.fields()
-        shared, warps = (
-            int(decisions.smem_bytes(f, self.device)),
-            int(decisions.warps(f, self.device)),
-        )
+        shared = int(decisions.smem_bytes(self.s.fields(), self.device))
         n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
@@ -255,4 +256,4 @@ class Tiling:
         if self.staged:
             given["C_map"] = over("C", "M", n)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(self.entry, grid, warps, self.params, given, shared, size)
+        return launch_of(self.entry, grid, self.warps, self.params, given, shared, size)

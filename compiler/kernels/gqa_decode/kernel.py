@@ -23,7 +23,7 @@ from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYT
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import APART
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as WARP_SIZE
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.fragments import COLUMN, ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import COLUMN, ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.softmax import (
     ACROSS,
     MAX,

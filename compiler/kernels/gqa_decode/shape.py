@@ -112,28 +112,20 @@ class Span(Shape):
         self.heads, self.stages = int(s.heads), int(s.stages)
         self.side = int(columns_of_warp(s.fields(), problem))
         self.units = [(h, c) for h in range(self.heads) for c in range(self.side)]
+        self.caches = CACHES  # parameters by which keys and values are found
+        self.maps = dict[str, Param]()  # tensor maps by parameter
+        self.every_told_row = list[str]()  # registers that hold rows of the caches
+        # CTAs of a chunk
+        self.parts = self.key_heads // self.heads * (self.columns // self.side)
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
         self.head, self.column = share // sides * self.heads, share % sides * self.side
         self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
         self.tokens = self.sequences.tokens
+        # the chunk's first token, of the sequence's
+        self.start = (self.place - self.sequences.first_place(self.sequence)) * self.chunk
 
     # -- the kernel ----------------------------------------------------------------------------
-
-    @property
-    def caches(self) -> tuple[tuple[str, str], ...]:
-        """Parameters by which keys and values are found."""
-        return CACHES
-
-    @property
-    def maps(self) -> dict[str, Param]:
-        """Tensor maps by parameter."""
-        return {}
-
-    @property
-    def every_told_row(self) -> list[str]:
-        """Registers that hold rows of the caches."""
-        return []
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -149,11 +141,6 @@ class Span(Shape):
 
     # -- which chunk ---------------------------------------------------------------------------
 
-    @property
-    def parts(self) -> int:
-        """CTAs of a chunk."""
-        return self.key_heads // self.heads * (self.columns // self.side)
-
     def _split_ctas(self) -> tuple[UOp, UOp]:
         """A CTA's chunk, and which of its parts."""
         if self.s.order == "heads":
@@ -168,11 +155,6 @@ class Span(Shape):
             *self.find,
             *self.sequences.lengths(self.sequence),
         ]
-
-    @property
-    def start(self) -> UOp:
-        """The chunk's first token, of the sequence's."""
-        return (self.place - self.sequences.first_place(self.sequence)) * self.chunk
 
     def query_row(self, h: int) -> UOp:
         """The first query head of a key head, of all sequences' query heads."""

@@ -19,7 +19,7 @@ from ptxflow.compiler.ir.statements import Body, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode import warpgroup_decisions as warpgroup
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_decode.shape import CACHES, Span
+from ptxflow.compiler.kernels.gqa_decode.shape import Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as LANES
 from ptxflow.compiler.launch import Param, TensorMapParam
@@ -69,6 +69,10 @@ class Tiles(Span):
         self.fours = max(BRANCH * WIDE // (self.heads * self.size), 1)
         # of this CTA's key heads, in a row of a cache
         self.first_column = self.head * self.size
+        if not self.copied:
+            self.caches, self.maps = (("k_map", "map"), ("v_map", "map")), self._maps()
+        every = product((KEYS, VALUES), range(self.fours))
+        self.every_told_row = [row for name, j in every for row in self.told_rows(name, j)]
 
     def tiles_of(self, name: str) -> Storage:
         """What a ring holds."""
@@ -167,24 +171,14 @@ class Tiles(Span):
         """The registers with the rows that the j-th instruction of a turn gathers."""
         return [f"{name}_row_{j}_{i}" for i in range(GATHERED)]
 
-    @property
-    def every_told_row(self) -> list[str]:
-        names = product((KEYS, VALUES), range(self.fours))
-        return [row for name, j in names for row in self.told_rows(name, j)]
-
-    @property
-    def caches(self) -> tuple[tuple[str, str], ...]:
-        return CACHES if self.copied else (("k_map", "map"), ("v_map", "map"))
-
-    @property
-    def maps(self) -> dict[str, Param]:
+    def _maps(self) -> dict[str, Param]:
         """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
         width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
         dims, pitch = (str(width), f"num_pages * {self.page_size}"), (str(width * ELEMENT),)
         near, dtype = 256 if mine >= 256 else 128, self.problem.dtype
         return {
             f"{name}_map": TensorMapParam(f"{name}_cache", dtype, dims, pitch, self.box, LINE, near)
-            for name in (() if self.copied else (KEYS, VALUES))
+            for name in (KEYS, VALUES)
         }
 
     # -- by lanes ------------------------------------------------------------------------------

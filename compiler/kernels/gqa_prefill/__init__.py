@@ -91,8 +91,9 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
-    steps; last tiles that are full to every extent; a ring beyond its 32nd turn. Of some blocks an
-    odd number, so that they are of all heads."""
+    steps; last tiles that are full to every extent; a full tile that sees one key more than fill a
+    ring; a ring beyond its 32nd turn. Of some blocks an odd number, so that they are of all heads.
+    """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
@@ -100,9 +101,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, some)
 
-    whole = 2 * k.tokens + 5
+    whole, ring = 2 * k.tokens + 5, s.stages * tile
+    turns = -(-2 * k.tokens // ring)
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
+        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 8, 8),
         size(5, 75, 60, (13,)),

@@ -17,7 +17,7 @@ from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_TOKENS, PART
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
-from ptxflow.compiler.tile.fragments import ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, logit_scale
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit, repeat, traced
@@ -51,7 +51,9 @@ class Multiplier(Shape):
         self.in_registers = s.operand == decisions.REGISTERS
         self.parted = s.scores == decisions.DIMS
         columns_each = int(decisions.part_columns(s.fields(), problem))
-        self.part_columns, self.part_rows = columns_each, self._part_rows(columns_each)
+        self.part_columns = columns_each
+        # MMAs one below the other of a warp for scores in parts
+        self.part_rows = self.rows * self.across * PARTS // (self.warps * columns_each)
         block = MMA_TOKENS * MMA_COLUMNS * 4
         self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
         self.softmax = ColumnSoftmax(self.r, 2 * self.own, floor=FLOOR)
@@ -73,10 +75,6 @@ class Multiplier(Shape):
         rings = (self.factors, self.row_maxima, self.ring.full, self.ring.empty)
         parts = (self.partials,) if self.parted else ()
         return (*shared, *parts, *rings, *self.r.storage)
-
-    def _part_rows(self, columns: int) -> int:
-        """MMAs one below the other of a warp for scores in parts."""
-        return self.rows * self.across * PARTS // (self.warps * columns)
 
     # -- the whole -----------------------------------------------------------------------------
 

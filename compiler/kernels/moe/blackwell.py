@@ -32,16 +32,10 @@ class Products(WaveSums):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.consumer_warps = 4 * self.consumers
         self.buffer = tmem("sums", self.units * self.width, BUFFERS)
         self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
         self.epilogue = (WeightLanes if self.swapped else TokenLanes)(self)
         self.store = self.epilogue.store
-
-    @property
-    def releases(self) -> int:
-        """A commit, and the warps that read scales."""
-        return 1 + self.consumer_warps
 
     # -- the whole -----------------------------------------------------------------------------
 

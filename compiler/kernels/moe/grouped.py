@@ -11,7 +11,6 @@ the device knows. A step is one block of K, 128 elements: 128 bytes of every row
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -47,7 +46,6 @@ ENTRIES = {True: "moe_up", False: "moe_down"}
 class Grouped(Shape):
     """Either product."""
 
-    consumer_warps: int
     acc: UOp  # sums of all K
     store: Callable[[], Body]  # what becomes of them
 
@@ -55,6 +53,7 @@ class Grouped(Shape):
         super().__init__(problem, s, device, "u_" if up else "d_")
         self.up, self.entry = up, ENTRIES[up]
         self.consumers: int = s.consumers
+        self.consumer_warps = 4 * self.consumers
         self.swapped = bool(s.swap)
         self.k = self.hidden if up else self.inner
         self.n = 2 * self.inner if up else self.hidden
@@ -68,21 +67,14 @@ class Grouped(Shape):
         self.weights = smem("weight_tiles", self.weight_tile.bytes, self.stages)
         self.scales = smem("scale_rows", self.scale_sets * self.tile_t * 4, self.stages, align=128)
         self.copiers: int = int(copiers(self.s.fields(), self.device))
+        fillers = self.copiers + 1 if up else 1
+        frees = self.consumer_warps + int(device.has_tmem)  # with tcgen05 a commit, too
+        self.ring = Ring.of("ring", self.stages, fillers, frees)
         self.steps = const(self.k // BLOCK, "steps")
         self.tiles_w = const(self.n // self.tile_w, "tiles_w")
         self._own_rows = self.tile_t // self.copiers  # rows of the tile that a warp copies
         self.lines = self._own_rows // LINES  # groups of rows that a warp copies together
         self.scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
-
-    @cached_property
-    def ring(self) -> Ring:
-        fillers = self.copiers + 1 if self.up else 1
-        return Ring.of("ring", self.stages, fillers, self.releases)
-
-    @property
-    def releases(self) -> int:
-        """Arrivals that free a stage."""
-        return self.consumer_warps
 
     # -- which tile ----------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ class Products(Grouped):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.consumer_warps = 4 * self.consumers
         self.waves: int = s.waves
         own = self.tile_w // self.consumers if self.swapped else self.tile_w
         self.width = self.tile_t if self.swapped else min(own // self.waves, 256)  # of a unit

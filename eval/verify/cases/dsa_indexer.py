@@ -70,10 +70,12 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
 
 
 def _lengths(problem: Problem) -> list[int]:
-    """One sequence leaves out some tokens of its last page, others are short, empty or half."""
+    """One sequence leaves out some tokens of its last page, others are empty, without a last page,
+    short, as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
-    kinds = (most - 3, FEW, most - 1, most - problem["page_size"], most // 2, 0)
-    return [kinds[b % len(kinds)] if b != 1 else 0 for b in range(problem["batch_size"])]
+    listed = min(problem["topk"], most)
+    kinds = (most - 3, 0, most - 1, most - problem["page_size"], FEW, listed, most // 2)
+    return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
 def _float8(values: Values) -> Values:
