@@ -1,4 +1,4 @@
-"""The session that docs/agents.md shows, held anew: `python -m tests.agents.transcript docs/agents.md`.
+"""The session of docs/agents.md, held anew: `python -m tests.agents.transcript docs/agents.md`.
 
 Long parts of answers are left out, which "..." says; a test holds the page to it.
 """
@@ -6,6 +6,7 @@ Long parts of answers are left out, which "..." says; a test holds the page to i
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +22,8 @@ WIDTH, ITEMS, CHARACTERS = 118, 3, 150
 
 
 def short(value: Any) -> Any:
-    """A value with the first few of what is many, and the beginning of what is long."""
+    """A value with the first few of what is many, and the beginning of what is long; no digests and
+    no shares, which change with any text."""
     if isinstance(value, dict):
         kept = {k: short(v) for k, v in list(value.items())[: 2 * ITEMS + 6]}
         return kept | ({"...": "..."} if len(kept) < len(value) else {})
@@ -29,7 +31,8 @@ def short(value: Any) -> Any:
         return [short(v) for v in value[:ITEMS]] + (["..."] if len(value) > ITEMS else [])
     if isinstance(value, str):
         line = value.splitlines()[0] if value else value
-        return line[:CHARACTERS] + ("..." if len(value) > len(line[:CHARACTERS]) else "")
+        line = re.sub(r"text://\w+", "text://...", line.partition(" schedules; ")[0])
+        return line[:CHARACTERS] + ("..." if len(value) > CHARACTERS or "\n" in value else "")
     return value
 
 
