@@ -14,6 +14,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_types import TextResourceContents
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,8 @@ class Agent:
     def read(self, address: str) -> str:
         result = self.portal.call(self.client.read_resource, address)
         (content,) = result.contents
-        return str(content.text)
+        assert isinstance(content, TextResourceContents)
+        return content.text
 
 
 @contextmanager

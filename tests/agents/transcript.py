@@ -31,7 +31,7 @@ def short(value: Any) -> Any:
         return [short(v) for v in value[:ITEMS]] + (["..."] if len(value) > ITEMS else [])
     if isinstance(value, str):
         line = value.splitlines()[0] if value else value
-        line = re.sub(r"text://\w+", "text://...", line.partition(" schedules; ")[0])
+        line = re.sub(r"; \d+ problems cover .*", "", re.sub(r"text://\w+", "text://...", line))
         return line[:CHARACTERS] + ("..." if len(value) > CHARACTERS or "\n" in value else "")
     return value
 
