@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule, Strategy
+from ptxflow.compiler.family import Choice, Decision, Family, Fields, Problem, Rule, Strategy
 
 Codes = NDArray[np.int64]
 
@@ -78,6 +78,11 @@ class StrategySpace(ABC):
     @abstractmethod
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
         """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
+
+    @abstractmethod
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> StrategySpace:
+        """The strategies that have one of these choices in each decision that is named, whichever
+        decisions they are; EmptySpace where there are none. KeyError for an unknown decision."""
 
     def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
@@ -152,6 +157,18 @@ class Space(StrategySpace):
     def indices(self, codes: Codes | None = None) -> NDArray[np.int64]:
         """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
         return super().indices(self.codes if codes is None else np.asarray(codes, np.int64))
+
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> Space:
+        inside, names = np.ones(len(self.codes), bool), [d.name for d in self.decisions]
+        if unknown := fixed.keys() - set(names):
+            raise KeyError(f"{self.who}: no decisions {sorted(unknown)}; there are {names}")
+        for name, choices in fixed.items():
+            at = names.index(name)
+            own = np.array([c in choices for c in self.decisions[at].choices])
+            inside &= own[self.codes // self.strides[at + 1] % self.sizes[at]]
+        if not inside.any():
+            raise EmptySpace(f"{self.who}: no strategy is valid with {dict(fixed)}")
+        return Space(self.family, self.problem, self.device, self.codes[inside])
 
     def fields(self, codes: Codes | None = None) -> Fields:
         """The choice values of the codes, or of every leaf, as arrays [n], by decision name."""

@@ -14,8 +14,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     os.environ["OMP_NUM_THREADS"] = "1"  # here and in processes: sums do not depend on the machine
     from ptxflow.eval.study.evaluation import command
+    from ptxflow.eval.tune.method import tuners
 
-    return command(args)
+    return command(args, tuners)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, StrategySpace, require_same_decisions
-from ptxflow.gfn.network import Conditions, FamilyShape, PolicyNetwork
+from ptxflow.gfn.hints import hints
+from ptxflow.gfn.network import Conditions, FamilyConfig, FamilyShape, PolicyNetwork
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Walks:
             self.log_counts = [self._table(np.log(c).astype(np.float32)) for c in counts]
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
+        self.spaces = spaces
+        self._hints: Tensor | None = None
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -86,7 +89,16 @@ class Walks:
     ) -> Conditions:
         """Of workload ids [S] at temperatures [S], by default all at TAU."""
         tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
-        return network.of(self.family).conditions(self.features.index_select(0, workload), tau)
+        policy = network.of(self.family)
+        return policy.conditions(self.seen(policy.config).index_select(0, workload), tau)
+
+    def seen(self, config: FamilyConfig) -> Tensor:
+        """[W, features] what a policy of this configuration sees of the workloads; hints last."""
+        if not config.hinted:
+            return self.features
+        if self._hints is None:
+            self._hints = torch.cat([self.features, hints(self.spaces).to(self.device)], 1)
+        return self._hints
 
     def step_log_probs(
         self,
@@ -123,7 +135,8 @@ class Walks:
         policy = network.of(self.family)
         state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
         scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
-        return torch.log_softmax(policy.logits(depth, state, scale, log_counts), 1)
+        said = None if conditions.hints is None else conditions.hints[which]
+        return torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
 
     def walk(
         self,

@@ -32,6 +32,8 @@ from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
+Text = tuple[str, str, tuple[str, ...] | None]  # definition, strategy's key, what is chained
+KEPT = 1024  # compiled kernels, for other sizes
 SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
 
 
@@ -45,8 +47,10 @@ class Measurer:
     origin: Origin
     folder: Path
     settings: Settings = SETTINGS
+    built: dict[Identity, CompiledKernel] | None = None  # kept where somebody will ask for them
     _latest: dict[Identity, Record] = field(default_factory=dict)
-    _ahead: dict[Identity, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
+    _ahead: dict[Text, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
+    _made: dict[Text, CompiledKernel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._latest = self.records.latest()
@@ -63,7 +67,7 @@ class Measurer:
 
     def ahead(self, candidates: Iterable[Candidate]) -> None:
         """Begin to compile what of these is not measured: it will be asked for, in this order."""
-        self._submit(self._fresh(candidates))
+        self._submit(c for c in self._fresh(candidates) if _text(c) not in self._made)
 
     def latest(self, identity: Identity) -> Record | None:
         """What the records hold of a kernel in a pass."""
@@ -90,18 +94,42 @@ class Measurer:
 
     def _submit(self, candidates: Iterable[Candidate]) -> None:
         """Have the compiler make what it is not yet making, many to a disassembler run."""
-        new = [c for c in candidates if c.identity not in self._ahead]
+        new = [*{_text(c): c for c in candidates if _text(c) not in self._ahead}.values()]
         size = max(1, min(CHUNK, -(-len(new) // self.compiler.workers)))
         for chunk in (new[i : i + size] for i in range(0, len(new), size)):
             made = self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
-            self._ahead |= {c.identity: (made, place) for place, c in enumerate(chunk)}
+            self._ahead |= {_text(c): (made, place) for place, c in enumerate(chunk)}
 
     def _compile(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
-        """Each with its kernel or why there is none, in order, while later ones are compiled."""
-        self._submit(candidates)
+        """Each with its kernel or why there is none, in order, while later ones are compiled. What
+        was compiled for other sizes is not compiled again."""
+        self._submit(c for c in candidates if _text(c) not in self._made)
         for candidate in candidates:
-            made, place = self._ahead.pop(candidate.identity)
-            yield candidate, made.result()[place]
+            outcome = self._elsewhere(candidate) or self._awaited(candidate)
+            if self.built is not None and isinstance(outcome, CompiledKernel):
+                self.built[candidate.identity] = outcome
+            yield candidate, outcome
+
+    def _awaited(self, candidate: Candidate) -> Outcome:
+        """What the compiler makes of it."""
+        text = _text(candidate)
+        self._submit([candidate])
+        made, place = self._ahead.pop(text)
+        outcome = made.result()[place]
+        if isinstance(outcome, CompiledKernel):
+            self._made[text] = outcome
+        if len(self._made) > KEPT:
+            del self._made[next(iter(self._made))]
+        return outcome
+
+    def _elsewhere(self, candidate: Candidate) -> CompiledKernel | None:
+        """The kernel as it was compiled for other sizes, launched for these: no family's text
+        depends on variable axes. None where there is none, or the strategy is not legal here."""
+        kernel, c = self._made.get(_text(candidate)), candidate
+        if kernel is None or c.family.wide.refusals(c.problem, c.strategy, c.device):
+            return None
+        launch = c.family.launch(c.problem, c.strategy, c.device)
+        return replace(kernel, problem=c.problem, launch=launch)
 
     def _screen(self, candidate: Candidate, outcome: Outcome) -> Record:
         if not isinstance(outcome, CompiledKernel):
@@ -119,6 +147,10 @@ class Measurer:
         self.records.append(record)
         self._latest[record.identity] = record
         return record
+
+
+def _text(candidate: Candidate) -> Text:
+    return candidate.definition.name, candidate.strategy.key, candidate.problem.chained
 
 
 @contextmanager

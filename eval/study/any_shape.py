@@ -5,7 +5,8 @@
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
 distances are exact; shares are of the best TFLOP/s by that reward. `look-up` takes the best of the
-nearest workload of the 46 definitions' training set. Intervals of 95% are over workloads.
+nearest workload of the 46 definitions' training set, `search` the best of some 900 that the model
+is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ptxflow.command import Parser
 
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
-METHODS = ("policy", "look-up", "uniform")
+METHODS = ("policy", "search", "look-up", "uniform")
 Array = NDArray[np.float64]
 
 
@@ -58,6 +59,7 @@ def judged(asked: tuple[Path, str, str, int, int, float]) -> dict[str, Any]:
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.env.tasks.training_set import PRESETS, chosen
     from ptxflow.eval.study.knowledge import look_up, trained_problems
+    from ptxflow.gfn.hints import asked as asked_for
     from ptxflow.gfn.inference import draw_distinct, log_probs
 
     path, device, name, number, seed, tau = asked
@@ -72,6 +74,7 @@ def judged(asked: tuple[Path, str, str, int, int, float]) -> dict[str, Any]:
     scores = look_up(space, reward, known)
     picks = {
         "policy": [draw_distinct(logs, K, s, SHARPNESS) for s in range(SEEDS)],
+        "search": [np.searchsorted(space.codes, asked_for(space)[0][:K])],
         "look-up": [] if scores is None else [np.argsort(-scores, kind="stable")[:K]],
         "uniform": [
             rng.choice(len(worth), min(K, len(worth)), replace=False) for _ in range(SEEDS)

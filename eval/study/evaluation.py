@@ -9,7 +9,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ptxflow.eval.study.tuning import Learner
 
 Array = NDArray[np.float64]
+Beside = Callable[[Replay, Array], Sequence[Method]]
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS, CHECKPOINTS = ROOT / "eval" / "measurements", ROOT / "checkpoints"
 
@@ -262,7 +263,18 @@ def sources(
     }
 
 
-def play_all(args: argparse.Namespace) -> dict[str, Any]:
+def named(
+    beside: Beside | None, replay: Replay, beliefs: Sequence[Distribution], asked: str | None
+) -> list[Method]:
+    """Of what `beside` makes of the device's policy, what `--methods` names: not played else."""
+    if not asked or not beside:
+        return []
+    held = [m for b in beliefs if b.name == "policy" for m in beside(replay, b.logs)]
+    names = chosen_methods(asked, [m.name for m in held])
+    return [m for m in held if m.name in names]
+
+
+def play_all(args: argparse.Namespace, beside: Beside | None = None) -> dict[str, Any]:
     """The results of everything that can be replayed: JSON data."""
     parts = chosen_parts(args.parts)
     files = sorted(args.measurements or MEASUREMENTS.glob("h200-*.jsonl.xz"))
@@ -276,7 +288,10 @@ def play_all(args: argparse.Namespace) -> dict[str, Any]:
     }
     fitted = fitted_scores([r.space for r in replays], files, args)
     methods = {
-        r.name: players(distributions[r.name], r.space, scores, args.methods)
+        r.name: [
+            *players(distributions[r.name], r.space, scores, args.methods),
+            *named(beside, r, distributions[r.name], args.methods),
+        ]
         for r, scores in zip(replays, fitted, strict=True)
     }
     runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
@@ -419,21 +434,22 @@ def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     print(f"written: {args.out / RESULTS}, {args.out / PAGE}, {plots[0].parent}/*.png")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, beside: Beside | None) -> int:
     if args.results:
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
         torch.set_num_threads(1)  # products of a policy are so small that threads cost more
-        results = play_live(args) if args.live else play_all(args)
+        results = play_live(args) if args.live else play_all(args, beside)
         write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)
     return 0
 
 
-def command(args: argparse.Namespace) -> int:
-    """Run it; its exit code."""
+def command(args: argparse.Namespace, beside: Beside | None = None) -> int:
+    """Run it; its exit code. `beside` makes further methods of a sub-space and a policy's
+    log-probabilities [n] there, for `--methods` to name."""
     try:
-        return run(args)
+        return run(args, beside)
     except Foul as foul:
         print(f"evaluate: {foul}", file=sys.stderr)
         return 1

@@ -55,6 +55,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """How often a move was tried in a state right after another had made the champion."""
+
+    state: str
+    before: str
+    after: str
+    tried: int
+    helped: int
+
+
+Row = Entry | Follow
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A try: the gain of a move from a state, and the move that was taken before it, if any."""
 
@@ -76,9 +90,9 @@ class Expected:
 class Experience:
     """Entries read once: what a session knows from its beginning to its end."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.by_move: dict[str, list[Entry]] = {}
-        for entry in entries:
+        for entry in (r for r in rows if isinstance(r, Entry)):
             self.by_move.setdefault(entry.move, []).append(entry)
 
     def of(self, state: str, move: Move) -> Expected:
@@ -126,10 +140,11 @@ class Knowledge:
             rows = db.execute("select * from entries order by state, move, device").fetchall()
         return [Entry(*row) for row in rows]
 
-    def follows(self) -> list[tuple[str, str, str, int, int]]:
-        """(state, move, the move after it, tried, helped), the most tried first."""
+    def follows(self) -> list[Follow]:
+        """The most tried first."""
         with self._open() as db:
-            return db.execute("select * from follows order by tried desc, state").fetchall()
+            rows = db.execute("select * from follows order by tried desc, state, before, after")
+            return [Follow(*row) for row in rows.fetchall()]
 
     def learn(self, session: str, device: str, outcomes: Sequence[Outcome]) -> bool:
         """Add a session's tries; False where this session was added before."""
@@ -137,51 +152,57 @@ class Knowledge:
             if db.execute("select 1 from sessions where id = ?", (session,)).fetchone():
                 return False
             db.execute("insert into sessions values (?)", (session,))
-            for o in outcomes:
-                helped = int(o.gain >= HELPED)
-                _add(db, Entry(o.state, o.move, device, 1, helped, o.gain, o.gain**2))
-                if o.before:
-                    db.execute(
-                        "insert into follows values (?, ?, ?, 1, ?) on conflict do update set "
-                        "tried = tried + 1, helped = helped + excluded.helped",
-                        (o.state, o.before, o.move, helped),
-                    )
+            _add(db, rows_of(device, outcomes))
         return True
 
-    def merge(self, entries: Iterable[Entry]) -> int:
+    def merge(self, rows: Sequence[Row]) -> int:
         """Add rows, as of another base's export; how many."""
-        count = 0
         with self._open() as db:
-            for count, entry in enumerate(entries, 1):  # noqa: B007
-                _add(db, entry)
-        return count
+            _add(db, rows)
+        return len(rows)
 
 
-def _add(db: sqlite3.Connection, entry: Entry) -> None:
-    db.execute(
-        "insert into entries values (:state, :move, :device, :tried, :helped, :gain, :squares) "
-        "on conflict do update set tried = tried + excluded.tried, "
-        "helped = helped + excluded.helped, gain = gain + excluded.gain, "
-        "squares = squares + excluded.squares",
-        asdict(entry),
-    )
+def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Row]:
+    """What tries add to a base."""
+    found: list[Row] = []
+    for o in outcomes:
+        helped = int(o.gain >= HELPED)
+        found.append(Entry(o.state, o.move, device, 1, helped, o.gain, o.gain**2))
+        if o.before:
+            found.append(Follow(o.state, o.before, o.move, 1, helped))
+    return found
 
 
-def to_lines(entries: Iterable[Entry]) -> str:
+def _add(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    for row in rows:
+        held = asdict(row)
+        table = "entries" if isinstance(row, Entry) else "follows"
+        sums = [n for n in held if n in ("tried", "helped", "gain", "squares")]
+        db.execute(
+            f"insert into {table} values ({', '.join(f':{n}' for n in held)}) on conflict do "
+            f"update set {', '.join(f'{n} = {n} + excluded.{n}' for n in sums)}",
+            held,
+        )
+
+
+def to_lines(rows: Iterable[Row]) -> str:
     """JSON lines, for review and for another base."""
-    return "".join(json.dumps(asdict(e), sort_keys=True) + "\n" for e in entries)
+    return "".join(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
 
 
-def from_lines(text: str, where: str) -> list[Entry]:
+def from_lines(text: str, where: str) -> list[Row]:
     """BadInput, one line, for what is not an export."""
-    found = []
+    found: list[Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            entry = Entry(**json.loads(line))
+            held = json.loads(line)
+            entry = Follow(**held) if "before" in held else Entry(**held)
             counts = isinstance(entry.tried, int) and isinstance(entry.helped, int)
             if not (counts and 0 <= entry.helped <= entry.tried):
                 raise ValueError("helped must be a count from 0 to tried")
-            if not math.isfinite(float(entry.gain)) or not math.isfinite(float(entry.squares)):
+            if isinstance(entry, Entry) and not all(
+                map(math.isfinite, (entry.gain, entry.squares))
+            ):
                 raise ValueError("gain and squares must be finite")
         except (ValueError, TypeError) as error:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
@@ -210,7 +231,7 @@ def shown(base: Knowledge) -> str:
     if not rows:
         return f"{base.path}: nothing was learned yet"
     head = ["state", "move", "device", "tried", "helped", "mean gain"]
-    follows = [[*names, str(tried), str(helped)] for *names, tried, helped in base.follows()]
+    follows = [[str(v) for v in asdict(row).values()] for row in base.follows()]
     after = [["state", "after", "move", "tried", "helped"], *follows]
     return align([head, *rows]) + (f"\n\n{align(after)}" if follows else "")
 
@@ -228,11 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.action == "show":
         print(shown(base))
     elif args.action == "export":
-        print(to_lines(base.entries()), end="")
+        print(to_lines([*base.entries(), *base.follows()]), end="")
     else:
-        texts = {p: p.read_text() for p in args.others} if args.action == "import" else {}
-        lists = [from_lines(text, str(p)) for p, text in texts.items()]
-        lists += [] if texts else [Knowledge(p).entries() for p in args.others]
+        reads = args.action == "import"
+        bases = [Knowledge(p) for p in args.others]
+        lists: list[list[Row]] = [from_lines(b.path.read_text(), str(b.path)) if reads
+                 else [*b.entries(), *b.follows()] for b in bases]  # fmt: skip
         print(f"{sum(map(base.merge, lists))} rows added to {args.file}")
     return 0
 

@@ -14,7 +14,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp_types import TextResourceContents
+from mcp.types import TextResourceContents
 
 ROOT = Path(__file__).resolve().parents[2]
 

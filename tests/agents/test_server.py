@@ -42,7 +42,8 @@ def test_every_tool_teaches(agent: Agent) -> None:
         assert tool.description and len(tool.description) > 60
         assert tool.input_schema["additionalProperties"] is False
         assert all("description" in p for p in tool.input_schema["properties"].values())
-        assert tool.annotations and tool.annotations.read_only_hint is (tool.name not in ("lower", "measure"))
+        assert tool.annotations is not None
+        assert tool.annotations.read_only_hint is (tool.name not in ("lower", "measure"))
 
 
 def test_definitions_are_found_and_read(agent: Agent, root: Path) -> None:

@@ -7,9 +7,10 @@ import math
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from ptxflow.eval.tune.knowledge import (
     PRIOR_GAIN,
     Entry,
     Experience,
+    Follow,
     Knowledge,
     Outcome,
     from_lines,
@@ -135,6 +137,16 @@ def test_gaps_weigh_a_roof_by_how_much_it_matters() -> None:
     assert gaps.state("gemm", 300.0) == "gemm compute2 latency2 ai2"
 
 
+def measured(found: Session, asking: Generator[Any, Any, Any]) -> Any:
+    """What a part of a session returns, its questions answered by the session's bench."""
+    try:
+        asked = next(asking)
+        while True:
+            asked = asking.send(found.bench.times(asked))
+    except StopIteration as end:
+        return end.value
+
+
 def planted(space: RelationSpace, start: Strategy, worth: float) -> Callable[[Strategy], float]:
     """Times in which everything but a deeper ring is worth nothing."""
     return lambda s: 40.0 / (worth if s.num_stages > start.num_stages else 1.0)
@@ -150,13 +162,15 @@ def test_attribution_classes_planted_moves(space: RelationSpace, seed: int) -> N
     ):  # fmt: skip
         bench = Scripted(planted(space, starts[0], worth), hidden)
         found = Session(space, FLOORS, bench, uniform, seed=seed)
-        found._measure(starts)
+        measured(found, found._measure(starts))
         fixed = LARGER.fixed(space.family, starts[0])
         kept = found._given({**found._kept(starts[0], fixed), **fixed})
-        assert kept is not None
-        (better,) = found._measure([champion := kept.strategy(int(uniform(kept, 1, seed)[0]))])
+        assert isinstance(kept, RelationSpace)
+        champion = kept.strategy(int(uniform(kept, 1, seed)[0]))
+        (better,) = measured(found, found._measure([champion]))
         assert better.us == 40.0 / worth
-        assert found._attribution(starts[0], champion, LARGER, "s", 1).verdict == verdict
+        worth = measured(found, found._attribution(starts[0], champion, LARGER, "s", 1))
+        assert worth.verdict == verdict
 
 
 def test_a_loop_finds_what_a_move_is_worth(space: RelationSpace) -> None:
@@ -229,14 +243,14 @@ def test_knowledge_of_two_processes_at_once_and_a_session_once(
     assert not base.learn("0-0", "h200", [Outcome("s", "m", 0.1)])
     (entry,) = base.entries()
     assert (entry.tried, entry.helped) == (20, 20) and entry.gain == pytest.approx(2.0)
-    assert base.follows() == [("s", "before", "m", 20, 20)]
+    assert base.follows() == [Follow("s", "before", "m", 20, 20)]
     other, lines = Knowledge(tmp_path / "other.sqlite"), tmp_path / "lines"
     assert knowledge.main(["export", str(path)]) == 0
     lines.write_text(capsys.readouterr().out)
     assert knowledge.main(["import", str(other.path), str(lines)]) == 0
     assert other.entries() == base.entries()
     assert knowledge.main(["merge", str(other.path), str(path)]) == 0
-    assert other.entries()[0].tried == 40
+    assert other.entries()[0].tried == other.follows()[0].tried == 40
     assert knowledge.main(["show", str(path)]) == 0
     assert "s      m     h200    20     20      +10.00%" in capsys.readouterr().out
     assert knowledge.main(["show", str(tmp_path / "none")]) == 2
@@ -313,7 +327,7 @@ def test_the_command_goes_on_and_refuses_what_is_not_its_own(
     learnt = Knowledge(tmp_path / "k.sqlite").entries()
     assert learnt and first["champion"]["us"] <= first["champion"]["start_us"]
     assert (tmp_path / "s" / "champion" / "solution.json").is_file()
-    assert first["champion"]["key"] in (tmp_path / "s" / "report.md").read_text()
+    assert first["champion"]["key"] in (tmp_path / "s" / "report.html").read_text()
 
     assert session.main(arguments) == 0  # the same way, and nothing is learned twice
     assert json.loads((tmp_path / "s" / "session.json").read_text()) == first
@@ -335,7 +349,7 @@ def test_a_session_that_was_stopped_anywhere_ends_alike(
     """Stopped in the middle of compiling, each time after another kernel: nothing is measured
     twice, and the end is that of a session that nobody stopped."""
     scripted_gpu(monkeypatch, tmp_path)
-    monkeypatch.setattr(session, "deliver", lambda *_: None)  # kernels are names here
+    monkeypatch.setattr(session.Tuning, "deliver", lambda _: None)  # kernels are names here
     monkeypatch.setattr(OnGpu, "alike", lambda *_: False)
     common = [*ARGUMENTS[:4], "--profiler", "no", "--budget", "16"]
 
