@@ -24,6 +24,7 @@ from ptxflow.eval.agents.endpoint import ChatError, Endpoint, Recorded
 from ptxflow.eval.agents.proposer import Asked, Drawn, Model, Proposed, Tried, compiled, pursue
 from ptxflow.eval.study.search.play import interference, play
 from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.tune import session
 
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
@@ -213,6 +214,27 @@ def test_a_recorded_model_plays_in_the_evaluation(tmp_path: Path) -> None:
     played = play(method, replay, 12, seed=0)
     assert [*played[:4]] == [5, 6, 7, 8] and len(set(played)) == 12
     assert interference(method, replay, played[:4]) is None
+
+
+def test_a_model_plays_in_a_tuning_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round measures what it proposes; a session that is repeated asks nobody."""
+    _, space = spaces("rmsnorm_h4096", batch_size=64)
+    chosen = [space.strategy(int(c)) for c in space.sample_uniform(3, np.random.default_rng(7))]
+    monkeypatch.setenv("PTXFLOW_MODEL", "m")
+    asked = ["--definition", "rmsnorm_h4096", "--axes", "batch_size=64", "--measure", "no",
+             "--space", "listed", "--rounds", "2", "--starts", "4", "--proposer", "model",
+             "--state", str(tmp_path)]  # fmt: skip
+    replies = [says(json.dumps({"strategies": [space.family.choices(s)]})) for s in chosen]
+    with serving(*replies) as (url, requests):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        assert session.main(asked) == 0
+    held = json.loads((tmp_path / "session.json").read_text())
+    tried = [b["key"] for r in held["rounds"] for b in r["branches"] if not b["moves"]]
+    assert tried == [s.key for s in chosen[: len(requests)]] and len(requests) == 2
+    assert held["model"] == {"tokens": {"prompt": 200, "completion": 20}, "failed": []}
+    assert session.main(asked) == 0
+    again = json.loads((tmp_path / "session.json").read_text())
+    assert again["rounds"] == held["rounds"] and again["model"] == held["model"]
 
 
 def test_transcripts_that_are_none_are_one_line(tmp_path: Path) -> None:
