@@ -61,9 +61,6 @@ from ptxflow.env.tasks.arguments import (
 )
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.env.tasks.training_set import typical_axes
-from ptxflow.eval.agents.endpoint import Endpoint, Recorded
-from ptxflow.eval.agents.proposer import Asked as Proposal
-from ptxflow.eval.agents.proposer import Model, Tried
 from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.measurer import open_measurer
 from ptxflow.eval.bench.roofline import Floors
@@ -73,8 +70,11 @@ from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
 from ptxflow.eval.tune.draws import Believed, Draws
+from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Experience, Knowledge, from_lines, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
+from ptxflow.eval.tune.proposer import Asked as Proposal
+from ptxflow.eval.tune.proposer import Model, Tried
 from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 2

@@ -20,11 +20,11 @@ from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import find_device, find_problem, find_space
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.agents.endpoint import ChatError, Endpoint, Recorded
-from ptxflow.eval.agents.proposer import Asked, Drawn, Model, Proposed, Tried, compiled, pursue
 from ptxflow.eval.study.search.play import interference, play
 from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.tune import session
+from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
+from ptxflow.eval.tune.proposer import Asked, Drawn, Model, Proposed, Tried, compiled, pursue
 
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
