@@ -236,7 +236,8 @@ def checked(case: object) -> dict:
     return row | {
         "lines": len(lines), "instructions": verdict.instructions, "stopped": verdict.stopped,
         "seconds": round(time.process_time() - began, 1), "unreached": len(verdict.unreached),
-        "values": sorted(side["expect"]), "kinds": kinds, "open": open_,
+        "ended": any(f.message.startswith("CTA ") for f in verdict.findings),
+        "kinds": kinds, "open": open_,
         "notes": len(verdict.findings) - verdict.errors,
     }  # fmt: skip
 
@@ -248,17 +249,20 @@ def page(rows: Sequence[dict]) -> str:
     for r in rows:
         groups[r["compiler"], f"sm_{r['arch']}a", r["half"]].append(r)
     heads = (
-        "compiler", "target", "half", "kernels", "not compiled", "no verdict", "values right",
+        "compiler", "target", "half", "kernels", "not compiled", "no verdict",
+        "ended at a finding", "values right", "values wrong",
         "lines never executed", "nothing found", "with findings", "findings", "not witnessed",
     )  # fmt: skip
     table = []
     for key, group in sorted(groups.items()):
         held = [r for r in group if "kinds" in r and not r["stopped"]]
-        wrong = sum(any(rule == "value" for rule, *_ in r["open"]) for r in held)
+        whole = [r for r in held if not r["ended"]]
+        right = sum(all(rule != "value" for rule, *_ in r["open"]) for r in whole)
         found = [sum(r["kinds"].values()) + len(r["open"]) for r in held]
         refused = sum("refused" in r for r in group)
         table.append((
-            *key, len(group), refused, len(group) - refused - len(held), len(held) - wrong,
+            *key, len(group), refused, len(group) - refused - len(held),
+            len(held) - len(whole), right, len(whole) - right,
             sum(r["unreached"] for r in held), found.count(0), len(held) - found.count(0),
             sum(found), sum(len(r["open"]) for r in held),
         ))  # fmt: skip
@@ -288,8 +292,8 @@ HEAD = """\
 Made by `python -m tests.emulator.foreign.sweep eval/results/foreign.jsonl.xz`: {count} kernels that
 Triton compiles offline (matrix products by TMA, by pointers, persistent and with specialised warps,
 attention, softmax, layer norm, reductions, dropout, sums; three dtypes, many tiles, stages and
-warps), each under {schedules} schedules, values compared with NumPy. The median kernel takes
-{median} s of a core, the longest {worst}.
+warps), each under {schedules} schedules. Values are compared with NumPy, where nothing that is
+found ends the run. The median kernel takes {median} s of a core, the longest {worst}.
 
 {table}
 
