@@ -30,7 +30,7 @@ class Processes(ProcessPoolExecutor):
         super().__init__(
             count,
             mp_context=get_context("spawn"),
-            initializer=_begin,
+            initializer=begin,
             initargs=(watched, niceness),
         )
 
@@ -57,7 +57,8 @@ def each(
         yield from show(pool.map(work, jobs))
 
 
-def _begin(watched: Connection, niceness: int) -> None:
+def begin(watched: Connection, niceness: int = 0) -> None:
+    """In a worker: interrupts pass it over; it ends once nobody holds the other end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(niceness)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()

@@ -144,18 +144,15 @@ def float_extreme(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
-    line.count(3, 4 if kind + (x2 or "") == "f32" else 3)  # f32 of three inputs: sm_100
-    write = line.write(0, fmt.width)
-    reads = [line.read(i, fmt.width) for i in range(1, len(line.ins.operands))]
+    inputs = line.count(3, 4 if kind + (x2 or "") == "f32" else 3) - 1  # f32 of three: sm_100
 
-    def run(w: Warp) -> None:
-        x, *others = (fmt.values(read(w)) for read in reads)
+    def compute(x: Array, *others: Array) -> Array:
         for y in others:
             out = extreme(what == "min", x, y)
             x = np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out
-        write(w, fmt.words(x))
+        return x
 
-    return run
+    return of_floats(line, fmt, [fmt] * inputs, compute)
 
 
 @operation(rf"(neg|abs)(\.ftz)?\.{_TYPE}")

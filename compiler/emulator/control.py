@@ -12,7 +12,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import LANES, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
-from ptxflow.compiler.emulator.operands import Line, action, by_lane, operation, uniform
+from ptxflow.compiler.emulator.operands import Line, action, by_lane, operation, per_lane, uniform
 from ptxflow.compiler.emulator.parse import Pair, Register, Sink
 from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Wait, Warp
@@ -219,18 +219,16 @@ def own(w: Warp, address: int) -> int:
 @operation(r"mbarrier\.init(?:\.shared(?:::cta)?)\.b64")
 def init(line: Line) -> Step:
     line.count(2)
-    address, count = line.address(0), line.read(1, 32)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), count(w)):
-            offset = own(w, at)
-            if offset in w.cta.barriers:
-                where = w.cta.barriers[offset].where
-                w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
-            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
-            w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        offset = own(w, at)
+        if offset in w.cta.barriers:
+            where = w.cta.barriers[offset].where
+            w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
+        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
+        w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
 
-    return run
+    return per_lane(one, line.address(0), line.read(1, 32))
 
 
 @operation(
@@ -249,18 +247,17 @@ def arrive(line: Line) -> Step:
     address = line.address(1)
     third: Any = line.read(2, 32) if operands == 3 else (lambda w: 1)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), third(w)):
-            rank, bar = at >> RANK_SHIFT, _barrier(w, line, at, remote)
-            if relaxed or (rank != w.cta.rank and not wide):
-                bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
-            else:
-                bar.publish(w.actor.publish(), rank != w.cta.rank)
-            if expects:
-                bar.expect(n)
-            w.cta.machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        rank, bar = at >> RANK_SHIFT, _barrier(w, line, at, remote)
+        if relaxed or (rank != w.cta.rank and not wide):
+            bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
+        else:
+            bar.publish(w.actor.publish(), rank != w.cta.rank)
+        if expects:
+            bar.expect(n)
+        w.cta.machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
 
-    return run
+    return per_lane(one, address, third)
 
 
 def _barrier(w: Warp, line: Line, at: int, remote: bool) -> MBarrier:
@@ -280,17 +277,15 @@ def change_tx(line: Line) -> Step:
     9.7.13.15.11 and .12: the semantics are relaxed)."""
     line.count(2)
     expects, remote = line.match[1] == "expect", line.match[2] == "::cluster"
-    address, count = line.address(0), line.read(1, 32)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), count(w)):
-            bar = _barrier(w, line, at, remote)
-            if expects:
-                bar.expect(n)
-            else:
-                bar.complete(n)
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        bar = _barrier(w, line, at, remote)
+        if expects:
+            bar.expect(n)
+        else:
+            bar.complete(n)
 
-    return run
+    return per_lane(one, line.address(0), line.read(1, 32))
 
 
 @operation(
@@ -344,19 +339,16 @@ def _asked(w: Warp, address: Any, parity: Any) -> list[tuple[int, tuple[int, ...
 
 @operation(r"mbarrier\.inval\.shared(?:::cta)?\.b64")
 def invalidate(line: Line) -> Step:
-    address = line.address(0)
+    def one(w: Warp, _: int, at: int) -> None:
+        offset = own(w, at)
+        bar = w.cta.barrier(offset)
+        if bar.tx:
+            raise Fault(f"{bar}: bytes are in flight")
+        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
+        del w.cta.barriers[offset]
+        w.cta.shared.state[offset : offset + 8] = UNWRITTEN
 
-    def run(w: Warp) -> None:
-        for _, (at,) in by_lane(w, address(w)):
-            offset = own(w, at)
-            bar = w.cta.barrier(offset)
-            if bar.tx:
-                raise Fault(f"{bar}: bytes are in flight")
-            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
-            del w.cta.barriers[offset]
-            w.cta.shared.state[offset : offset + 8] = UNWRITTEN
-
-    return run
+    return per_lane(one, line.address(0))
 
 
 # -- fences ---------------------------------------------------------------------------------------

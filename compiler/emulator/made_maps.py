@@ -11,7 +11,7 @@ import numpy as np
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.moves import read, write
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
+from ptxflow.compiler.emulator.operands import Line, operation, per_lane, uniform
 from ptxflow.compiler.emulator.tensormap import TensorMap, mapped
 from ptxflow.compiler.emulator.warp import Step, Warp
 
@@ -48,16 +48,15 @@ def replace(line: Line) -> Step:
         line.immediate(1, name)
     address, value = line.address(0), line.read(1 + several, width)
 
-    def run(w: Warp) -> None:
-        for lane, (at, new) in by_lane(w, address(w), value(w)):
-            if at % BYTES:
-                raise Fault(f"a tensor map at 0x{at:X}, which is not a multiple of {BYTES}")
-            octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
-            where = at + first + np.arange(size)[None, :]
-            lanes = np.array([lane])
-            write(w, line.ins.line, space, where, octets, 1, lanes)
+    def one(w: Warp, lane: int, at: int, new: int) -> None:
+        if at % BYTES:
+            raise Fault(f"a tensor map at 0x{at:X}, which is not a multiple of {BYTES}")
+        octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
+        where = at + first + np.arange(size)[None, :]
+        lanes = np.array([lane])
+        write(w, line.ins.line, space, where, octets, 1, lanes)
 
-    return run
+    return per_lane(one, address, value)
 
 
 @operation(
@@ -86,11 +85,10 @@ def fence(line: Line) -> Step:
     address = line.address(0)
     _size(line, 1)
 
-    def run(w: Warp) -> None:
-        for _, (at,) in by_lane(w, address(w)):
-            w.cta.machine.acquired[w.cta.index, at] = _octets(w, at).tobytes()
+    def one(w: Warp, _: int, at: int) -> None:
+        w.cta.machine.acquired[w.cta.index, at] = _octets(w, at).tobytes()
 
-    return run
+    return per_lane(one, address)
 
 
 def _size(line: Line, index: int) -> None:

@@ -272,6 +272,17 @@ def by_lane(w: Warp, *values: Value) -> list[tuple[int, tuple[int, ...]]]:
     return out
 
 
+def per_lane(action: Callable[..., None], *reads: Read) -> Step:
+    """`action` of the warp, a lane, and the lane's integers of what is read, for every active one,
+    in their order."""
+
+    def run(w: Warp) -> None:
+        for lane, values in by_lane(w, *(read(w) for read in reads)):
+            action(w, lane, *values)
+
+    return run
+
+
 def uniform(w: Warp, value: Value, what: str) -> int:
     """The value that all active lanes agree on."""
     w.sure()

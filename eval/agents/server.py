@@ -239,7 +239,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     calls = Calls(args.root.resolve(), args.seconds, args.memory << 20, args.jobs)
     server(calls).run("stdio")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

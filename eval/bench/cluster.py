@@ -47,7 +47,6 @@ POLL = 1.0  # seconds between looks at whether a worker lives
 REBIND = 60.0  # seconds that a GPU of the kind may take to come (back)
 LOSSES = 3  # of GPUs over one job, after which the job is at fault
 ANSWER = 240.0  # seconds for a GPU's worker to say what it is
-PACKAGE = "distributed"
 
 
 # What crosses the network ------------------------------------------------------------------------

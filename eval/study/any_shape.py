@@ -12,7 +12,6 @@ is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.command import Parser
+from ptxflow.compiler.processes import each
 
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
@@ -133,14 +133,13 @@ def main(argv: Sequence[str] | None = None) -> int:
              for f in families]  # fmt: skip
     rows: list[dict[str, Any]] = []
     until = time.monotonic() + args.limit
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for row in pool.imap_unordered(judged, asked):
-            rows.append(row)
-            if args.out:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            if time.monotonic() > until:
-                break
+    for row in each(judged, asked, args.jobs, "shapes", "workload"):
+        rows.append(row)
+        if args.out:
+            with args.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        if time.monotonic() > until:
+            break
     print(f"{'family':12} shapes  distance (mean, most)  best of {K}: {', '.join(METHODS)}; "
           f"policy over {', over '.join(METHODS[1:])}")  # fmt: skip
     for family in families:

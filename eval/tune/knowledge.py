@@ -257,7 +257,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                  else [*b.entries(), *b.follows()] for b in bases]  # fmt: skip
         print(f"{sum(map(base.merge, lists))} rows added to {args.file}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -438,7 +438,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(report.table(states) if args.workloads else report.summary(states[0]))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

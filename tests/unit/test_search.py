@@ -8,8 +8,8 @@ import pytest
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward
-from ptxflow.env.search import USUAL, Codes, Search, Values, neighbours
-from ptxflow.env.space import enumerate_space
+from ptxflow.env.search import USUAL, Search, Values, neighbours
+from ptxflow.env.space import Codes, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 
