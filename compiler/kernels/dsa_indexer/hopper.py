@@ -14,9 +14,8 @@ from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, wgmma
-from ptxflow.compiler.tile.tensors import load_global
 
-COLUMNS = 8  # of heads, of which a lane holds two neighbours
+COLUMNS = 8  # of heads, of which a lane has the weights of two neighbours
 PAIR = 2
 
 
@@ -47,19 +46,10 @@ class Kernel(Score):
     def consume(self) -> list[Body]:
         step = var("step")
         steps = loop(step, self.tiles, self.multiply(step), self.weigh(step))
-        return [self.load_weights(), at.mbar_wait(slot(self.q_full), 0), steps]
-
-    def load_weights(self) -> list[UOp]:
-        """Of the heads of a lane's columns."""
-        own = self.row * (self.heads // PAIR) + (LANE & 3)
         return [
-            load_global(
-                part(self.weights, PAIR * i, PAIR),
-                "weights",
-                own + i * (COLUMNS // PAIR),
-                element=4 * PAIR,
-            )
-            for i in range(self.heads // COLUMNS)
+            self.load_weights(PAIR, LANE & 3, COLUMNS // PAIR),
+            at.mbar_wait(slot(self.q_full), 0),
+            steps,
         ]
 
     def row_of(self, block: int) -> UOp:

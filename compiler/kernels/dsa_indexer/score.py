@@ -9,9 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
-from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem, value_of
+from ptxflow.compiler.ir.storage import anywhere, mbar, part, slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
@@ -38,6 +38,8 @@ CHUNK = 16  # bytes by which scales are found
 
 class Score:
     """A strategy applied to a problem, but for what multiplies."""
+
+    weights: UOp  # registers of a lane
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -150,6 +152,14 @@ class Score:
                     bytes=rows * SCALE,
                 ),
             ]
+        return out
+
+    def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
+        """Of the lane's heads, so many at a time; `first` and `step` count as many."""
+        own, out = self.row * (self.heads // wide) + first, list[UOp]()
+        for i in range(self.weights.arg // wide):
+            held, index = part(self.weights, i * wide, wide), own + i * step
+            out.append(load_global(held, "weights", index, element=4 * wide))
         return out
 
     # -- storing -------------------------------------------------------------------------------

@@ -31,8 +31,9 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
     blocks = rows * problem["head_dim_ckv"] // decisions.MMA_DIMS // decisions.SUM_WARPS
     then = mla.sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c)
-    steps, moved = np.ceil(span(f, problem) / f.tile), _dram(f, problem)
-    return mla.of_tiles(f, problem, device, c, rows * parts, steps, moved, then)
+    steps, moved = np.ceil(span(f, problem) / f.tile), _dram(f, problem) * c.dram
+    ctas = {"blocks": rows * parts, "steps": steps}
+    return mla.of_tiles(f, problem, device, c, **ctas, dram_bytes=moved, following=then)
 
 
 def _dram(f: Fields, problem: Problem) -> Any:

@@ -65,6 +65,12 @@ class Places:
         self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
         self.together = s.reduction == decisions.TOGETHER
         self._dtype = PTX_TYPE[self.problem.dtype]
+        # steps of this CTA
+        self.count = self._passes
+        if self.loops:
+            ctas = special("ctas")
+            tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
+            self.count = (tiles + ctas - 1 - CTAID) // ctas * self._passes
         # bulk stores that a step leaves in flight, so that the one before is over; and whether some
         # may be so behind the last step
         self._pending = min(1, self.stages - 1) if self.refills else self.stages
@@ -73,15 +79,6 @@ class Places:
     def _vector(self, row: Float32, j: int) -> UOp:
         """The j-th of a row's vectors."""
         return row[j * self.width : (j + 1) * self.width].slot
-
-    @property
-    def count(self) -> UOp:
-        """Steps of this CTA."""
-        if not self.loops:
-            return self._passes
-        ctas = special("ctas")
-        tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
-        return (tiles + ctas - 1 - CTAID) // ctas * self._passes
 
     # -- places --------------------------------------------------------------------------------
 
@@ -135,10 +132,6 @@ class Ring(Places):
         """Which vectors of every lane's an access touches, for the validator."""
         return {"across": ((first, first + count),)}
 
-    @property
-    def _whole(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        return self._across(0, self.flight * self.vectors)
-
     def _ask(self, use: UOp) -> list[UOp]:
         """One lane asks for the warp's rows of a step."""
         buffer, bar = self._stage(use)
@@ -154,7 +147,7 @@ class Ring(Places):
                 bar,
                 bytes=self.bytes,
                 element=element,
-                **self._whole,
+                **self._across(0, self.flight * self.vectors),
             ),
         ]
 
@@ -195,7 +188,7 @@ class Ring(Places):
             self._place("new_state", use, 0, self.flight * self.size),
             bytes=self.bytes,
             element=self.size * STATE_BYTES,
-            **self._whole,
+            **self._across(0, self.flight * self.vectors),
         )
         out: list[Body] = [*self._hand_over()]
         if self.once:

@@ -41,13 +41,14 @@ class Kernel:
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
+        self.filled = t.k_trips.min(t.s.num_stages)  # stages that the first steps of a tile take
         #: the weights of the first stages are loaded while the grids before still run
         self.early = t.problem.chained is not None and "B" in t.problem.chained
 
     def build(self) -> UOp:
         s, t = self.s, self.t
         late = [at.grid_wait()] if self.early and s.warp_specialized else []
-        consumer = Role("consumer", 0, self.warps, regs=self._consumer_regs())
+        consumer = Role("consumer", 0, self.warps, regs=int(consumer_regs(s.fields())))
         roles = [role(consumer, late, self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
@@ -60,9 +61,6 @@ class Kernel:
         info = t.info(*bars, *held, **attrs)
         ahead = [at.grid_launch_dependents()] if self.early else []
         return finish(info, *ahead, *roles, *after, meet=False)
-
-    def _consumer_regs(self) -> int:
-        return int(consumer_regs(self.s.fields()))
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -78,11 +76,6 @@ class Kernel:
         first = self.filled.min(self.t.my_tiles * self.s.num_stages)
         weights, others = self.halves(first, *self.t.origin(self.t.my_cluster))
         return [weights, at.grid_wait(), others]
-
-    @property
-    def filled(self) -> UOp:
-        """Stages that the first steps of a tile take."""
-        return self.t.k_trips.min(self.s.num_stages)
 
     def halves(self, stages: UOp, m0: UOp, n0: UOp) -> tuple[UOp, UOp]:
         """The loads of the first stages: of the weights, and of the other operand."""

@@ -58,7 +58,8 @@ class Tiling:
         f, ctas = s.fields(), int(s.split_k)
         self.entry, self.dtype = problem.family, PTX_TYPE[problem.dtype]
         self.split, self.pair, self.swapped = ctas > 1, s.cta_group == 2, bool(s.swap)
-        self.left, self.right = "BA" if self.swapped else "AB"  # tensors on the sides of the MMA
+        # tensors on the M side and the N side of the MMA
+        self.left, self.right = ("B", "A") if self.swapped else ("A", "B")
         # tiles that the block's warpgroups work on at a time
         self.at_once = int(s.consumers) if s.schedule == decisions.PINGPONG else 1
         self.warps = int(decisions.warps(f, device))
@@ -68,7 +69,8 @@ class Tiling:
         self.swizzle = int(decisions.swizzle(f))
         self.a = SmemTile(s.tile_m, s.tile_k, ELEMENT, self.swizzle)
         self.b = SmemTile(s.tile_n // s.cta_group, s.tile_k, ELEMENT, self.swizzle)
-        self.staged, self.c = bool(s.epilogue != decisions.DIRECT), self._staging(f)
+        self.staged = bool(s.epilogue != decisions.DIRECT)
+        self.c = self._staging(f)
         self.c_buffers = 1 if s.epilogue == TMA or self.swapped else 2  # of a warpgroup
         # bytes that land on one full barrier in a turn: both CTAs' halves for a pair
         self.stage_bytes = (self.a.bytes + self.b.bytes) * int(s.cta_group)
@@ -86,11 +88,11 @@ class Tiling:
         s, (along_m, along_n) = self.s, decisions.CLUSTERS[self.s.cluster]
         self.cluster, self.sharers = (along_m, along_n), along_m * along_n  # of neighbouring tiles
         self.cluster_size, self.multicast = self.sharers * ctas, self.sharers > 1 and not self.pair
-        sides = s.tile_m * along_m, s.tile_n * along_n
-        self.cluster_rows, self.cluster_columns = sides[:: -1 if self.swapped else 1]
+        m, n = s.tile_m * along_m, s.tile_n * along_n
+        # rows and columns of C in the tiles of a cluster
+        self.cluster_rows, self.cluster_columns = (n, m) if self.swapped else (m, n)
         self.my_cluster = CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
-        ctas_of_grid = special("ctas")
-        self.clusters = ctas_of_grid // self.cluster_size  # in the grid
+        self.clusters = special("ctas") // self.cluster_size  # in the grid
         self.tiles_n = const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
         # from the run-time M
         self.tiles_m = (param("M") + (self.cluster_rows - 1)) // self.cluster_rows

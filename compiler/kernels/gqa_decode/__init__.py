@@ -11,12 +11,11 @@ from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
 from ptxflow.compiler.kernels.gqa_decode.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, SYNC, resources
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.kernels.gqa_decode.problem import problem
 from ptxflow.compiler.kernels.gqa_decode.shape import ENTRY, STATS, Span
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
 from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 

@@ -15,7 +15,6 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gqa_decode import decisions
-from ptxflow.compiler.kernels.gqa_decode import warpgroup_decisions as warpgroup
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
@@ -68,8 +67,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
-    alone = f.mma == warpgroup.SYNC
-    apart = np.where(f.arrival == warpgroup.APART, c.apart, 0)
+    alone = f.mma == decisions.SYNC
+    apart = np.where(f.arrival == decisions.APART, c.apart, 0)
     return Demand(
         blocks=blocks,
         resident=resident,
@@ -103,14 +102,14 @@ def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
 
 def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """Of a step of a warpgroup, whose MMAs read tokens from shared memory, and of who copies."""
-    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (warpgroup.ROWS * warpgroup.MMA_K)
+    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (decisions.ROWS * decisions.MMA_K)
     wide = f.heads * COLUMNS * columns(problem)
     row = np.where(
-        f.gather == warpgroup.COPY,
+        f.gather == decisions.COPY,
         c.row,
-        np.where(warpgroup.boxes(problem, f.tile), c.boxed, c.gathered),
+        np.where(decisions.boxes(problem, f.tile), c.boxed, c.gathered),
     )
-    weighed = f.tile * wide / (warpgroup.WARP * warpgroup.GROUP_WARPS) * c.score * 4
+    weighed = f.tile * wide / (decisions.WARP * decisions.GROUP_WARPS) * c.score * 4
     return mmas * c.group_mma + weighed + 2 * f.tile * row
 
 
@@ -123,7 +122,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
-    read = f.sum_warps // together * loaded * warpgroup.WARP * 32
+    read = f.sum_warps // together * loaded * decisions.WARP * 32
     steps = np.where(several, np.ceil(chunks / loaded), 1)
     return Demand(
         blocks=blocks,
@@ -155,7 +154,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "group": group(problem) / 8 - 1,
         "alike": float(pages % batch == 0),
     }
-    out |= {f"boxes_{tile}": float(warpgroup.boxes(problem, tile)) for tile in TILES}
+    out |= {f"boxes_{tile}": float(decisions.boxes(problem, tile)) for tile in TILES}
     read = {}
     for tokens in CHUNKS:
         out[f"filled_{tokens}"] = filled(length, tokens)

@@ -17,11 +17,16 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
 from ptxflow.compiler.ir.statements import when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS, pitch, stage_bytes
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    APART,
+    MMA_DIMS,
+    MMA_TOKENS,
+    pitch,
+    stage_bytes,
+)
+from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape, Span
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import APART
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as WARP_SIZE
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.softmax import (

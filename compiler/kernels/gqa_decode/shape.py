@@ -17,8 +17,8 @@ from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
+from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as LANES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Param
 from ptxflow.compiler.tile.tensors import store_global

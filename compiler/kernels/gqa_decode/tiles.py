@@ -17,11 +17,11 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
-from ptxflow.compiler.kernels.gqa_decode import warpgroup_decisions as warpgroup
+from ptxflow.compiler.kernels.gqa_decode import decisions
+from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE
+from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import Span
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as LANES
 from ptxflow.compiler.launch import Param, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
@@ -45,9 +45,9 @@ class Tiles(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps = GROUP_WARPS
-        self.boxed = bool(warpgroup.boxes(problem, self.tile))
-        self.copied, self.apart = s.gather == warpgroup.COPY, s.arrival == warpgroup.APART
-        self.wide = warpgroup.heads_wide(problem)  # columns of an MMA
+        self.boxed = bool(decisions.boxes(problem, self.tile))
+        self.copied, self.apart = s.gather == decisions.COPY, s.arrival == decisions.APART
+        self.wide = decisions.heads_wide(problem)  # columns of an MMA
         self.tile_of = SmemTile(self.tile, self.heads * self.size, ELEMENT, LINE)
         self.query_of = SmemTile(self.wide, self.size, ELEMENT, LINE)
         self.queries = smem("queries", self.query_of.bytes, self.heads)

@@ -54,29 +54,32 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's span of tokens, a step a tile of the ring."""
     c = costs_of("mla", COSTS, device)
     blocks, steps, imbalance = _spans(f, problem, device)
-    moved, then = _dram(f, problem, blocks), _second(f, problem, device, c)
-    return replace(of_tiles(f, problem, device, c, blocks, steps, moved, then), imbalance=imbalance)
-
-
-def of_tiles(
-    f: Fields, problem: Problem, device: Device, c: Costs, blocks: Any, steps: Any, moved: Any,
-    following: Demand,
-) -> Demand:  # fmt: skip
-    """The load of so many CTAs with so many steps each; `moved`: bytes to and from DRAM."""
-    return Demand(
+    return of_tiles(
+        f,
+        problem,
+        device,
+        c,
         blocks=blocks,
-        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         steps=steps,
+        dram_bytes=_dram(f, problem, blocks) * c.dram,
+        imbalance=imbalance,
+        following=_second(f, problem, device, c),
+    )
+
+
+def of_tiles(f: Fields, problem: Problem, device: Device, c: Costs, **more: Any) -> Demand:
+    """The load of strategies whose steps are tiles of the ring; `more`: what else is known."""
+    return Demand(
+        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         stages=f.stages,
         mma_cycles=_mma_cycles(f, problem, device, c),
         smem_bytes=_shared_bytes(f, problem),
         l2_bytes=decisions.stage_bytes(f, problem),
         issue_cycles=2 * c.meeting + _latency_cycles(f, problem, c),
         epilogue_cycles=c.leave,
-        dram_bytes=moved * c.dram,
         setup_cycles=c.start,
         special=f.tile * decisions.columns(f, problem),
-        following=following,
+        **more,
     )
 
 

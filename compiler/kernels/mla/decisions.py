@@ -268,22 +268,13 @@ DECODE_RULES = (
 )
 
 
-def _with_mma_sync(each: Rule) -> Rule:
-    """The rule, of strategies that multiply by mma.sync."""
-    return rule(
-        each.sentence,
-        " ".join(("core", *each.reads)),
-        lambda f, p, d: (f.core == WGMMA) | each.legal(f, p, d),
-    )
-
-
 def places(f: Fields, problem: Problem) -> Any:
     """The most tiles of queries there can be, none across sequences."""
     return problem["total_q"] // f.queries + problem["len_indptr"] - 1
 
 
 PREFILL_RULES = (
-    *map(_with_mma_sync, tiling_rules("queries")),
+    *(hopper.of_core(MMA_SYNC, each) for each in tiling_rules("queries")),
     *hopper.RULES,
     rule(
         f"there are at most {MAX_ROUNDS} CTAs for each SM, if tokens are in parts",

@@ -63,6 +63,9 @@ class Multiplier(Shape):
         self.sums = r.float32(self.warp_blocks * self.across * QUAD)
         #: of each 8 columns two maxima and two row sums, in the end
         self.stats = r.float32(self.across * QUAD)
+        # (tokens, queries, pitch, elements of a row)
+        latents = self.latents, self.q_latent, self.latent_pitch, self.latent
+        self._rows_of = latents, (self.ropes, self.q_rope, self.rope_pitch, self.rope)
         # pairs of MMAs along a row, or steps of scores in parts; of queries all are kept, or four
         self.steps = len(self._part_steps()) if self.parted else len(self._steps())
         self.wide = self.part_columns // 2 if self.parted else self.own
@@ -111,12 +114,6 @@ class Multiplier(Shape):
             for tokens, queries, pitch, size in self._rows_of
             for first in range(0, size * ELEMENT, STEP)
         ]
-
-    @property
-    def _rows_of(self) -> tuple[tuple[UOp, UOp, int, int], ...]:
-        """(tokens, queries, pitch, elements of a row)."""
-        latents = self.latents, self.q_latent, self.latent_pitch, self.latent
-        return latents, (self.ropes, self.q_rope, self.rope_pitch, self.rope)
 
     def _query(self, k: int, n: int) -> UInt32:
         """Registers of a pair of MMAs of 8 columns."""

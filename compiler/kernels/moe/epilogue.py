@@ -202,19 +202,9 @@ class TokenLanes(Epilogue):
     def __init__(self, g: WaveSums):
         super().__init__(g, g.acc)
         self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (self.peaks,) if self.g.up and self.g.consumers > 1 else ()
-
-    @property
-    def meets(self) -> bool:
-        """Whether all warps meet behind their last look at tensor memory."""
-        return bool(self.storage)
-
-    @property
-    def row(self) -> UOp:
-        return (WARP & 3) * LANES + LANE
+        self.storage = (self.peaks,) if g.up and g.consumers > 1 else ()
+        self.meets = bool(self.storage)  # whether all warps do behind their last look at TMEM
+        self.row = (WARP & 3) * LANES + LANE
 
     def column(self, wave: int, first: int) -> UOp:
         """Of the tile, from the warpgroup's column `first` of a wave on."""
@@ -322,11 +312,7 @@ class WeightLanes(Columns):
     def __init__(self, g: WaveSums):
         super().__init__(g, g.acc)
         self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
-
-    @property
-    def meets(self) -> bool:
-        """Whether all warps meet behind their last look at tensor memory."""
-        return self.g.up
+        self.meets = g.up  # whether all warps do behind their last look at tensor memory
 
     def block(self, wave: int, own: int) -> UOp:
         """A block of the tile: the warpgroup's number `own` of a wave."""
