@@ -21,9 +21,9 @@ SCRIPTS = ("train.py", "sample.py")
 #: what a room may import, each room itself and those before it
 ROOMS = (
     "compiler", "env", "gfn", "eval/bench", "eval/verify", "eval/study", "eval/sample", "eval/tune",
-    "eval",
+    "eval/agents", "eval",
 )  # fmt: skip
-GENERATED = ("eval/results/instructions.md",)  # made whole by a command
+GENERATED = ("eval/results/instructions.md", "eval/results/foreign.md")  # made whole by a command
 LONGEST = 500
 
 Graph = Mapping[str, frozenset[str]]

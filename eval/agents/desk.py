@@ -15,9 +15,9 @@ from ptxflow.env.tasks import definition as definitions_
 from ptxflow.env.tasks.arguments import find_device, find_family, find_problem
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.env.tasks.training_set import typical_axes
+from ptxflow.eval.tune.proposer import Given, allowed
 
 Json = dict[str, Any]
-Given = Mapping[str, Choice | list[Choice]]
 NameOrPath = Annotated[str, "a name that `definitions` lists, or the path of a JSON file"]
 Axes = Annotated[dict[str, int] | None, "the variable axes, as {'M': 1024}; null: a typical size"]
 DeviceName = Annotated[str, "b200 (sm_100a), h200 or h100 (sm_90a)"]
@@ -91,17 +91,3 @@ class Workload:
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.axes.items())
         return f"{self.definition.name} {axes} on {self.device.name}"
-
-
-def allowed(family: Family, fixed: Given) -> dict[str, tuple[Choice, ...]]:
-    """Choices as the decisions have them, numbers given as text, too; BadInput names the others."""
-    offered = {d.name: {str(c): c for c in d.choices} for d in family.decisions}
-    found: dict[str, tuple[Choice, ...]] = {}
-    for name, given in fixed.items():
-        if name not in offered:
-            raise BadInput(f"{family.name} has no decision {name[:80]!r}; it has {[*offered]}")
-        wanted = [str(c) for c in (given if isinstance(given, list) else [given])]
-        if wrong := [c for c in wanted if c not in offered[name]]:
-            raise BadInput(f"{name} must be one of {[*offered[name].values()]}, not {wrong[0]!r}")
-        found[name] = tuple(offered[name][c] for c in wanted)
-    return found

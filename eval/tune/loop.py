@@ -134,6 +134,8 @@ class Session:
     seed: int = 0
     measured: dict[Strategy, Timed] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    #: what a round tries without any move, where that is no draw
+    proposed: Callable[[], Sequence[Strategy]] | None = None
     _tried: set[tuple[Strategy, str]] = field(default_factory=set)
     _begun: set[Strategy] = field(default_factory=set)
     _last: str = ""  # the move that made the champion
@@ -259,7 +261,8 @@ class Session:
             if part is None:
                 continue
             codes = self.draws(part, 4, int(rng.integers(2**31)))
-            new = (self.space.strategy(int(c)) for c in codes)
+            drew = (self.space.strategy(int(c)) for c in codes)
+            new = iter(self.proposed()) if self.proposed and not of else drew
             fresh = next((s for s in new if s not in self.measured and s not in found), None)
             if fresh is not None:
                 found[fresh] = of, drawn

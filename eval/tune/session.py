@@ -70,15 +70,18 @@ from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
 from ptxflow.eval.tune.draws import Believed, Draws
+from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Experience, Knowledge, from_lines, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
+from ptxflow.eval.tune.proposer import Asked as Proposal
+from ptxflow.eval.tune.proposer import Model, Tried
 from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 2
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
 AT_ONCE = 6  # sessions of several workloads that go on side by side
-SESSION, RECORDS, PROFILES, KNOWN = (
-    "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl",
+SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
+    "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
 Measures = Predicted | OnGpu
 Asked = Future[list[Timed]]
@@ -112,6 +115,9 @@ def arguments() -> argparse.ArgumentParser:
         "champion (default: 0)")  # fmt: skip
     add("--profiler", default="auto", metavar="auto|no|PATH",
         help="ncu: the one on the PATH, none, or this (default: auto)")  # fmt: skip
+    add("--proposer", choices=("policy", "model"), default="policy",
+        help="what a round tries without any move: a draw of the policy (default), or what a "
+        "language model proposes (OPENAI_BASE_URL, OPENAI_API_KEY, PTXFLOW_MODEL)")  # fmt: skip
     add("--knowledge", type=Path, metavar="FILE", help="read before the session, added to after it")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
     add("--seed", type=natural_int, default=0)
@@ -187,6 +193,7 @@ class Tuning:
     starts: list[Strategy] = field(default_factory=list)
     rivals: dict[Strategy, Timed] = field(default_factory=dict)
     asked: tuple[Strategy, ...] = ()
+    model: Model | None = None
 
     @staticmethod
     def of(
@@ -211,6 +218,7 @@ class Tuning:
             "device": self.space.device.name, "decisions": self.space.digest,
             "measure": args.measure, "seed": args.seed, "starts": args.starts,
             "rivals": args.rivals, "branches": args.branches, "knowledge": bool(args.knowledge),
+            "proposer": "model" if args.proposer == "model" else None,
         }  # fmt: skip
 
     def begin(self, bench: Measures) -> None:
@@ -226,10 +234,26 @@ class Tuning:
         limits = Limits(args.rounds, args.budget, branches=args.branches)
         self.bench = bench
         self.session = Session(space, floors, bench, draws, experience, limits, args.seed, measured)
+        if args.proposer == "model":
+            endpoint, name = Endpoint.from_environment()
+            self.model = Model(Recorded(self.folder / TRANSCRIPT, endpoint), name)
+            self.session.proposed = self.proposals
         self.starts = begun(draws, space, args.starts, args.seed)
         own = draws(self.listed, args.rivals, args.seed) if args.rivals else ()
         self.steps = self._steps([self.listed.strategy(int(c)) for c in own])
         self._asks(next(self.steps), math.inf)
+
+    def proposals(self) -> list[Strategy]:
+        """What the model would try next; nothing where it fails."""
+        assert self.model
+        space, session = self.space, self.session
+        known = [
+            f"{e.state}: {move} helped in {e.helped} of {e.tried} tries, by {e.gain / e.tried:+.1%}"
+            for move, entries in session.experience.by_move.items() for e in entries
+            if e.tried and e.state.split()[0] == space.family.name
+        ]  # fmt: skip
+        history = tuple(Tried(s, t.us, t.why) for s, t in session.measured.items())
+        return self.model.propose(Proposal(space, 1, history, known))
 
     def answer(self, times: Sequence[Timed], until: float) -> bool:
         """Go on; whether it asks for more. No round begins after `until`."""
@@ -267,6 +291,8 @@ class Tuning:
             "times": [t.us if t.right else None for t in session.measured.values()],
             "champion": self.finals(), "profiler": getattr(bench, "remark", ""),
         }  # fmt: skip
+        if self.model:
+            self.state["model"] = {"tokens": self.model.tokens, "failed": self.model.failed}
         write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
         if self.args.knowledge:
             told = json.dumps([self.state["settings"], self.state["begun"]])

@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("mcp", reason="the extra ptxflow[mcp] is not installed")
 
+from ptxflow.eval.bench.markdown import quoted
 from tests.agents.broken import BROKEN, broken, launch
-from tests.agents.client import Agent
+from tests.agents.client import ROOT, Agent
 from tests.agents.scripted import MOST, new_strategy, repaired
+from tests.agents.transcript import held
 
 slow = pytest.mark.slow
 
@@ -34,3 +36,9 @@ def test_a_new_strategy_is_written(
     made = new_strategy(agent, definition, axes, device)
     assert made["right"] and made["key"] not in made["drawn"]
     assert made["usage"]["spill_stores"] == 0 and "exactly right" in made["emulation"]
+
+
+def test_the_page_shows_this_session(agent: Agent) -> None:
+    agent.transcript.clear()
+    page = (ROOT / "docs" / "agents.md").read_text()
+    assert quoted(page)["transcript"] == held(agent)

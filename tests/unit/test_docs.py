@@ -135,6 +135,7 @@ def test_flags_in_prose_exist(page: Path) -> None:
                 "ptxflow.eval.bench.campaign",
                 "ptxflow.eval.bench.report",
                 "ptxflow.eval.sample.solution",
+                "ptxflow.eval.agents.server",
             )
         )
     )

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ptxflow.command import BadInput
+from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify.foreign import Finding, check
 from tests.emulator.described import fixture_described
 from tests.emulator.foreign.fixtures import HERE, made
@@ -235,7 +236,8 @@ def checked(case: object) -> dict:
     return row | {
         "lines": len(lines), "instructions": verdict.instructions, "stopped": verdict.stopped,
         "seconds": round(time.process_time() - began, 1), "unreached": len(verdict.unreached),
-        "values": sorted(side["expect"]), "kinds": kinds, "open": open_,
+        "ended": any(f.message.startswith("CTA ") for f in verdict.findings),
+        "kinds": kinds, "open": open_,
         "notes": len(verdict.findings) - verdict.errors,
     }  # fmt: skip
 
@@ -247,25 +249,31 @@ def page(rows: Sequence[dict]) -> str:
     for r in rows:
         groups[r["compiler"], f"sm_{r['arch']}a", r["half"]].append(r)
     heads = (
-        "compiler", "target", "half", "kernels", "not compiled", "no verdict", "values right",
+        "compiler", "target", "half", "kernels", "not compiled", "no verdict",
+        "ended at a finding", "values right", "values wrong",
         "lines never executed", "nothing found", "with findings", "findings", "not witnessed",
     )  # fmt: skip
-    table = [heads, ("---",) * 3 + ("--:",) * 9]
+    table = []
     for key, group in sorted(groups.items()):
         held = [r for r in group if "kinds" in r and not r["stopped"]]
-        wrong = sum(any(rule == "value" for rule, *_ in r["open"]) for r in held)
+        whole = [r for r in held if not r["ended"]]
+        right = sum(all(rule != "value" for rule, *_ in r["open"]) for r in whole)
         found = [sum(r["kinds"].values()) + len(r["open"]) for r in held]
         refused = sum("refused" in r for r in group)
         table.append((
-            *key, len(group), refused, len(group) - refused - len(held), len(held) - wrong,
+            *key, len(group), refused, len(group) - refused - len(held),
+            len(held) - len(whole), right, len(whole) - right,
             sum(r["unreached"] for r in held), found.count(0), len(held) - found.count(0),
             sum(found), sum(len(r["open"]) for r in held),
         ))  # fmt: skip
-    kinds = [("rule", "what it is", "kernels", "findings"), ("---", "---", "--:", "--:")]
+    kinds = []
     for i, kind in enumerate(KINDS):
         of = [r["kinds"][str(i)] for r in ran if str(i) in r["kinds"]]
         kinds.append((kind.rule, kind.why, len(of), sum(of)))
-    shown = ["\n".join(f"| {' | '.join(map(str, row))} |" for row in t) for t in (table, kinds)]
+    shown = [
+        markdown(heads, table, 3),
+        markdown(("rule", "what it is", "kernels", "findings"), kinds, 2),
+    ]
     left = [f"- {r['name']} ({r['compiler']}), line {n}, {rule}: {said}"
             for r in ran for rule, n, said in r["open"]]  # fmt: skip
     left += [f"- {r['name']} ({r['compiler']}): {said}" for r in rows
@@ -284,8 +292,8 @@ HEAD = """\
 Made by `python -m tests.emulator.foreign.sweep eval/results/foreign.jsonl.xz`: {count} kernels that
 Triton compiles offline (matrix products by TMA, by pointers, persistent and with specialised warps,
 attention, softmax, layer norm, reductions, dropout, sums; three dtypes, many tiles, stages and
-warps), each under {schedules} schedules, values compared with NumPy. The median kernel takes
-{median} s of a core, the longest {worst}.
+warps), each under {schedules} schedules. Values are compared with NumPy, where nothing that is
+found ends the run. The median kernel takes {median} s of a core, the longest {worst}.
 
 {table}
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from ptxflow.command import BadInput
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.family import Choice, Family, Strategy
 from ptxflow.env.space import Space, StrategySpace
-from ptxflow.eval.agents.desk import allowed
-from ptxflow.eval.agents.endpoint import Chat, ChatError
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.study.search.play import Search
+from ptxflow.eval.tune.endpoint import Chat, ChatError
 
+if TYPE_CHECKING:
+    from ptxflow.eval.study.search.play import Search
+
+Given = Mapping[str, Choice | list[Choice]]
 SHOWN = 24  # of what was tried, the fastest and the last
 MOST_REFUSED = 12  # sentences that go back at a time
 TASK = """\
@@ -89,14 +91,14 @@ class Model:
 
     chat: Chat
     name: str
-    tries: int = 3
+    returns: int = 3  # times that refusals go back
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt": 0, "completion": 0})
     failed: list[str] = field(default_factory=list)
 
     def propose(self, asked: Asked) -> list[Strategy]:
         messages = [{"role": "system", "content": TASK}, {"role": "user", "content": told(asked)}]
         found: dict[str, Strategy] = {}
-        for _ in range(self.tries):
+        for _ in range(self.returns + 1):
             try:
                 text, usage = self.chat({
                     "model": self.name, "messages": messages, "temperature": 0,
@@ -114,7 +116,9 @@ class Model:
             said = f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": said}]
         else:
-            self.failed.append(f"{len(found)} of {asked.k} strategies after {self.tries} answers")
+            self.failed.append(
+                f"{len(found)} of {asked.k} strategies after {self.returns + 1} answers"
+            )
         return list(found.values())[: asked.k]
 
 
@@ -182,6 +186,20 @@ def judged(text: str, asked: Asked, found: dict[str, Strategy]) -> tuple[list[St
         except BadInput as error:
             refused.append(f"- strategy {number}: {error}")
     return list(good.values()), refused[:MOST_REFUSED]
+
+
+def allowed(family: Family, fixed: Given) -> dict[str, tuple[Choice, ...]]:
+    """Choices as the decisions have them, numbers given as text, too; BadInput names the others."""
+    offered = {d.name: {str(c): c for c in d.choices} for d in family.decisions}
+    found: dict[str, tuple[Choice, ...]] = {}
+    for name, given in fixed.items():
+        if name not in offered:
+            raise BadInput(f"{family.name} has no decision {name[:80]!r}; it has {[*offered]}")
+        wanted = [str(c) for c in (given if isinstance(given, list) else [given])]
+        if wrong := [c for c in wanted if c not in offered[name]]:
+            raise BadInput(f"{name} must be one of {[*offered[name].values()]}, not {wrong[0]!r}")
+        found[name] = tuple(offered[name][c] for c in wanted)
+    return found
 
 
 # What is done with proposals ----------------------------------------------------------------------
