@@ -83,7 +83,7 @@ AT_ONCE = 6  # sessions of several workloads that go on side by side
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
-Bench = Predicted | OnGpu
+Measures = Predicted | OnGpu
 Asked = Future[list[Timed]]
 
 
@@ -221,7 +221,7 @@ class Tuning:
             "proposer": "model" if args.proposer == "model" else None,
         }  # fmt: skip
 
-    def begin(self, bench: Bench) -> None:
+    def begin(self, bench: Measures) -> None:
         """Make or take up the session, which then asks for something."""
         args, space = self.args, self.space
         self.state = resume(self.folder, self.settings)
@@ -354,7 +354,7 @@ def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strateg
 
 @contextmanager
 def opened(args: argparse.Namespace, tunings: Sequence[Tuning]
-           ) -> Iterator[Callable[[Tuning], Bench]]:  # fmt: skip
+           ) -> Iterator[Callable[[Tuning], Measures]]:  # fmt: skip
     """What measures each; RuntimeUnavailable where there is no GPU of the device."""
     if args.measure == "no":
         yield simulated
@@ -399,7 +399,7 @@ def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def played(
-    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Bench], args: argparse.Namespace
+    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Measures], args: argparse.Namespace
 ) -> list[Tuning]:
     """Those that were begun, as they ended; while one is measured others think, and compile."""
     waiting, going, done = deque(tunings), deque[tuple[Tuning, Asked]](), list[Tuning]()
