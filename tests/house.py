@@ -20,7 +20,8 @@ OWN = (*FOLDERS, "tests", "docs")
 SCRIPTS = ("train.py", "sample.py")
 #: what a room may import, each room itself and those before it
 ROOMS = (
-    "compiler", "env", "gfn", "eval/bench", "eval/verify", "eval/study", "eval/sample", "eval",
+    "compiler", "env", "gfn", "eval/bench", "eval/verify", "eval/study", "eval/sample", "eval/tune",
+    "eval",
 )  # fmt: skip
 GENERATED = ("eval/results/instructions.md",)  # made whole by a command
 LONGEST = 500

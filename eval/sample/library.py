@@ -355,16 +355,18 @@ class Search:
 
     def _drawn(self, library: Library, codes: Ints) -> tuple[Served, ...]:
         """Sizes drawn at random over the octaves, by the reward: the member that serves each
-        against the best of its whole space."""
+        against the best of its whole space; none of these where times are measured, of which the
+        reward is no judge."""
         out, found = [], self._random_sizes(HELD_OUT, HELD_OUT)
         for sizes in tqdm(found, desc="judge", unit="size", disable=not found):
-            member, best = library.member_at(sizes), self.look(sizes).seconds
+            member = library.member_at(sizes)
             seconds = float(self.judge.seconds(sizes, codes)[member])
             if not math.isfinite(seconds):
                 key = library.members[member].strategy.key
                 raise BadInput(f"{key} is not legal at {sizes}, in the midst of sizes where it is: "
                                "narrow the ranges")  # fmt: skip
-            out.append(Served(sizes, member, seconds, best))
+            if not self.timing:
+                out.append(Served(sizes, member, seconds, self.look(sizes).seconds))
         return tuple(out)
 
 

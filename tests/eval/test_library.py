@@ -25,7 +25,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.library.manifest import Manifest, read_manifest
 from ptxflow.env.measurements import SCREEN
 from ptxflow.env.reward import ModelReward
-from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.definition import load, names, parse
 from ptxflow.eval.bench.measurer import Measurer
 from ptxflow.eval.bench.records import Record, read_records
 from ptxflow.eval.sample import held_out, library, library_run
@@ -331,6 +331,15 @@ def test_what_others_recorded_is_a_candidate() -> None:
     again = GpuTiming(at, None, 2, {failed.identity: failed}, elsewhere=[record])
     assert not len(again([{AXIS: 64}], np.array([], np.int64))[0])
     assert record.key in again.faulty[code]
+
+
+def test_definitions_of_the_same_sizes_are_alike() -> None:
+    half = load("gemm_n4096_k4096").to_json() | {"name": "llama", "op_type": "gemm_epilogue"}
+    half["inputs"]["residual"] = dict(half["outputs"]["C"])
+    ranges, _ = find_ranges(parse(half), ["M=1:64"])
+    at = Judge(family("gemm_epilogue"), H200, ranges, ModelReward())
+    alike = [name for name in ("llama", *names()) if at.alike(name)]
+    assert alike == ["gemm_n4096_k4096"]
 
 
 def test_any_first_few_are_spread_over_all() -> None:

@@ -100,8 +100,8 @@ def test_tuning_follows_the_measurements_and_leaves_the_policy_alone(
     space = toy(64)
     before = log_probs(policy, space)
     seen, known, gaps = policy, NONE, []
-    for _ in range(4):
-        known = np.concatenate([known, propose(seen, space, 8, known, seed=1)])
+    for _ in range(2):
+        known = np.concatenate([known, propose(seen, space, 16, known, seed=1)])
         seen = fine_tune(policy, space, measured(space, truth, known), config=EXPECTED)
         gaps.append(distance(seen, space, truth, TAU))
     assert len(set(known.tolist())) == 32

@@ -59,7 +59,9 @@ def test_a_gemm_loads_weights_before_it_waits(name: str) -> None:
         check(strict, trips, H200)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [*RUN[2:4], *(pytest.param(n, marks=pytest.mark.slow) for n in RUN[:2] + RUN[4:])]
+)
 def test_the_emulator_finds_a_chained_gemm_right_and_one_that_does_not_wait(name: str) -> None:
     s = gemm.HOPPER[name]
     p = replace(gemm.problem_for(s), chained=("B",))
