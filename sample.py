@@ -291,6 +291,8 @@ def sample_kernels(
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense. Of a space that is not listed only draws of the policy are scored, and what
     a search of the reward finds."""
+    import numpy as np
+
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
     from ptxflow.env.search import USUAL
@@ -327,8 +329,10 @@ def sample_kernels(
         reward = reward_of(about, space.device.name, space.family.name)[0]
         # what strategies do that do not say stays so: no reward of today knows more of it
         part = space.given({n: (c,) for n, c in space.family.implied.items()})
-        codes = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)[0]
-        pool = with_found(draws, policy, space, codes[:most], tau)
+        codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)
+        steps = -np.round(tflops / tflops[0], 4)  # of those that are alike, one
+        apart = codes[np.unique(steps, return_index=True)[1]]
+        pool = with_found(draws, policy, space, apart[:most], tau)
         print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
               f"asked for{'' if wide else f' and {most} draws of the policy'} are scored, and the "
               "best is the best of these", file=sys.stderr)  # fmt: skip

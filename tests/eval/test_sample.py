@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sample
@@ -181,6 +182,8 @@ def test_the_models_best_that_a_search_finds_in_a_wide_space(
     listed = space_at(NAME, {"M": 1063}).family
     assert all(c.keys() == {d.name for d in listed.decisions} for c in chosen)
     assert any(c["tile_n"] % 16 for c in chosen)
+    times = np.sort([k["predicted_us"] for k in summary["kernels"]])
+    assert (np.diff(np.log(times)) > 1e-5).all()  # none alike
     argv = ("--definition", "rmsnorm_h4096", "--axes", "batch_size=17", "--space", "wide")
     assert "--space wide: rmsnorm has no wide space" in refused(sample.main, capsys, *argv)
 

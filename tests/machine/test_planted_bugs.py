@@ -289,11 +289,11 @@ def test_every_barrier_of_a_sort_is_needed() -> None:
     maker = dsa_indexer.INDEXER
     lowered = maker.build(p, s, H200)
     few = [t for t in maker.trips(p, s, H200) if t.name in ("1 tiles", "1056 tokens")]
-    source, first = inspect.getsourcelines(Sorting.meet_warps)
-    places = {f"select.py:{first + i}" for i in range(len(source))}
+    source, first = inspect.getsourcelines(Sorting)
+    of_sort = {f"compiler/kernels/dsa_indexer/select.py:{first + i}" for i in range(len(source))}
     trees = list(_edits(
         lowered,
-        lambda number, n: n.site.rpartition("/")[2] in places and row_of(n.arg.atom).orders,
+        lambda _, n: n.site in of_sort and row_of(n.arg.atom).orders,
         lambda n: (),
     ))  # fmt: skip
     check(lowered, few, H200)

@@ -8,7 +8,7 @@ import pytest
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward
-from ptxflow.env.search import USUAL, Search, Values, neighbours
+from ptxflow.env.search import USUAL, Search, Values
 from ptxflow.env.space import Codes, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -50,11 +50,3 @@ def test_a_search_of_a_space_that_is_exhausted_ends() -> None:
     codes, _ = search.run(few, lambda c: -c.astype(np.float64))
     assert 1 < len(few) < 1000
     assert len(codes) == len(few) and (np.diff(codes) > 0).all()
-
-
-def test_neighbours_differ_in_one_decision_at_most() -> None:
-    family, problem = find_problem(load("gemm_n4096_k4096"), {"M": 64})
-    space = relate(family, problem, H200)
-    row = space.indices(space.sample_uniform(1, np.random.default_rng(0)))
-    near = neighbours(space, row)
-    assert ((near != row).sum(1) <= 1).all() and len(np.unique(near, axis=0)) > len(space.sizes)
