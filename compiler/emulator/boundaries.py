@@ -119,8 +119,7 @@ class Boundaries:
         beside = [read(o, 1) for o in bound.beside]
         found = _BOUND.fullmatch(ins.opcode)
         assert found
-        turned = HALF if found[2] == "s" else 0
-        more = int(found[1] in ("le", "ls", "gt", "hi"))
+        signed, more = found[2] == "s", int(found[1] in ("le", "ls", "gt", "hi"))
         met = self.met[bound.index]
 
         def note(w: Any) -> None:
@@ -131,15 +130,14 @@ class Boundaries:
                 mask &= w.lanes(other(w))
             if not mask:
                 return
-            a, b = first(w), second(w)
-            if a.__class__ is not np.ndarray and b.__class__ is not np.ndarray:
-                apart = _signed(int(a), turned) - _signed(int(b), turned) - more
-                met.add(apart if apart < 0 else None, apart if apart >= 0 else None)
+            apart = _of(first(w), mask, signed) - _of(second(w), mask, signed) - more
+            if apart.__class__ is not np.ndarray:
+                met.add(*((apart, None) if apart < 0 else (None, apart)))
                 return
-            wide = [np.asarray(v).astype(np.int64) + turned & (WHOLE - 1) for v in (a, b)]
-            found = np.broadcast_to(wide[0] - wide[1] - more, 32)[lanes_in(mask)]
-            low, high = found[found < 0], found[found >= 0]
-            met.add(int(low.max()) if low.size else None, int(high.min()) if high.size else None)
+            least, most = int(apart.min()), int(apart.max())
+            if least < 0 <= most:
+                least, most = int(apart[apart >= 0].min()), int(apart[apart < 0].max())
+            met.add(most if most < 0 else None, least if least >= 0 else None)
 
         return note
 
@@ -149,5 +147,8 @@ class Boundaries:
             self.met[i].add(found.below, found.above)
 
 
-def _signed(value: int, turned: int) -> int:
-    return value + turned & (WHOLE - 1)
+def _of(value: Value, mask: int, signed: bool) -> Any:
+    """A value as an integer, or those of the lanes of a mask."""
+    if value.__class__ is np.ndarray:
+        return value.view(np.int32 if signed else np.uint32)[lanes_in(mask)].astype(np.int64)
+    return int(value) - (WHOLE if signed and value >= HALF else 0)

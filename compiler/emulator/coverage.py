@@ -21,6 +21,16 @@ TRUE, FALSE, BOTH = 1, 2, 3
 MOST_TRIPS = 64  # different counts of a loop's trips that are remembered
 _DIGIT = re.compile(r"(shr|div|rem|bfe|mul\.hi)\.\w*(32|64)")
 _MASK = re.compile(r"and\.b(32|64)")
+#: what may not be covered, by the kind of gap
+OPEN = {
+    "instruction": "is never executed",
+    "true": "its predicate never holds",
+    "false": "its predicate always holds",
+    "digit": "is {} always",
+    "trips": "takes {} trips always",
+    "last": "its index is never the last below the bound: {} at the nearest",
+    "bound": "its index is never the bound: {} from it at the nearest",
+}
 BRANCHES = ("bra", "ret", "exit")
 _NUMBER = re.compile(r"(?<![\w%.$])-?(0x[0-9A-Fa-f]+|0f[0-9A-Fa-f]{8}|\d+)\b")
 
@@ -64,15 +74,7 @@ class Gap:
         return self.entry, self.index, self.kind
 
     def __str__(self) -> str:
-        what = {
-            "instruction": "is never executed",
-            "true": "its predicate never holds",
-            "false": "its predicate always holds",
-            "digit": f"is {self.value} always",
-            "trips": f"takes {self.value} trips always",
-            "last": f"its index is never the last below the bound: {self.value} at the nearest",
-            "bound": f"its index is never the bound: {self.value} from it at the nearest",
-        }[self.kind]
+        what = OPEN[self.kind].format(self.value)
         return f"{self.entry} line {self.line}: `{self.text}` {what}"
 
 

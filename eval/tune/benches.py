@@ -7,8 +7,8 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from statistics import median
 from threading import Lock
 
 import numpy as np
@@ -19,7 +19,8 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_many
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import REFINE, SCREEN, load_measurements
+from ptxflow.env.measurements import REFINE, Measurement, load_measurements
+from ptxflow.env.observations import StrategyTime, observe
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.candidates import Candidate
@@ -27,14 +28,13 @@ from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.tune import counters
 from ptxflow.eval.tune.draws import Believed, coded, residuals
 from ptxflow.eval.tune.gaps import Profile
-from ptxflow.eval.tune.loop import Timed
+from ptxflow.eval.tune.loop import LEAST_NOISE, Bench, Timed
 
 NOISE = "noise"
-LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 
 
 @dataclass
-class Predicted:
+class Predicted(Bench):
     """A GPU that is simulated: nothing is compiled.
 
     Times are those that were recorded (microseconds, infinite where a kernel failed); of other
@@ -62,15 +62,6 @@ class Predicted:
     def ahead(self, strategies: Sequence[Strategy]) -> None:
         """Nothing is compiled."""
 
-    def settle(self, strategies: Sequence[Strategy]) -> None:
-        """A reward says the same twice."""
-
-    def profile(self, strategy: Strategy) -> None:
-        """No counters."""
-
-    def alike(self, ours: Strategy, other: Strategy) -> bool:
-        return False
-
     def together(self, strategies: Sequence[Strategy]) -> tuple[dict[str, float], dict[str, float]]:
         """As timed before, by key; no library."""
         timed = zip(strategies, self.times(strategies), strict=True)
@@ -83,26 +74,28 @@ class Predicted:
 def recorded(
     files: Iterable[Path], definition: str, axes: Mapping[str, int], space: RelationSpace
 ) -> dict[Strategy, float]:
-    """Microseconds of a workload's strategies that files hold, the median of refined ones where
-    there are any; infinite where all failed. MeasurementError where a file cannot be read."""
-    held: dict[Strategy, dict[str, list[float]]] = {}
+    """Microseconds of a workload's strategies that files hold; infinite where a kernel failed.
+    MeasurementError where a file cannot be read."""
     place = definition, tuple(sorted(axes.items())), space.device.name
-    for m in load_measurements(files):
-        if m.workload != place:
-            continue
-        choices = {**space.family.implied, **m.choices}
-        if choices.keys() == {d.name for d in space.decisions}:
-            passes = held.setdefault(space.family.strategy(choices), {})
-            passes.setdefault(m.timing_pass, []).append(m.latency_us or math.inf)
-    return {
-        s: median(p.get(REFINE) or p[SCREEN])
-        for s, p in held.items()
-        if not space.family.refusals(space.problem, s, space.device)
-    }
+    held = [m for m in _loaded(tuple(files)) if m.workload == place]
+    implied = space.family.implied
+    timed = [
+        StrategyTime({**implied, **m.choices}, m.latency_us or math.inf, m.timing_pass == REFINE)
+        for m in held
+    ]
+    seen, _ = observe(space.family, space.problem, space.device, timed)
+    legal = space.nodes(space.indices(seen.codes)) >= 0
+    found = zip(seen.codes[legal], seen.seconds[legal], strict=True)
+    return {space.strategy(int(code)): float(us) for code, us in found}
+
+
+@cache
+def _loaded(files: tuple[Path, ...]) -> list[Measurement]:
+    return load_measurements(files)
 
 
 @dataclass
-class OnGpu:
+class OnGpu(Bench):
     """Times by a `Measurer`; what its records hold is not measured again, and profiles of `ncu` are
     kept beside them. `profiler` is the path of ncu, empty to do without."""
 

@@ -7,8 +7,8 @@ half, those of other families a tenth, and the move's own strength is a prior of
 
     ptxflow knowledge show FILE                  moves by state, the most tried first
     ptxflow knowledge export FILE > LINES        JSON lines, for review and for others
-    ptxflow knowledge import FILE LINES...       add exported rows
-    ptxflow knowledge merge FILE OTHER...        add other bases
+    ptxflow knowledge import FILE OTHER...       add exported rows or other bases; also: merge
+    ptxflow knowledge page LINES --into docs/moves.md --plot plots/moves.png
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptxflow.command import BadInput, Parser, align, reports
+from ptxflow.compiler.files import write_whole
+from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.tune.moves import Move
 
 VERSION = 1
@@ -215,45 +217,74 @@ def from_lines(text: str, where: str) -> list[Row]:
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
-    parser.add_argument("action", choices=("show", "export", "import", "merge"))
-    parser.add_argument("file", type=Path, help="the knowledge base")
-    parser.add_argument("others", type=Path, nargs="*", help="what import and merge add")
+    parser.add_argument("action", choices=("show", "export", "import", "merge", "page"))
+    parser.add_argument("file", type=Path, help="the knowledge base; lines to show, or for a page")
+    parser.add_argument("others", type=Path, nargs="*", help="what is added: bases or lines")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="the page to renew")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="which moves follow which")
     return parser
 
 
-def shown(base: Knowledge) -> str:
+def read(path: Path) -> list[Row]:
+    """The rows of a base, or of JSON lines; BadInput where the file is neither."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    if path.read_bytes()[:6] == b"SQLite":
+        return [*Knowledge(path).entries(), *Knowledge(path).follows()]
+    return from_lines(path.read_text(), str(path))
+
+
+def shown(rows: Sequence[Row]) -> str:
     """Tables of moves by state and of which move followed which."""
-    entries = sorted(base.entries(), key=lambda e: (e.state, -e.tried, e.move))
-    rows = [
+    found = [r for r in rows if isinstance(r, Entry)]
+    entries = [
         [e.state, e.move, e.device, str(e.tried), str(e.helped), f"{e.gain / e.tried:+.2%}"]
-        for e in entries
+        for e in sorted(found, key=lambda e: (e.state, -e.tried, e.move))
     ]
-    if not rows:
-        return f"{base.path}: nothing was learned yet"
+    if not entries:
+        return "nothing was learned yet"
     head = ["state", "move", "device", "tried", "helped", "mean gain"]
-    follows = [[str(v) for v in asdict(row).values()] for row in base.follows()]
+    follows = [[str(v) for v in asdict(r).values()] for r in rows if isinstance(r, Follow)]
     after = [["state", "after", "move", "tried", "helped"], *follows]
-    return align([head, *rows]) + (f"\n\n{align(after)}" if follows else "")
+    return align([head, *entries]) + (f"\n\n{align(after)}" if follows else "")
+
+
+def moves_table(rows: Sequence[Row]) -> str:
+    """Of each move how often it was tried, helped and failed to, and where it helped most often."""
+    held: dict[str, list[Entry]] = {}
+    for row in rows:
+        if isinstance(row, Entry):
+            held.setdefault(row.move, []).append(row)
+    table = []
+    for move, own in sorted(held.items(), key=lambda item: -sum(e.tried for e in item[1])):
+        tried, helped = sum(e.tried for e in own), sum(e.helped for e in own)
+        best = max(own, key=lambda e: (e.helped, e.gain))
+        where = f"{best.state}: {best.helped} of {best.tried}" if best.helped else "-"
+        gain = f"{sum(e.gain for e in own) / tried:+.1%}"
+        table.append([move, where, tried, helped, tried - helped, gain])
+    return markdown(["move", "helped most in", "tried", "helped", "failed", "mean gain"], table, 2)
 
 
 @reports("knowledge")
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
-    adds = args.action in ("import", "merge")
-    if adds != bool(args.others):
-        raise BadInput(f"{args.action} takes {'what to add' if adds else 'one file'}")
-    for path in [*([] if adds else [args.file]), *args.others]:
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file")
-    base = Knowledge(args.file)
-    if args.action == "show":
-        print(shown(base))
-    elif args.action == "export":
-        print(to_lines([*base.entries(), *base.follows()]), end="")
+    if args.action in ("import", "merge"):
+        if not args.others:
+            raise BadInput(f"{args.action} takes what to add")
+        added = [Knowledge(args.file).merge(read(path)) for path in args.others]
+        print(f"{sum(added)} rows added to {args.file}")
+        return 0
+    if args.others:
+        raise BadInput(f"{args.action} takes one file")
+    rows = read(args.file)
+    if args.action == "page":
+        if not args.into or not args.plot:
+            raise BadInput("page takes --into and --plot")
+        from ptxflow.eval.tune.plots import follows  # matplotlib takes a second to load
+
+        found = (r for r in rows if isinstance(r, Follow))
+        follows(((r.before, r.after, r.tried, r.helped) for r in found), args.plot)
+        write_whole(args.into, placed(args.into.read_text(), {"moves": moves_table(rows)}))
     else:
-        reads = args.action == "import"
-        bases = [Knowledge(p) for p in args.others]
-        lists: list[list[Row]] = [from_lines(b.path.read_text(), str(b.path)) if reads
-                 else [*b.entries(), *b.follows()] for b in bases]  # fmt: skip
-        print(f"{sum(map(base.merge, lists))} rows added to {args.file}")
+        print(shown(rows) if args.action == "show" else to_lines(rows).rstrip())
     return 0

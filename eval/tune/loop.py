@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ptxflow.eval.tune.knowledge import Experience, Outcome
 from ptxflow.eval.tune.moves import AXES, Move, applicable
 
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
+LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
 QUIET = 12  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
@@ -45,21 +46,24 @@ class Timed:
         return math.isfinite(self.us)
 
 
-class Bench(Protocol):
-    """What measures: a GPU, or what stands for one."""
+class Bench:
+    """What measures: a GPU, or what stands for one, which has no counters and no machine code."""
 
-    noise: float  # by what two measurements of one kernel differ, as a share
+    noise = LEAST_NOISE  # by what two measurements of one kernel differ, as a share
 
-    def times(self, strategies: Sequence[Strategy]) -> list[Timed]: ...
+    def times(self, strategies: Sequence[Strategy]) -> list[Timed]:
+        raise NotImplementedError
 
     def settle(self, strategies: Sequence[Strategy]) -> None:
         """Learn the noise from right kernels, measured again."""
 
     def profile(self, strategy: Strategy) -> Profile | None:
         """What counters say of a kernel that was right; None without them."""
+        return None
 
     def alike(self, ours: Strategy, other: Strategy) -> bool:
         """Whether the machine code and the launches of two kernels are the same."""
+        return False
 
 
 @dataclass(frozen=True)

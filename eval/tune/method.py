@@ -22,10 +22,9 @@ from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
 from ptxflow.eval.study.search.play import Search
 from ptxflow.eval.study.search.replay import Replay
-from ptxflow.eval.tune.benches import LEAST_NOISE
 from ptxflow.eval.tune.draws import Residuals, coded
 from ptxflow.eval.tune.knowledge import Experience, Outcome, Row
-from ptxflow.eval.tune.loop import Limits, Round, Session, Timed, answered
+from ptxflow.eval.tune.loop import Bench, Limits, Round, Session, Timed, answered
 from ptxflow.gfn.inference import SHARPNESS
 
 Array = NDArray[np.float64]
@@ -55,7 +54,7 @@ class Tuner:
         measured: dict[Strategy, Timed] = {}
         draws = _Draws(space, self.log_probs, measured)
         session = Session(
-            space, self.floors, _Silent(), draws, Experience(self.rows), ENDLESS,
+            space, self.floors, Bench(), draws, Experience(self.rows), ENDLESS,
             int(rng.integers(2**31)), measured, self.tries,
         )  # fmt: skip
         first = [space.strategy(int(c)) for c in draws(space, STARTS, session.seed)]
@@ -78,24 +77,6 @@ class Tuner:
             strategy = next(fresh)
             (at,) = np.searchsorted(space.codes, coded(space, [strategy]))
             measured[strategy] = Timed(1e6 * self.seconds * (yield int(at)))
-
-
-class _Silent:
-    """A bench that is never asked for times: who plays answers."""
-
-    noise = LEAST_NOISE
-
-    def times(self, strategies: Sequence[Strategy]) -> list[Timed]:
-        raise NotImplementedError
-
-    def settle(self, strategies: Sequence[Strategy]) -> None:
-        """The times of a replay are what they are."""
-
-    def profile(self, strategy: Strategy) -> None:
-        """No counters."""
-
-    def alike(self, ours: Strategy, other: Strategy) -> bool:
-        return False
 
 
 @dataclass

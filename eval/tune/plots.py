@@ -4,7 +4,8 @@ champions' path under the roofs of the device."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 State = Mapping[str, Any]
+MOST = 14  # moves of the plot of what follows what
 WIDEST = 25  # kernels slower than so many times the best are drawn there
 
 
@@ -89,6 +91,36 @@ def roofline(state: State) -> Figure:
     share = attainable(state) / min(champions(state))
     style.titled(figure, f"{len(tflops)} champions, the last at {share:.0%} of attainable")
     return figure
+
+
+def follows(rows: Iterable[tuple[str, str, int, int]], path: Path) -> None:
+    """Which moves were tried right after which had made the champion, by rows (before, after,
+    tried, helped): how often, and the share that helped; those that were tried most."""
+    tried, helped = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for first, second, times, gains in rows:
+        tried[first, second] += times
+        helped[first, second] += gains
+    sums = [Counter[str](), Counter[str]()]
+    for pair, n in tried.items():
+        for total, name in zip(sums, pair, strict=True):
+            total[name] += n
+    before, after = ([name for name, _ in total.most_common(MOST)] for total in sums)
+    share = [[helped[b, a] / tried[b, a] if tried[b, a] else np.nan for a in after] for b in before]
+    with style.style():
+        figure, ((axes,),) = style.figure(5.6)
+        image = axes.imshow(share, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        for (y, b), (x, a) in itertools.product(enumerate(before), enumerate(after)):
+            if tried[b, a]:
+                dark = share[y][x] < 0.6
+                axes.text(x, y, tried[b, a], ha="center", va="center", fontsize="x-small",
+                          color="white" if dark else "black")  # fmt: skip
+        axes.set_xticks(range(len(after)), after, rotation=40, ha="right", fontsize="x-small")
+        axes.set_yticks(range(len(before)), before, fontsize="x-small")
+        axes.set(xlabel="tried next", ylabel="made the champion")
+        axes.grid(False)
+        figure.colorbar(image, label="share that helped")
+        style.titled(figure, f"What was tried after what, {sum(tried.values())} times")
+        style.save(figure, path)
 
 
 def attainable(state: State) -> float:

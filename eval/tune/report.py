@@ -17,7 +17,7 @@ from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.study.html import Plot, Section
 from ptxflow.eval.study.html import page as html_page
-from ptxflow.eval.tune.loop import Attribution, Branch, Round
+from ptxflow.eval.tune.loop import Round
 
 CAPTIONS = {
     "migration": "How far the kernel that each round began at is from its roofs, by axis.",
@@ -37,34 +37,28 @@ def line(made: Round) -> str:
 
 def round_page(made: Round) -> str:
     """Gaps, branches and attributions of a round."""
-    return "\n".join(
-        [f"# Round {made.number}", "", line(made), "", branches(made), attributed(made)]
-    )
+    tables = tried([made.to_json()]), worth([made.to_json()])
+    return "\n\n".join([f"# Round {made.number}", line(made), *filter(None, tables)]) + "\n"
 
 
-def branches(made: Round) -> str:
-    """A table of what was tried; empty for a round that tried nothing."""
-    if not made.branches:
-        return ""
-    rows = [[*_moves(b), b.key, f"{b.us:.2f}" if not b.why or b.why == "ok" else b.why]
-            for b in made.branches]  # fmt: skip
-    return markdown(["moves", "the rest", "strategy", "us"], rows, left=None) + "\n"
+def tried(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """A table of branches; empty where there are none."""
+    rows = [
+        [r["number"], ", ".join(b["moves"]) or "none", "drawn" if b["drawn"] else "kept", b["key"],
+         f"{b['us']:.2f}" if b["us"] < math.inf else b["why"]]
+        for r in rounds for b in r["branches"]
+    ]  # fmt: skip
+    return markdown(["round", "moves", "the rest", "strategy", "us"], rows, 4) if rows else ""
 
 
-def _moves(branch: Branch) -> tuple[str, str]:
-    return ", ".join(branch.moves) or "none", "drawn" if branch.drawn else "kept"
-
-
-def attributed(made: Round) -> str:
-    """A table of what the champion's moves are worth."""
-    if not made.attributions:
-        return ""
-    rows = [[a.move, _gain(a), a.verdict] for a in made.attributions]
-    return markdown(["move of the champion", "gain", "class"], rows) + "\n"
-
-
-def _gain(a: Attribution) -> str:
-    return "-" if a.gain is None else f"{100 * a.gain:+.2f}%"
+def worth(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """A table of what champions' moves are worth; empty where there was no new champion."""
+    rows = [
+        [r["number"], a["move"], "-" if a["gain"] is None else f"{100 * a['gain']:+.2f}%",
+         a["verdict"]]
+        for r in rounds for a in r["attributions"]
+    ]  # fmt: skip
+    return markdown(["round", "move of the champion", "gain", "class"], rows, 2) if rows else ""
 
 
 def summary(state: Mapping[str, Any]) -> str:
@@ -109,16 +103,6 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
          r["gaps"]["source"], f"{r['us']:.2f}", r["measured"], r["end"]]
         for r in state["rounds"]
     ]  # fmt: skip
-    worth = [
-        [r["number"], a["move"], _gain(Attribution(**a)), a["verdict"]]
-        for r in state["rounds"]
-        for a in r["attributions"]
-    ]
-    tried = [
-        [r["number"], ", ".join(b["moves"]) or "none", "drawn" if b["drawn"] else "kept", b["key"],
-         f"{b['us']:.2f}" if b["us"] < math.inf else b["why"]]
-        for r in state["rounds"] for b in r["branches"]
-    ]  # fmt: skip
     shown = plots.draw(state, folder / "plots")
     command = f"ptxflow tune --definition {s['definition']} --axes {axes} --device {s['device']}"
     held = {name: [Plot(path, CAPTIONS[name], command)] for name, path in shown.items()}
@@ -131,11 +115,11 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
                 held["migration"]),
         Section("What the champions' moves are worth", "Each taken back alone from the kernel that "
                 "had become the fastest.",
-                [markdown(["round", "move", "gain", "class"], worth, 2) if worth else NO_MOVE]),
+                [worth(state["rounds"]) or NO_MOVE]),
         Section("Time against measurements", "", (), held["progress"]),
         Section("Roofline", "", (), held["roofline"]),
         Section("What was tried", "The rest of a strategy is kept from where the round began, or "
-                "drawn.", [markdown(["round", "moves", "the rest", "strategy", "us"], tried, 4)]),
+                "drawn.", [tried(state["rounds"])]),
         Section("The champion", "", [markdown(["decision", "choice"], final, 2)]),
     ]  # fmt: skip
     title = f"{s['definition']} {axes} on {s['device']}"

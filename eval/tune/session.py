@@ -80,7 +80,7 @@ AT_ONCE = 6  # sessions of several workloads that go on side by side
 SESSION, RECORDS, PROFILES, KNOWN = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl",
 )  # fmt: skip
-Bench = Predicted | OnGpu
+Measures = Predicted | OnGpu
 Asked = Future[list[Timed]]
 
 
@@ -213,7 +213,7 @@ class Tuning:
             "rivals": args.rivals, "branches": args.branches, "knowledge": bool(args.knowledge),
         }  # fmt: skip
 
-    def begin(self, bench: Bench) -> None:
+    def begin(self, bench: Measures) -> None:
         """Make or take up the session, which then asks for something."""
         args, space = self.args, self.space
         self.state = resume(self.folder, self.settings)
@@ -328,7 +328,7 @@ def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strateg
 
 @contextmanager
 def opened(args: argparse.Namespace, tunings: Sequence[Tuning]
-           ) -> Iterator[Callable[[Tuning], Bench]]:  # fmt: skip
+           ) -> Iterator[Callable[[Tuning], Measures]]:  # fmt: skip
     """What measures each; RuntimeUnavailable where there is no GPU of the device."""
     if args.measure == "no":
         yield simulated
@@ -373,7 +373,7 @@ def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def played(
-    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Bench], args: argparse.Namespace
+    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Measures], args: argparse.Namespace
 ) -> list[Tuning]:
     """Those that were begun, as they ended; while one is measured others think, and compile."""
     waiting, going, done = deque(tunings), deque[tuple[Tuning, Asked]](), list[Tuning]()

@@ -25,7 +25,7 @@ from ptxflow.command import Parser, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_device, positive_int
-from ptxflow.eval.bench.markdown import markdown, renewed
+from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.study.metrics import ends
@@ -142,7 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with TemporaryDirectory() as folder:
             base = Knowledge(Path(folder, "all.sqlite"))
             base.merge([row for rows in knowledge.values() for row in rows])
-            write_whole(args.export, to_lines([*base.entries(), *base.follows()]))
+            entries = (
+                replace(e, gain=round(e.gain, 5), squares=round(e.squares, 6))
+                for e in base.entries()
+            )
+            write_whole(args.export, to_lines([*entries, *base.follows()]))
         return 0
     best: dict[str, list[Array]] = {}
     for field in tqdm([f for f in fields if f.replay.kind != "trained"], desc="play"):
@@ -152,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             best.setdefault(name, []).append(of)
     found = {"losses": losses(best), "pairs": pairs(best)}
     if args.into:
-        write_whole(args.into, renewed(args.into.read_text(), found))
+        write_whole(args.into, placed(args.into.read_text(), found))
     print("\n\n".join(found.values()))
     return 0
 

@@ -334,7 +334,7 @@ def arguments() -> argparse.ArgumentParser:
         epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
         "build, validator\nand PTX, and of all runs in the emulator; executed: of the kernels all "
         "instructions;\ncovered: of instructions, outcomes of predicates, trips of loops, digits "
-        "of indices;\na mutant is killed if "
+        "and bounds of indices;\na mutant is killed if "
         "the validator refuses it,\ncaught if the emulator shows it to be wrong, else right.\n\n"
         "examples: ptxflow verify --families gqa_decode mla_decode --samples 4\n"
         "ptxflow verify --definition gemm_n4096_k4096 --axes M=1,1000",

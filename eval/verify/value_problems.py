@@ -22,7 +22,7 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.emulator.coverage import skeleton
+from ptxflow.compiler.emulator.coverage import OPEN, skeleton
 from ptxflow.compiler.family import Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
@@ -49,7 +49,7 @@ CLUSTERS = (12, 6, 3, 2)  # of these two, where not all, so many: as end soon
 #: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
 LONGER, SLOWEST, GRACE = 2, 8, 2000
 QUICK = 1, 1.8  # clusters of a problem that comes first, where that is so many times as quick
-LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
+LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS, tuple(OPEN)
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,18 @@ ONE_MORE = {
         "put_place(chosen",
         1,
     ),
-}
+    "no lane that stores log-sum-exps of chunks": (
+        mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
+    ),
+    **{
+        f"log-sum-exps of other heads: {change}": (
+            dsa_sparse.problem(), dsa_sparse.strategy(), change, "st_global(lse, lse, c_", 0
+        )
+        for change in (
+            "32 to 31 in div in index", "32 to 64 in div in index", "16 to 32 in mul in index"
+        )
+    },
+}  # fmt: skip
 
 
 @pytest.mark.slow
