@@ -36,7 +36,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.launch import Launch
 from ptxflow.env.measurements import SCREEN
-from ptxflow.env.tasks.arguments import UsageError, find_problem, natural_int, positive_int
+from ptxflow.env.tasks.arguments import UsageError, find_problem, natural_int, positive_int, todays
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import campaign, cluster
 from ptxflow.eval.bench.candidates import Candidate, Origin, Settings, Workload
@@ -127,14 +127,17 @@ def plan(paths: Sequence[Path], count: int) -> tuple[list[Workload], dict[str, f
 
 
 def _workload(records: Sequence[Record]) -> Workload | None:
-    """The records' kernels as candidates; None of a definition that is no more."""
+    """The records' kernels as candidates; None of a definition, or of decisions, that
+    are no more."""
     first = records[0]
+    device, listed = DEVICES[first.device], [Strategy.from_json(r.strategy) for r in records]
     try:
         definition = load(first.definition)
         family, problem = find_problem(definition, first.axes)
+        if any(todays(s, definition, "") != s for s in listed):
+            return None
     except UsageError:
         return None
-    device, listed = DEVICES[first.device], [Strategy.from_json(r.strategy) for r in records]
     candidates = tuple(Candidate(definition, family, problem, s, device) for s in listed)
     return Workload(definition, family, problem, device, candidates)
 
