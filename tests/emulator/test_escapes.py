@@ -74,9 +74,9 @@ def first_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
 
 
 def first_raster(self: Tiling, tile: Any) -> Any:
-    """Tiles behind the second raster group are those of it."""
+    """Tiles behind the second raster group are the last one of it."""
     across = self.tiles_m if self.swapped else self.tiles_n
-    return origin(self, tile.min(across * max(2 * self.s.raster_group, 4) - 1))
+    return origin(self, tile.min(across * 2 * self.s.raster_group - 1))
 
 
 def late_parity(self: Ring, use: Value) -> Any:
@@ -132,6 +132,7 @@ def near_tiles(self: schedule.Work, step: Value) -> Any:
     return tile_at(self, value(step).min(self.s.stages + 2))
 
 
+GROUPED = next(s for device, _, s in gemm.CASES if device is H200 and s.raster_group > 1)
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
 PLANTS: dict[str, Plant] = {
     "E1 another chunk": (
@@ -147,7 +148,7 @@ PLANTS: dict[str, Plant] = {
         schedule, "loop", first_turn, gqa_prefill.problem(64), gqa_prefill.strategy()
     ),
     "E9 raster groups": (
-        Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024), gemm.CASES[0][2]
+        Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024), GROUPED
     ),
     "E10 the 32nd turn": (
         Ring, "wait_full", late_parity, gemm.problem_for(gemm.CASES[0][2]), gemm.CASES[0][2]
