@@ -37,7 +37,7 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
-from ptxflow.eval.bench.worker import Worker, WorkerError
+from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 
 Json = dict[str, Any]
 Outcome = CompiledKernel | Exception
@@ -179,16 +179,12 @@ class Kind:
         return f"{self.gpu}, driver {self.driver}, ptxas {self.ptxas}, compiler {self.code}"
 
 
-class Lost(WorkerError):
-    """A GPU's worker is gone."""
-
-
 @dataclass
 class Cluster:
     """A connection to a Dask scheduler. `address` as in tcp://host:8786.
 
-    `command` starts the child of a GPU; `compile_in` is what a compiler's worker does. BadInput
-    where Dask is not installed or no scheduler answers.
+    `command` starts the child of a GPU, by default the worker's own Python; `compile_in` is what a
+    compiler's worker does. BadInput where Dask is not installed or no scheduler answers.
     """
 
     address: str
@@ -209,15 +205,19 @@ class Cluster:
             self.client = Client(self.address, timeout=20, set_as_default=False)
         except (OSError, ValueError) as error:
             raise BadInput(f"no Dask scheduler answers at {self.address}: {error}") from None
-        self.child = json.dumps([*self.command] or [sys.executable, "-m", Worker.__module__])
+        self.child = json.dumps([*self.command])
 
     def addresses(self, resource: Mapping[str, int]) -> list[str]:
-        """Of the workers that offer it. WorkerError where the scheduler is gone."""
+        """Of the workers that offer it. Lost where the scheduler is gone."""
         (name,) = resource
         try:
             workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        except (OSError, ValueError) as error:
-            raise WorkerError(f"the scheduler at {self.address} is gone: {error}") from None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+        ) as error:  # a client that is cut off knows no workers
+            raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
         return [a for a, w in workers.items() if w.get("resources", {}).get(name)]
 
     def gpus(self, device: Device) -> list[RemoteWorker]:
@@ -304,8 +304,8 @@ class ClusterCompiler:
 
     def __init__(self, cluster: Cluster, workers: int):
         self.cluster, self.workers = cluster, workers
-        # a lost worker's chunk is compiled again by another, however many are lost
-        self._pool = cluster.client.get_executor(resources=COMPILE, pure=False, retries=LOSSES)
+        # Dask gives a lost worker's chunk to another; one that three were lost over fails
+        self._pool = cluster.client.get_executor(resources=COMPILE, pure=False)
         self._asked: set[Future[list[Outcome]]] = set()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()

@@ -244,6 +244,7 @@ def on_cluster(
         run = measure(workloads, workers, compiler, out, args.timeout)
         ended.set()
         killer.join()
+        compiler.close()
         return Run(run.records, run.seconds, len(killed))
     finally:
         ended.set()

@@ -29,6 +29,8 @@ from ptxflow.env.tasks.shapes import following
 from ptxflow.eval.sample.ranges import Ranges, find_ranges
 
 BILL = "bill.jsonl"
+#: model_type begins with -> whether queries and keys of a head are normalised
+MODELS = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True, "deepseek": False}
 
 
 class Config:
@@ -130,7 +132,7 @@ def gqa(config: Config, serving: Serving) -> Iterator[Need]:
     dim = config.get("head_dim") or hidden // whole
     yield gemm((heads + 2 * kv) * dim, hidden, "projection of queries, keys and values")
     yield gemm(hidden, heads * dim, "projection of attention's output")
-    if "qwen3" in str(config.data.get("model_type")):
+    if MODELS[model(config)]:
         yield from norms(dim, "norm of queries and keys")
     sizes = {"num_qo_heads": heads, "num_kv_heads": kv, "head_dim": dim}
     tail = f"h{heads}_kv{kv}_d{dim}"
@@ -204,13 +206,20 @@ def moe(config: Config, serving: Serving) -> Iterator[Need]:
     yield gemm(hidden, shared, "down projection of shared experts")
 
 
+def model(config: Config) -> str:
+    """Its row of MODELS; BadInput where it has none."""
+    kind = str(config.data.get("model_type"))
+    for name in MODELS:
+        if kind.startswith(name):
+            return name
+    raise BadInput(f"{config.where}: model_type {kind!r} is not known; {', '.join(MODELS)} are")
+
+
 def needs(config: Config, serving: Serving) -> tuple[list[Need], list[str]]:
     """The operators of a model, each definition once, and what no definition covers."""
-    kind, missing = str(config.data.get("model_type")), list[str]()
+    model(config)
+    missing = list[str]()
     latent, routed = "kv_lora_rank" in config.data, config.get("n_routed_experts")
-    if not (kind.startswith(("llama", "qwen", "deepseek", "mistral")) or latent):
-        raise BadInput(f"{config.where}: model_type {kind!r} is not known: llama, qwen2, qwen3, "
-                       "qwen3_moe, mistral, deepseek_v2, deepseek_v3 are")  # fmt: skip
     hidden, columns = config["hidden_size"], serving.share(config["vocab_size"], "logits")
     found = [*norms(hidden, "norm", added=True), gemm(columns, hidden, "logits")]
     found += sampling(config)
@@ -300,7 +309,7 @@ def make(commands: Mapping[str, list[str]], args: argparse.Namespace) -> int:
 
 
 def bill(args: argparse.Namespace) -> str:
-    """A line a library: its kernels, the seconds it took, those of a GPU among them."""
+    """A line a library: its kernels, what was measured for it, the seconds it took."""
     from ptxflow.eval.bench.records import read_records
 
     spent: dict[str, float] = {}

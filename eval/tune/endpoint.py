@@ -16,7 +16,6 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +104,6 @@ class Recorded:
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path}: no transcript: {error!r}") from None
         self.told: dict[str, int] = defaultdict(int)
-
-    def again(self) -> Recorded:
-        """From the beginning, on what is held by now; reads no file."""
-        other = copy(self)
-        other.live, other.told = None, defaultdict(int)
-        return other
 
     def __call__(self, request: Mapping[str, Any]) -> Answer:
         name = digest(request)

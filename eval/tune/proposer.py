@@ -1,7 +1,7 @@
-"""Who proposes strategies: the policy, or a language model that is told the rules.
+"""A language model that is told the rules proposes strategies, in the policy's place.
 
-A model answers with JSON by a schema. Each proposal goes through the rules, and refusals go back to
-it as sentences. What it costs is counted, what was said is kept (`endpoint.Recorded`), so that
+It answers with JSON by a schema. Each proposal goes through the rules, and refusals go back to it
+as sentences. What it costs is counted, what was said is kept (`endpoint.Recorded`), so that
 others can play it again without a model. A model that fails costs its timeout: nothing is proposed.
 """
 
@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from ptxflow.command import BadInput
-from ptxflow.compiler.compilation import compile_kernel
-from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Choice, Family, Strategy
-from ptxflow.env.space import Space, StrategySpace
+from ptxflow.env.space import StrategySpace
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.endpoint import Chat, ChatError
-
-if TYPE_CHECKING:
-    from ptxflow.eval.study.search.play import Search
 
 Given = Mapping[str, Choice | list[Choice]]
 SHOWN = 24  # of what was tried, the fastest and the last
@@ -63,25 +55,6 @@ class Asked:
     @property
     def seen(self) -> set[str]:
         return {t.strategy.key for t in self.history}
-
-
-class Proposer(Protocol):
-    """At most k valid strategies, none twice and none that was tried; fewer where it fails."""
-
-    def propose(self, asked: Asked) -> list[Strategy]: ...
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A policy as a proposer: `draws(space, k, seed)` are codes of distinct strategies."""
-
-    draws: Callable[[StrategySpace, int, int], NDArray[np.int64]]
-    seed: int = 0
-
-    def propose(self, asked: Asked) -> list[Strategy]:
-        codes = self.draws(asked.space, asked.k + len(asked.seen), self.seed + len(asked.history))
-        drawn = (asked.space.strategy(int(c)) for c in codes)
-        return [s for s in drawn if s.key not in asked.seen][: asked.k]
 
 
 @dataclass
@@ -200,70 +173,3 @@ def allowed(family: Family, fixed: Given) -> dict[str, tuple[Choice, ...]]:
             raise BadInput(f"{name} must be one of {[*offered[name].values()]}, not {wrong[0]!r}")
         found[name] = tuple(offered[name][c] for c in wanted)
     return found
-
-
-# What is done with proposals ----------------------------------------------------------------------
-
-
-def pursue(
-    proposer: Proposer,
-    space: StrategySpace,
-    judge: Callable[[Strategy], Tried],
-    rounds: int,
-    k: int,
-) -> list[Tried]:
-    """Everything that was tried: proposals are judged and told of, until one is right or after so
-    many rounds."""
-    history: list[Tried] = []
-    for _ in range(rounds):
-        history += map(judge, proposer.propose(Asked(space, k, tuple(history))))
-        if any(t.right for t in history):
-            break
-    return history
-
-
-def compiled(space: StrategySpace, strategy: Strategy) -> Tried:
-    """A judge without a GPU: the kernel must compile, and its PTX be right in the emulator; then it
-    is worth what the analytic model says."""
-    from ptxflow.compiler.backend.ptxas import PtxasError
-    from ptxflow.env.reward import ModelReward
-    from ptxflow.eval.verify.emulation import run_emulation
-
-    problem, device = space.problem, space.device
-    try:
-        compile_kernel(problem, strategy, device)
-    except (CompileError, PtxasError) as error:
-        return Tried(strategy, why=f"{type(error).__name__}: {error}")
-    run = run_emulation(problem, strategy, device)
-    if not run.right:
-        return Tried(strategy, why=f"wrong in the emulator: {run.complaints[0]}")
-    part = Space(space.family, problem, device, np.array([space.code(strategy)]))
-    (tflops,) = ModelReward().tflops(part, part.codes)
-    return Tried(strategy, problem.flops / tflops / 1e6)
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """A proposer as a method of the evaluation, k strategies at a time. `seconds` is what a time of
-    1 stands for. Where it proposes nothing more, draws are uniform. It must answer alike when it is
-    asked alike, as a recorded model does."""
-
-    name: str
-    proposer: Callable[[], Proposer]
-    seconds: float
-    k: int = 4
-    seeded: bool = False
-
-    def search(self, space: Space, rng: np.random.Generator) -> Search:
-        proposer, history = self.proposer(), list[Tried]()
-        while new := proposer.propose(Asked(space, self.k, tuple(history))):
-            for strategy in new:
-                place = int(np.searchsorted(space.codes, space.code(strategy)))
-                if place == len(space) or space.codes[place] != space.code(strategy):
-                    history.append(Tried(strategy, why="it is not in the part that was measured"))
-                    continue
-                history.append(Tried(strategy, 1e6 * self.seconds * (yield place)))
-        seen = {t.strategy.key for t in history}
-        for place in rng.permutation(len(space)):
-            if space.strategy(int(space.codes[place])).key not in seen:
-                yield int(place)

@@ -20,7 +20,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError
 from ptxflow.eval.bench import campaign, cluster, faults
 from ptxflow.eval.bench.cluster import Cluster
-from ptxflow.eval.bench.worker import WorkerError
+from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 from tests.builders import compiled, gemm_space
 
 SPACE = gemm_space(64, 128, 128)
@@ -198,6 +198,27 @@ def test_a_kernel_that_loses_three_hosts_is_at_fault(tmp_path: Path) -> None:
     scheduler.answer = deadly  # type: ignore[method-assign]
     outcome = workers[0].run(job(tmp_path), 1.0)
     assert outcome["status"] == "fault" and len(scheduler.workers) == 2
+
+
+def test_a_scheduler_that_is_gone_is_not_the_kernels_fault(tmp_path: Path) -> None:
+    scheduler = Scheduler({"a": {}})
+    (worker,) = connected(scheduler)[0].gpus(H200)
+
+    def gone(n_workers: int) -> dict[str, Any]:
+        raise OSError("closed")
+
+    scheduler.workers.clear()
+    scheduler.scheduler_info = gone  # type: ignore[method-assign]
+    with pytest.raises(Lost, match="the scheduler at tcp://here:1 is gone"):
+        worker.run(job(tmp_path), 1.0)
+
+
+def test_hosts_start_children_by_their_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_CHILDREN", {})
+    monkeypatch.setattr("distributed.Client", lambda *_, **__: None)
+    child = Cluster("tcp://here:1").child
+    assert json.loads(child) == []  # nothing of this host
+    assert cluster._child(child).command == Worker().command
 
 
 def test_a_machinery_that_fails_there_fails_here(tmp_path: Path) -> None:

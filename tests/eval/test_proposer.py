@@ -15,18 +15,54 @@ import numpy as np
 import pytest
 
 from ptxflow.command import BadInput
+from ptxflow.compiler.backend.ptxas import PtxasError
+from ptxflow.compiler.compilation import compile_kernel
+from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.relation import RelationSpace, relate
-from ptxflow.env.space import Space
+from ptxflow.env.reward import ModelReward
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import find_device, find_problem, find_space
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.study.search.play import interference, play
-from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
-from ptxflow.eval.tune.proposer import Asked, Drawn, Model, Proposed, Tried, compiled, pursue
+from ptxflow.eval.tune.proposer import Asked, Model, Tried
+from ptxflow.eval.verify.emulation import run_emulation
 
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
+
+
+def pursue(
+    proposer: Model,
+    space: StrategySpace,
+    judge: Callable[[Strategy], Tried],
+    rounds: int,
+    k: int,
+) -> list[Tried]:
+    """Everything that was tried: proposals are judged and told of, until one is right or after so
+    many rounds."""
+    history: list[Tried] = []
+    for _ in range(rounds):
+        history += map(judge, proposer.propose(Asked(space, k, tuple(history))))
+        if any(t.right for t in history):
+            break
+    return history
+
+
+def compiled(space: StrategySpace, strategy: Strategy) -> Tried:
+    """A judge without a GPU: the kernel must compile, and its PTX be right in the emulator; then it
+    is worth what the analytic model says."""
+    problem, device = space.problem, space.device
+    try:
+        compile_kernel(problem, strategy, device)
+    except (CompileError, PtxasError) as error:
+        return Tried(strategy, why=f"{type(error).__name__}: {error}")
+    run = run_emulation(problem, strategy, device)
+    if not run.right:
+        return Tried(strategy, why=f"wrong in the emulator: {run.complaints[0]}")
+    part = Space(space.family, problem, device, np.array([space.code(strategy)]))
+    (tflops,) = ModelReward().tflops(part, part.codes)
+    return Tried(strategy, problem.flops / tflops / 1e6)
 
 
 def spaces(name: str = "rmsnorm_h128", **axes: int) -> tuple[Space, RelationSpace]:
@@ -177,43 +213,6 @@ def test_an_endpoint_that_is_down_proposes_nothing(monkeypatch: pytest.MonkeyPat
         Endpoint.from_environment()
     with pytest.raises(BadInput, match="must begin with http"):
         Endpoint("file:///etc/passwd")
-
-
-def test_draws_are_new_each_time() -> None:
-    _, space = spaces()
-    rng = np.random.default_rng
-
-    def draws(part: Any, k: int, seed: int) -> Any:
-        return np.unique(part.sample_uniform(8 * k, rng(seed)))[:k]
-
-    proposer, history = Drawn(draws), tuple[Tried, ...]()
-    for _ in range(3):
-        new = proposer.propose(Asked(space, 2, history))
-        assert len(new) == 2 and not {s.key for s in new} & {t.strategy.key for t in history}
-        history += tuple(Tried(s, 1.0) for s in new)
-
-
-def test_a_recorded_model_plays_in_the_evaluation(tmp_path: Path) -> None:
-    """As a method among others: what was recorded with the model is played again without it."""
-    space, _ = spaces()
-    times = np.random.default_rng(3).uniform(1, 2, len(space))
-    replay = Replay("rmsnorm", space, times, yardstick=10.0)
-    first = [space.strategy(int(c)) for c in space.codes[5:9]]
-    path = tmp_path / "model.jsonl"
-    with serving(says(answer(space, *first)), *[says("none")] * 4) as (url, asked):
-        live = Recorded(path, Endpoint(url))
-        search = Proposed("m", lambda: Model(live, "m"), 1e-5).search(
-            space, np.random.default_rng(0)
-        )
-        place = next(search)
-        for _ in range(5):
-            place = search.send(times[place])
-    assert "Tried" in asked[1]["messages"][1]["content"] and len(asked) == 5
-    held = Recorded(path)
-    method = Proposed("m", lambda: Model(held.again(), "m"), 1e-5)
-    played = play(method, replay, 12, seed=0)
-    assert [*played[:4]] == [5, 6, 7, 8] and len(set(played)) == 12
-    assert interference(method, replay, played[:4]) is None
 
 
 def test_a_model_plays_in_a_tuning_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

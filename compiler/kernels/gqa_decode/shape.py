@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, const, param, special, value
+from ptxflow.compiler.ir.nodes import (
+    CTAID,
+    LANE,
+    WARP,
+    Op,
+    UOp,
+    Value,
+    const,
+    param,
+    special,
+    value,
+)
 from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.attention.sequences import Sequences
@@ -90,8 +101,10 @@ class Shape:
             emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
 
     def put_lse(self, row: UOp, column: UOp, row_sum: Float32, row_max: Float32) -> None:
-        """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each."""
-        width, first = min(2, self.group), column * COLUMNS
+        """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each, or the last one
+        of the group."""
+        first = column * COLUMNS
+        width = min(2, self.group - (first.arg[0] if first.op is Op.CONST else 0))
         lse = log2(row_sum[:width]) + row_max[:width]
         for i in range(width):
             head = first + (LANE << 1) + i
