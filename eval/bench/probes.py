@@ -1,0 +1,402 @@
+"""Micro-benchmark kernels of rows of the instruction table: what a step is, and the PTX around it.
+
+A kernel reads the SM's clock, runs `count` groups of steps and reads it again, some times over; two
+kernels that differ in `count` alone tell what a group costs, for what is around it cancels out. Of
+latency a group is one step that needs the one before it, of throughput some that do not. The text
+of a step is the row's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ptxflow.compiler.atoms import Atom, all_atoms, at, atom
+from ptxflow.compiler.ir import Op, UOp, frag, mbar, slot, smem
+from ptxflow.compiler.layout import descriptor_hopper
+
+ARCH = "sm_90a"
+PASSES = 6  # in a launch; the first brings the instructions near
+CHAINS = 8  # steps of a group of throughput
+AREA = 64 << 10  # bytes of shared memory, zeros; mbarriers lie behind, four for each warp
+SMEM = AREA + 32 * 32
+ENTRY = "probe"
+WARPS = (4, 8, 16)
+ONE = 0x3F800000  # of float32
+_COUNTS = (1, 2, 4, 8)  # registers of an operand
+#: what attributes of a row are where a probe does not say, and texts of operands that are values
+ATTRS = {
+    "dtype": "bf16", "lanes": 1, "factor": ONE, "summand": 0, "scale": ONE, "value": 0, "bits": 8,
+    "quantity": "count", "element": 4, "direction": "inc", "registers": 24, "order": (0,),
+}  # fmt: skip
+VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A use of a row. Operands: `x*4` are registers of the chain, `y*2` others; else PTX text.
+
+    In texts {i} is the step's place in its group, {of} how many steps the group has.
+    """
+
+    row: str
+    operands: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    def use(self) -> UOp:
+        """As a statement, of storage of these extents."""
+        nodes = [
+            _node(kind, text)
+            for (_, kind), text in zip(atom(self.row).operands, self.operands, strict=True)
+        ]
+        return getattr(at, self.row)(*nodes, **dict(self.attrs))
+
+    def text(self, i: int, of: int, width: int, label: str) -> str:
+        """PTX of the step; its chain begins at register i * width."""
+        row, node = atom(self.row), self.use()
+        shown = _Texts(uid=label)
+        for (name, _), operand in zip(row.operands, self.operands, strict=True):
+            first = i * width if operand[0] == "x" else 0
+            kind, star, many = operand.partition("*")
+            shown[name] = (
+                ", ".join(f"%{kind}{first + r}" for r in range(int(many)))
+                if star
+                else operand.format(i=i, of=of)
+            )
+        if callable(row.ptx):
+            return row.ptx(node, shown)
+        return row.ptx.format_map(_Texts({n: str(a) for n, a in node.arg.attrs} | shown))
+
+
+class _Texts(dict[str, str]):
+    """An address in a register is the operand's text."""
+
+    def __missing__(self, name: str) -> str:
+        if not name.endswith("_reg"):
+            raise KeyError(name)
+        return self[name.removesuffix("_reg")]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is timed. `before` and `after` stand around a group; `setup` runs once.
+
+    `one`: a lane of each warp runs it. `map`: the box of a tensor map, [columns, rows] of 16 bits.
+    `latency` is whether steps depend on each other, `cold` whether L2 is emptied before a launch.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    width: int = 4  # registers of a chain
+    before: tuple[Step | str, ...] = ()
+    after: tuple[Step | str, ...] = ()
+    setup: tuple[str, ...] = ()
+    start: int | str = ONE  # what the chain's registers begin with
+    groups: int = 64
+    warps: tuple[int, ...] = WARPS
+    least: int = 1  # warps that a latency takes
+    latency: bool = True
+    one: bool = False
+    cluster: int = 1
+    cold: bool = False
+    map: tuple[int, int] | None = None
+    registers: int = 0  # of the chain, where it is one for all steps
+
+    @property
+    def threads(self) -> int:
+        """The most that it is launched with."""
+        return 32 * max(self.least, *self.warps, 1)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """All rows that a group has."""
+        parts = (*self.before, *self.steps, *self.after)
+        return tuple(dict.fromkeys(p.row for p in parts if isinstance(p, Step)))
+
+
+def kernel(probe: Probe, count: int, chains: int) -> str:
+    """The PTX that times `count` groups of as many chains."""
+    labels = itertools.count()
+
+    def parts(given: tuple[Step | str, ...], i: int) -> Iterator[str]:
+        for p in given:
+            if isinstance(p, str):
+                yield p.format(i=i, of=chains)
+            else:
+                yield p.text(i, chains, probe.width, str(next(labels)))
+
+    body: list[str] = []
+    for _ in range(count):
+        body += parts(probe.before, 0)
+        for i in range(chains):
+            body += parts(probe.steps, i)
+        body += parts(probe.after, 0)
+    xs = range(probe.registers or probe.width * CHAINS)
+    start = probe.start if isinstance(probe.start, str) else f"mov.b32 {{x}}, {probe.start};"
+    params = ".param .u64 out, .param .u64 data, .param .u32 zero"
+    params += ", .param .align 64 .b8 map[128]" if probe.map else ""
+    lines = [
+        ".version 8.8", f".target {ARCH}", ".address_size 64",
+        ".extern .shared .align 1024 .b8 dynamic_smem[];",
+        f".visible .entry {ENTRY}({params})",
+        f".explicitcluster\n.reqnctapercluster {probe.cluster}, 1, 1" if probe.cluster > 1 else "",
+        f".maxntid {probe.threads}, 1, 1", ".minnctapersm 1", "{",
+        f".reg .b32 %x<{len(xs)}>, %y<16>;",
+        ".reg .b32 %ra, %rb, %warp, %lane, %smem, %slab, %zero, %all, %pass, %peer, %bar, %turn;",
+        ".reg .b32 %cta, %begun;", ".reg .b64 %rda, %data, %out, %map, %da, %db, %before, %after;",
+        ".reg .pred %pw, %pe, %yes, %skip;", ".reg .b16 %rh;",
+        "mov.u32 %lane, %laneid;", "mov.u32 %ra, %tid.x;", "shr.u32 %warp, %ra, 5;",
+        "shl.b32 %slab, %ra, 4;", "and.b32 %slab, %slab, 0x1FFF;", "mov.u32 %smem, dynamic_smem;",
+        "add.u32 %slab, %slab, %smem;", "ld.param.u32 %zero, [zero];",
+        "setp.eq.u32 %yes, %zero, 0;", "mov.u32 %turn, 0;", "mov.u32 %cta, %ctaid.x;",
+        "mov.u32 %peer, %cluster_ctarank;", "xor.b32 %peer, %peer, 1;",
+        *(("mov.b64 %map, map;", "cvta.param.u64 %map, %map;") if probe.map else ()),
+        *(f"ld.param.u64 %{n}, [{n}];\ncvta.to.global.u64 %{n}, %{n};" for n in ("data", "out")),
+        *(f"mov.b32 %y{i}, {ONE};\nadd.u32 %y{i}, %y{i}, %zero;"
+          for i in range(16)),
+        *(start.replace("{x}", f"%x{i}") + f"\nadd.u32 %x{i}, %x{i}, %zero;" for i in xs),
+        "mov.u32 %rb, %ntid.x;", "shl.b32 %ra, %ra, 2;", "shl.b32 %rb, %rb, 2;",
+        "CLEAR:", "add.u32 %begun, %smem, %ra;", "st.shared.b32 [%begun], 0;",
+        "add.u32 %ra, %ra, %rb;", f"setp.lt.u32 %pw, %ra, {AREA};", "@%pw bra CLEAR;",
+        f"mad.lo.u32 %bar, %warp, 32, {AREA};", "add.u32 %bar, %bar, %smem;",
+        "setp.ne.u32 %skip, %lane, 0;", "@%skip bra READY;",
+        "mbarrier.init.shared::cta.b64 [%bar], 1;",
+        "mbarrier.init.shared::cta.b64 [%bar+8], 1048575;",
+        "fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;",
+        "READY:", *probe.setup, "mov.u32 %pass, 0;",
+        "AGAIN:", "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;",
+        "fence.proxy.async.shared::cta;",
+        "mov.u64 %before, %clock64;", "cvt.u32.u64 %begun, %before;",
+        "and.b32 %begun, %begun, %zero;",
+        *(f"xor.b32 %x{i}, %x{i}, %begun;" for i in xs),
+        *(("@%skip bra DONE;",) if probe.one else ()), *body, *(("DONE:",) if probe.one else ()),
+        "mov.b32 %all, %x0;", *(f"or.b32 %all, %all, %x{i};" for i in xs[1:]),
+        "and.b32 %all, %all, %zero;", "not.b32 %all, %all;", "bar.warp.sync %all;",
+        "mov.u64 %after, %clock64;",
+        "mov.u32 %ra, %ntid.x;", "shr.u32 %ra, %ra, 5;", "mad.lo.u32 %rb, %cta, %ra, %warp;",
+        f"mad.lo.u32 %rb, %rb, {PASSES}, %pass;", "mad.wide.u32 %rda, %rb, 16, %out;",
+        "@!%skip st.global.v2.b64 [%rda], {%before, %after};",
+        "add.u32 %pass, %pass, 1;", f"setp.lt.u32 %pw, %pass, {PASSES};", "@%pw bra AGAIN;",
+        "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;", "ret;", "}", "",
+    ]  # fmt: skip
+    return "\n".join(filter(None, lines))
+
+
+def _node(kind: str, text: str) -> UOp:
+    extent = int(text.partition("*")[2] or 1)
+    if kind == "frag":
+        return slot(frag("x", extent, "b32"), 0, 0, extent)
+    if kind == "mbar":
+        return slot(mbar("bar", 1, 1))
+    if kind in ("smem", "desc"):
+        return slot(smem("area", AREA))
+    if kind == "map":
+        return UOp(Op.PARAM, (), "map")
+    return UOp(Op.PARAM, (), "data") if text == "%data" else UOp(Op.CONST, (), (1, ""))
+
+
+def _row(name: str, *operands: str, **attrs: Any) -> Step:
+    return Step(name, operands, tuple(attrs.items()))
+
+
+# Rows on registers ---------------------------------------------------------------------------------
+
+
+def on_registers() -> Iterator[Probe]:
+    """Of each row whose operands are registers and values: the chain goes through its result and
+    its first source, or through what it updates; all else are constants."""
+    for row in all_atoms():
+        plain = all(kind in ("frag", "value") for _, kind in row.operands)
+        if plain and ARCH in row.archs and not row.effect and row.accesses:
+            step = _fitted(row)
+            if step:
+                several = row.name in ("pack", "unpack")
+                yield Probe(row.name, (step,), 8 if several else 4)
+
+
+def _fitted(row: Atom) -> Step | None:
+    """A use with as few registers as its rules take."""
+    updates = {a.operand for a in row.accesses if "w" in a.mode and "r" in a.mode}
+    written = {a.operand for a in row.accesses if "w" in a.mode}
+    sources = [n for n, kind in row.operands if kind == "frag" and n not in written]
+    chain = written | (set() if updates else set(sources[:1]))
+    held = [n for n, kind in row.operands if kind == "frag"]
+    known = {n for n, _ in (*row.defaults, *row.operands)}
+    attrs = tuple((n, v) for n, v in ATTRS.items() if n not in known)
+    for counts in sorted(itertools.product(_COUNTS, repeat=len(held)), key=sum):
+        many = dict(zip(held, counts, strict=True))
+        operands = tuple(
+            f"{'x' if n in chain else 'y'}*{many[n]}" if n in many else VALUES.get(n, "%zero")
+            for n, _ in row.operands
+        )
+        step = Step(row.name, operands, attrs)
+        try:
+            if all(rule.holds(step.use()) for rule in row.rules):
+                step.text(0, 1, 0, "0")
+                return step
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+            continue
+    return None
+
+
+# Shared and global memory --------------------------------------------------------------------------
+
+
+def memory() -> Iterator[Probe]:
+    yield Probe("ld_shared", (_row("ld_shared", "x*1", "%slab", "x*1"),), start=0)
+    for n in (1, 2, 4):
+        step = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
+        yield Probe(f"ld_shared_lanes {4 * n} B", (step,), start=0)
+        step = _row("st_shared_lanes", "%slab", "{i}*8192", "%yes", f"x*{n}")
+        place = _row("st_shared_lanes", "%slab", "x*1", "%yes", f"x*{n}")
+        back = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
+        yield Probe(f"st_shared_lanes {4 * n} B", (step,), start=0, latency=False)
+        if n == 1:
+            yield Probe("st_shared_lanes, ld_shared_lanes", (place, back), start=0)
+    yield Probe("ld_shared_v4", (_row("ld_shared_v4", "x*4", "%slab", "x*1"),), start=0)
+    yield Probe("st_shared_v4", (_row("st_shared_v4", "%slab", "{i}*8192", "x*4"),), latency=False)
+    for way in (False, True):
+        name = "ldmatrix_x4" + " transposed" * way
+        step = _row("ldmatrix_x4", "x*4", "%slab", "x*1", transposed=way)
+        yield Probe(name, (step,), start=0)
+        step = _row("stmatrix_x4", "%slab", "{i}*8192", "x*4", transposed=".trans" * way)
+        yield Probe("stmatrix_x4" + " transposed" * way, (step,), latency=False)
+    own = "add.u32 {x}, %lane, 1;\nshl.b32 {x}, {x}, 24;"  # a bin for each lane
+    for name, start in (("count_keys, 32 bins", own), ("count_keys, 1 bin", ONE)):
+        step = _row("count_keys", "%smem", "x*1", bits=8)
+        yield Probe(name, (step,), start=start, latency=False)
+    yield Probe(
+        "ld_peer_v4", (_row("ld_peer_v4", "x*4", "%slab", "x*1", "%peer"),), start=0, cluster=2
+    )
+    tile = "%data"  # stands for the tensor
+    for n in (1, 4):
+        near = {"element": 4, "cache": "", "handed": False, "offset": 0, "prefetch": 0}
+        load = _row("ld_global", f"x*{n}", "%data", "x*1", "1", tile, **near)
+        yield Probe(f"ld_global {4 * n} B, L1", (load,), start=0)
+    far = near | {"cache": "L1::no_allocate"}
+    load = _row("ld_global", "x*1", "%data", "x*1", "1", tile, **far)
+    begin = f"mad.lo.u32 {{x}}, %cta, {LINE_WORDS * HOPS}, {CHASE};"
+    yield Probe("ld_global 4 B, L2", (load,), start=begin, warps=(), groups=32)
+    yield Probe("ld_global 4 B, memory", (load,), start=begin, warps=(), groups=32, cold=True)
+    store = _row("st_global", "%data", "%slab", "%yes", tile, "x*4", element=1, cache="", offset=0)
+    yield Probe("st_global 16 B", (store,), start=0, latency=False)
+
+
+CHASE = 64 << 10  # words before those that hold places: zeros
+LINE_WORDS = 256  # words from a place to the next: 1 KiB
+HOPS = 2 * 32 * PASSES  # places of a CTA
+
+
+# Barriers, fences ----------------------------------------------------------------------------------
+
+
+def ordering() -> Iterator[Probe]:
+    for name in ("warp_sync", "fence_proxy_async", "fence_mbar_init", "wgmma_fence"):
+        many = 4 if name == "wgmma_fence" else 1
+        yield Probe(name, (_row(name),), least=many)
+    for warps in WARPS:
+        yield Probe(f"cta_sync, {warps} warps", (_row("cta_sync"),), least=warps, warps=())
+        named = _row("named_sync", id=1, threads=32 * warps)
+        yield Probe(f"named_sync, {warps} warps", (named,), least=warps, warps=())
+    for size in (1, 2, 4, 8):
+        for arrive in ("cluster_arrive", "cluster_arrive_relaxed"):
+            steps = _row(arrive), _row("cluster_wait")
+            name = f"{arrive}, cluster_wait of {size}"
+            yield Probe(name, steps, least=4, warps=(), cluster=size)
+    count = "%bar+8"
+    yield Probe("mbar_arrive", (_row("mbar_arrive", count),), one=True, latency=False)
+    for name in ("mbar_wait", "mbar_wait_cluster"):
+        yield Probe(f"{name}, complete", (_row(name, count, "1"),), warps=(4,))
+        turned = "xor.b32 %turn, %turn, 1;"
+        round_trip = _row("mbar_arrive", "%bar"), _row(name, "%bar", "%turn")
+        yield Probe(
+            f"mbar_arrive, {name}", round_trip, after=(turned,), one=True, warps=(), groups=32
+        )
+    for name in ("mbar_arrive_peer", "mbar_release_peer"):
+        both = _row(name, "%bar", "%peer"), _row("mbar_wait_cluster", "%bar", "%turn")
+        yield Probe(
+            f"{name}, mbar_wait_cluster", both, after=("xor.b32 %turn, %turn, 1;",), one=True,
+            warps=(), cluster=2, groups=32,
+        )  # fmt: skip
+
+
+# Asynchronous copies -------------------------------------------------------------------------------
+
+
+def copies() -> Iterator[Probe]:
+    tile = "%data"
+    load = _row("copy_async", "%slab", "{i}*1024", "%data", "%lane", tile)
+    done = _row("copies_commit"), _row("copies_wait", pending=0)
+    yield Probe("copy_async, copies_commit, copies_wait", (load,), after=done, warps=WARPS)
+    wait = _row("mbar_wait", "%bar", "%turn"), "xor.b32 %turn, %turn, 1;"
+
+    def expect(size: int) -> tuple[str]:
+        return (f"mov.u32 %rb, {size};\nmul.lo.u32 %rb, %rb, {{of}};\n"
+                "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], %rb;",)  # fmt: skip
+
+    for size in (128, 1024, 8192, 32768):
+        load = _row("bulk_load", "%smem", "%data", "0", tile, "%bar", element=1, bytes=size)
+        yield Probe(
+            f"bulk_load {size} B", (load,), before=expect(size), after=wait, one=True, groups=16,
+            warps=(1, 4), start=0,
+        )  # fmt: skip
+    for rows in (1, 8, 64, 256):
+        size = 128 * rows
+        load = _row("tma_load", "%smem", "%map", "0", "0", "%bar", box=(64, rows), element=2)
+        yield Probe(
+            f"tma_load {size} B", (load,), before=expect(size), after=wait, one=True, groups=16,
+            warps=(1, 4), map=(64, rows),
+        )  # fmt: skip
+        store = _row("tma_store", "%smem", "%map", "0", "0", tile, box=(64, rows), element=2)
+        done = _row("bulk_commit"), _row("bulk_wait_read", pending=0)
+        yield Probe(
+            f"tma_store {size} B, bulk_wait_read", (store,), after=done, one=True, groups=16,
+            warps=(1, 4), map=(64, rows),
+        )  # fmt: skip
+    store = _row("bulk_store", "%smem", "%data", "0", tile, element=1, bytes=1024)
+    yield Probe(
+        "bulk_store 1024 B, bulk_wait_read", (store,), after=done, one=True, groups=16,
+        warps=(1, 4),
+    )  # fmt: skip
+    sent = _row("st_async_v4", "%smem", "0", "x*4", "%bar", "%peer")
+    yield Probe(
+        "st_async_v4, mbar_wait_cluster", (sent,), before=expect(16), one=True, groups=32,
+        after=(_row("mbar_wait_cluster", "%bar", "%turn"), wait[1]), warps=(), cluster=2,
+    )  # fmt: skip
+
+
+# Matrices ------------------------------------------------------------------------------------------
+
+
+def matrices() -> Iterator[Probe]:
+    held = tuple(
+        f"mov.u32 %ra, %smem;\nadd.u32 %ra, %ra, {place};\nbfe.u32 %ra, %ra, 4, 14;\n"
+        f"cvt.u64.u32 {name}, %ra;\nor.b64 {name}, {name}, {descriptor_hopper(0, 16, 1024, 128)};"
+        for name, place in (("%da", 0), ("%db", 8192))
+    )
+    around = {
+        "before": (_row("wgmma_fence"),),
+        "after": (_row("wgmma_commit"), _row("wgmma_wait", pending=0)),
+        "setup": held, "width": 0, "least": 4, "warps": (4, 8), "start": 0,
+    }  # fmt: skip
+    for n, dtype in (*((n, "bf16") for n in (8, 16, 32, 64, 96, 128, 192, 256)),
+                     (64, "f16"), (128, "f16"), (256, "f16"), (64, "e4m3"), (128, "e4m3"), (256, "e4m3")):  # fmt: skip
+        registers = n // 2
+        groups = 8 if n < 128 else 4  # ptxas takes long over more
+        step = _row("wgmma", f"x*{n // 2}", "%da", "%db", "1", n=n, dtype=dtype,
+                    transposed=False, transposed_a=False)  # fmt: skip
+        name = f"wgmma m64n{n}k{32 if dtype == 'e4m3' else 16} {dtype}"
+        yield Probe(name, (step,), registers=registers, groups=groups, **around)
+        if dtype == "bf16" and n in (64, 128, 256):
+            step = _row("wgmma_registers", f"x*{n // 2}", "y*4", "%db", "1", n=n, dtype=dtype,
+                        transposed=False)  # fmt: skip
+            yield Probe(f"wgmma_registers m64n{n}k16 {dtype}", (step,), registers=registers, groups=groups, **around)  # fmt: skip
+
+
+def probes() -> dict[str, Probe]:
+    """All, by name; a row that several probes time is in the names of all of them."""
+    made = (on_registers(), memory(), ordering(), copies(), matrices())
+    found = {p.name: p for p in itertools.chain(*made)}
+    return found
