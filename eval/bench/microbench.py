@@ -82,7 +82,7 @@ def sides(probe: Probe) -> Iterator[tuple[int, int]]:
         yield CHAINS, max(probe.groups // 4, 1)
 
 
-# On the GPU ----------------------------------------------------------------------------------------
+# On the GPU -------------------------------------------------------------------------------------
 
 
 class Bench:
@@ -173,7 +173,7 @@ def timed(bench: Bench, probe: Probe, pairs: Sequence[Built]) -> dict[str, Any]:
     return row
 
 
-# Children ------------------------------------------------------------------------------------------
+# Children ---------------------------------------------------------------------------------------
 
 
 def child(pipe: Connection, wanted: Sequence[Probe], built: Mapping[str, list[Built]]) -> None:
@@ -231,7 +231,7 @@ def _hear(pipe: Connection) -> dict[str, Any]:
         return {"refused": "its process ended"}
 
 
-# Records -------------------------------------------------------------------------------------------
+# Records ----------------------------------------------------------------------------------------
 
 
 def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

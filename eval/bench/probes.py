@@ -22,6 +22,7 @@ PASSES = 6  # in a launch; the first brings the instructions near
 CHAINS = 8  # steps of a group of throughput
 AREA = 64 << 10  # bytes of shared memory, zeros; mbarriers lie behind, four for each warp
 SMEM = AREA + 32 * 32
+FAR = AREA // CHAINS
 ENTRY = "probe"
 WARPS = (4, 8, 16)
 ONE = 0x3F800000  # of float32
@@ -31,19 +32,27 @@ ATTRS = {
     "dtype": "bf16", "lanes": 1, "factor": ONE, "summand": 0, "scale": ONE, "value": 0, "bits": 8,
     "quantity": "count", "element": 4, "direction": "inc", "registers": 24, "order": (0,),
 }  # fmt: skip
-VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer"}
+VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer", "greater": "%yes"}
+LONGEST = 24  # lines of PTX of a step
+#: rows that ptxas would fold with themselves: an addition stands between them
+PAIRED = ("unpack", "reciprocal_f32", "minus_abs_f32", "largest", "movmatrix")
 
 
 @dataclass(frozen=True)
 class Step:
     """A use of a row. Operands: `x*4` are registers of the chain, `y*2` others; else PTX text.
 
-    In texts {i} is the step's place in its group, {of} how many steps the group has.
+    In texts {far} is an offset of the step's own in shared memory, behind that of the lane.
     """
 
     row: str
     operands: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """Of its PTX."""
+        return self.text(0, 0, "0").count("\n") + 1
 
     def use(self) -> UOp:
         """As a statement, of storage of these extents."""
@@ -53,17 +62,17 @@ class Step:
         ]
         return getattr(at, self.row)(*nodes, **dict(self.attrs))
 
-    def text(self, i: int, of: int, width: int, label: str) -> str:
+    def text(self, i: int, width: int, label: str) -> str:
         """PTX of the step; its chain begins at register i * width."""
         row, node = atom(self.row), self.use()
         shown = _Texts(uid=label)
         for (name, _), operand in zip(row.operands, self.operands, strict=True):
             first = i * width if operand[0] == "x" else 0
-            kind, star, many = operand.partition("*")
+            kind, _, many = operand.partition("*")
             shown[name] = (
                 ", ".join(f"%{kind}{first + r}" for r in range(int(many)))
-                if star
-                else operand.format(i=i, of=of)
+                if many
+                else operand.format(far=i * FAR)
             )
         if callable(row.ptx):
             return row.ptx(node, shown)
@@ -123,9 +132,9 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
     def parts(given: tuple[Step | str, ...], i: int) -> Iterator[str]:
         for p in given:
             if isinstance(p, str):
-                yield p.format(i=i, of=chains)
+                yield p.format(of=chains)
             else:
-                yield p.text(i, chains, probe.width, str(next(labels)))
+                yield p.text(i, probe.width, str(next(labels)))
 
     body: list[str] = []
     for _ in range(count):
@@ -145,11 +154,13 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
         f".maxntid {probe.threads}, 1, 1", ".minnctapersm 1", "{",
         f".reg .b32 %x<{len(xs)}>, %y<16>;",
         ".reg .b32 %ra, %rb, %warp, %lane, %smem, %slab, %zero, %all, %pass, %peer, %bar, %turn;",
-        ".reg .b32 %cta, %begun;", ".reg .b64 %rda, %data, %out, %map, %da, %db, %before, %after;",
+        ".reg .b32 %cta, %begun, %both;",
+        ".reg .b64 %rda, %data, %out, %map, %da, %db, %before, %after;",
         ".reg .pred %pw, %pe, %yes, %skip;", ".reg .b16 %rh;",
         "mov.u32 %lane, %laneid;", "mov.u32 %ra, %tid.x;", "shr.u32 %warp, %ra, 5;",
         "shl.b32 %slab, %ra, 4;", "and.b32 %slab, %slab, 0x1FFF;", "mov.u32 %smem, dynamic_smem;",
         "add.u32 %slab, %slab, %smem;", "ld.param.u32 %zero, [zero];",
+        "and.b32 %zero, %zero, %lane;",  # 0 in each lane, which ptxas cannot know
         "setp.eq.u32 %yes, %zero, 0;", "mov.u32 %turn, 0;", "mov.u32 %cta, %ctaid.x;",
         "mov.u32 %peer, %cluster_ctarank;", "xor.b32 %peer, %peer, 1;",
         *(("mov.b64 %map, map;", "cvta.param.u64 %map, %map;") if probe.map else ()),
@@ -158,14 +169,17 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
           for i in range(16)),
         *(start.replace("{x}", f"%x{i}") + f"\nadd.u32 %x{i}, %x{i}, %zero;" for i in xs),
         "mov.u32 %rb, %ntid.x;", "shl.b32 %ra, %ra, 2;", "shl.b32 %rb, %rb, 2;",
-        "CLEAR:", "add.u32 %begun, %smem, %ra;", "st.shared.b32 [%begun], 0;",
-        "add.u32 %ra, %ra, %rb;", f"setp.lt.u32 %pw, %ra, {AREA};", "@%pw bra CLEAR;",
-        f"mad.lo.u32 %bar, %warp, 32, {AREA};", "add.u32 %bar, %bar, %smem;",
-        "setp.ne.u32 %skip, %lane, 0;", "@%skip bra READY;",
-        "mbarrier.init.shared::cta.b64 [%bar], 1;",
-        "mbarrier.init.shared::cta.b64 [%bar+8], 1048575;",
+        "mov.u32 %pass, 0;", "add.u32 %ra, %ra, %smem;",
+        "CLEAR:", "add.u32 %begun, %pass, %ra;", "st.shared.b32 [%begun], 0;",
+        "add.u32 %pass, %pass, %rb;", f"setp.lt.u32 %pw, %pass, {AREA};", "@%pw bra CLEAR;",
+        f"mad.lo.u32 %bar, %warp, 32, {AREA};", "add.u32 %bar, %bar, %smem;", 
+        "add.u32 %both, %bar, 16;",
+        "setp.ne.u32 %skip, %lane, 0;", 
+        "@!%skip mbarrier.init.shared::cta.b64 [%bar], 1;",
+        "@!%skip mbarrier.init.shared::cta.b64 [%bar+8], 1048575;",
+        "@!%skip mbarrier.init.shared::cta.b64 [%both], 2;",
         "fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;",
-        "READY:", *probe.setup, "mov.u32 %pass, 0;",
+        *probe.setup, "mov.u32 %pass, 0;",
         "AGAIN:", "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;",
         "fence.proxy.async.shared::cta;",
         "mov.u64 %before, %clock64;", "cvt.u32.u64 %begun, %before;",
@@ -173,7 +187,8 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
         *(f"xor.b32 %x{i}, %x{i}, %begun;" for i in xs),
         *(("@%skip bra DONE;",) if probe.one else ()), *body, *(("DONE:",) if probe.one else ()),
         "mov.b32 %all, %x0;", *(f"or.b32 %all, %all, %x{i};" for i in xs[1:]),
-        "and.b32 %all, %all, %zero;", "not.b32 %all, %all;", "bar.warp.sync %all;",
+        "and.b32 %all, %all, %zero;", "setp.ne.u32 %pw, %all, 0;",
+        "@%pw st.volatile.shared.b32 [%smem], %all;",  # never: the clock waits for the predicate
         "mov.u64 %after, %clock64;",
         "mov.u32 %ra, %ntid.x;", "shr.u32 %ra, %ra, 5;", "mad.lo.u32 %rb, %cta, %ra, %warp;",
         f"mad.lo.u32 %rb, %rb, {PASSES}, %pass;", "mad.wide.u32 %rda, %rb, 16, %out;",
@@ -201,7 +216,7 @@ def _row(name: str, *operands: str, **attrs: Any) -> Step:
     return Step(name, operands, tuple(attrs.items()))
 
 
-# Rows on registers ---------------------------------------------------------------------------------
+# Rows on registers ------------------------------------------------------------------------------
 
 
 def on_registers() -> Iterator[Probe]:
@@ -212,8 +227,11 @@ def on_registers() -> Iterator[Probe]:
         if plain and ARCH in row.archs and not row.effect and row.accesses:
             step = _fitted(row)
             if step:
-                several = row.name in ("pack", "unpack")
-                yield Probe(row.name, (step,), 8 if several else 4)
+                paired = row.name in PAIRED
+                steps = (step, _row("sum_f32", "x*1", "x*1", "y*1")) if paired else (step,)
+                name = ", ".join(s.row for s in steps)
+                groups = 64 if step.lines < 5 else 16
+                yield Probe(name, steps, groups=groups)
 
 
 def _fitted(row: Atom) -> Step | None:
@@ -234,14 +252,14 @@ def _fitted(row: Atom) -> Step | None:
         step = Step(row.name, operands, attrs)
         try:
             if all(rule.holds(step.use()) for rule in row.rules):
-                step.text(0, 1, 0, "0")
-                return step
+                text = step.text(0, 0, "0")
+                return step if step.lines <= LONGEST and "None" not in text else None
         except (IndexError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
             continue
     return None
 
 
-# Shared and global memory --------------------------------------------------------------------------
+# Shared and global memory -----------------------------------------------------------------------
 
 
 def memory() -> Iterator[Probe]:
@@ -249,19 +267,19 @@ def memory() -> Iterator[Probe]:
     for n in (1, 2, 4):
         step = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
         yield Probe(f"ld_shared_lanes {4 * n} B", (step,), start=0)
-        step = _row("st_shared_lanes", "%slab", "{i}*8192", "%yes", f"x*{n}")
+        step = _row("st_shared_lanes", "%slab", "{far}", "%yes", f"x*{n}")
         place = _row("st_shared_lanes", "%slab", "x*1", "%yes", f"x*{n}")
         back = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
         yield Probe(f"st_shared_lanes {4 * n} B", (step,), start=0, latency=False)
         if n == 1:
             yield Probe("st_shared_lanes, ld_shared_lanes", (place, back), start=0)
     yield Probe("ld_shared_v4", (_row("ld_shared_v4", "x*4", "%slab", "x*1"),), start=0)
-    yield Probe("st_shared_v4", (_row("st_shared_v4", "%slab", "{i}*8192", "x*4"),), latency=False)
+    yield Probe("st_shared_v4", (_row("st_shared_v4", "%slab", "{far}", "x*4"),), latency=False)
     for way in (False, True):
         name = "ldmatrix_x4" + " transposed" * way
         step = _row("ldmatrix_x4", "x*4", "%slab", "x*1", transposed=way)
         yield Probe(name, (step,), start=0)
-        step = _row("stmatrix_x4", "%slab", "{i}*8192", "x*4", transposed=".trans" * way)
+        step = _row("stmatrix_x4", "%slab", "{far}", "x*4", transposed=".trans" * way)
         yield Probe("stmatrix_x4" + " transposed" * way, (step,), latency=False)
     own = "add.u32 {x}, %lane, 1;\nshl.b32 {x}, {x}, 24;"  # a bin for each lane
     for name, start in (("count_keys, 32 bins", own), ("count_keys, 1 bin", ONE)):
@@ -289,7 +307,7 @@ LINE_WORDS = 256  # words from a place to the next: 1 KiB
 HOPS = 2 * 32 * PASSES  # places of a CTA
 
 
-# Barriers, fences ----------------------------------------------------------------------------------
+# Barriers, fences -------------------------------------------------------------------------------
 
 
 def ordering() -> Iterator[Probe]:
@@ -315,19 +333,22 @@ def ordering() -> Iterator[Probe]:
             f"mbar_arrive, {name}", round_trip, after=(turned,), one=True, warps=(), groups=32
         )
     for name in ("mbar_arrive_peer", "mbar_release_peer"):
-        both = _row(name, "%bar", "%peer"), _row("mbar_wait_cluster", "%bar", "%turn")
+        both = (
+            _row("mbar_arrive", "%both"), _row(name, "%both", "%peer"),
+            _row("mbar_wait_cluster", "%both", "%turn"),
+        )  # fmt: skip
         yield Probe(
-            f"{name}, mbar_wait_cluster", both, after=("xor.b32 %turn, %turn, 1;",), one=True,
-            warps=(), cluster=2, groups=32,
+            f"mbar_arrive, {name}, mbar_wait_cluster", both, after=("xor.b32 %turn, %turn, 1;",),
+            one=True, warps=(), cluster=2, groups=32,
         )  # fmt: skip
 
 
-# Asynchronous copies -------------------------------------------------------------------------------
+# Asynchronous copies ----------------------------------------------------------------------------
 
 
 def copies() -> Iterator[Probe]:
     tile = "%data"
-    load = _row("copy_async", "%slab", "{i}*1024", "%data", "%lane", tile)
+    load = _row("copy_async", "%slab", "{far}", "%data", "%lane", tile)
     done = _row("copies_commit"), _row("copies_wait", pending=0)
     yield Probe("copy_async, copies_commit, copies_wait", (load,), after=done, warps=WARPS)
     wait = _row("mbar_wait", "%bar", "%turn"), "xor.b32 %turn, %turn, 1;"
@@ -367,7 +388,7 @@ def copies() -> Iterator[Probe]:
     )  # fmt: skip
 
 
-# Matrices ------------------------------------------------------------------------------------------
+# Matrices ---------------------------------------------------------------------------------------
 
 
 def matrices() -> Iterator[Probe]:
@@ -376,13 +397,14 @@ def matrices() -> Iterator[Probe]:
         f"cvt.u64.u32 {name}, %ra;\nor.b64 {name}, {name}, {descriptor_hopper(0, 16, 1024, 128)};"
         for name, place in (("%da", 0), ("%db", 8192))
     )
-    around = {
+    around: dict[str, Any] = {
         "before": (_row("wgmma_fence"),),
         "after": (_row("wgmma_commit"), _row("wgmma_wait", pending=0)),
         "setup": held, "width": 0, "least": 4, "warps": (4, 8), "start": 0,
     }  # fmt: skip
-    for n, dtype in (*((n, "bf16") for n in (8, 16, 32, 64, 96, 128, 192, 256)),
-                     (64, "f16"), (128, "f16"), (256, "f16"), (64, "e4m3"), (128, "e4m3"), (256, "e4m3")):  # fmt: skip
+    shapes = [(n, "bf16") for n in (8, 16, 32, 64, 96, 128, 192, 256)]
+    shapes += [(n, dtype) for dtype in ("f16", "e4m3") for n in (64, 128, 256)]
+    for n, dtype in shapes:
         registers = n // 2
         groups = 8 if n < 128 else 4  # ptxas takes long over more
         step = _row("wgmma", f"x*{n // 2}", "%da", "%db", "1", n=n, dtype=dtype,
@@ -392,7 +414,8 @@ def matrices() -> Iterator[Probe]:
         if dtype == "bf16" and n in (64, 128, 256):
             step = _row("wgmma_registers", f"x*{n // 2}", "y*4", "%db", "1", n=n, dtype=dtype,
                         transposed=False)  # fmt: skip
-            yield Probe(f"wgmma_registers m64n{n}k16 {dtype}", (step,), registers=registers, groups=groups, **around)  # fmt: skip
+            name = f"wgmma_registers m64n{n}k16 {dtype}"
+            yield Probe(name, (step,), registers=registers, groups=groups, **around)
 
 
 def probes() -> dict[str, Probe]:
