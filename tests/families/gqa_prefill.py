@@ -295,7 +295,7 @@ ROW = Row(
               "turns of two, pinned", "scattered tokens, steps in order", "steps in order")),
         # lanes of a warp that meet behind their own stores, and the last release of a stage
         *(Ordered(n, problem(page, dim=64), s, B200, frozenset({"warp_sync", "tcgen05_commit"}),
-                  2, 20, last_trips=3, slow=n != "one tile of rows, in turn")
+                  2, 20, last_trips=3, slow=True)
           for n, (page, s) in TMEM_PATHS.items() if n in (
               "one tile of rows, in turn", "two tiles, scores ahead, lazy", "gathered tokens")),
     ),

@@ -342,7 +342,7 @@ def _references() -> tuple[Reference, ...]:
                   slow=True),
         *(Reference(f"wgmma, {parts} parts, rescaled {how}", given, high,
                     _PIECES.replace(rescale=how, parts=parts), steeper=8.0,
-                    slow=parts > 1 or how == "always")
+                    slow=True)
           for parts in (1, 2) for how in ("always", "lazy")),
     )  # fmt: skip
 

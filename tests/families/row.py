@@ -218,11 +218,14 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 def cases(rows: Sequence[Row], suite: str) -> list[Any]:
-    """Parameters, a row and a case each; those that are slow in the suite are marked."""
+    """Parameters, a row and a case each; those that are slow in the suite are marked, and a
+    strategy of one target is slow on the other."""
     out = []
     for row in rows:
+        known = {case.strategy for case in row.cases if case.device is H200}
         for case in row.cases:
             slow = case.label not in row.quick.get(suite, [case.label])
+            slow |= case.device is not H200 and case.strategy in known
             name, marks = f"{case.strategy.family}: {case.label}", [pytest.mark.slow] * slow
             out.append(pytest.param(row, case, id=name, marks=marks))
     return out
