@@ -13,7 +13,6 @@ from ptxflow.compiler.atoms import (
     common,
     copies,
     draws,
-    experts,
     filters,
     fragments,
     hopper,
@@ -57,7 +56,6 @@ _ROWS = (
     hopper,
     blackwell,
     blocks,
-    experts,
 )  # importing them fills the table
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ptxflow.compiler.atoms.experts import CHOSEN, LANE_EXPERTS, ROW_ALIGN
 from ptxflow.compiler.family import Problem, bind_axis
 
 BLOCK = 128  # elements along K, and rows of weights, that share a scale
+LANE_EXPERTS, CHOSEN = 8, 8  # experts that a lane scores, and that a token chooses
 EXPERTS = 32 * LANE_EXPERTS  # that a warp scores
+WORD = 32  # experts
+ROW_ALIGN = 8  # rows of an expert begin at a multiple: 32 bytes of their scales
 INPUTS: dict[str, tuple[list[str] | None, str]] = {
     "routing_logits": (["seq_len", "num_experts"], "float32"),
     "routing_bias": (["num_experts"], "bfloat16"),
