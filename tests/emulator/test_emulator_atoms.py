@@ -53,22 +53,19 @@ COUNTS = {
 }  # fmt: skip
 COUNTS |= {
     (name, operand): 1
-    for name in ("either", "popc", "ballot", "scan_lanes", "transpose_bits")
+    for name in ("either", "weigh", "popc", "ballot", "scan_lanes", "transpose_bits")
     for operand in ("dst", "src")
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_k", "goal_of_p", "is_active",
-    "choose", "whole_kept", "narrow", "key_of", "window", "window_of_both", "ties_of_count",
-    "ties_of_mass", "ties_of_rest", "prefer", "sift", "refine", "settle", "pick_segment", "locate",
-    "philox",
+    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_p", "choose", "sift", "refine",
+    "settle", "pick_segment", "locate", "philox",
 }  # fmt: skip
 COUNTS |= {
     ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
     ("philox", "state"): 4, ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
 }  # fmt: skip
 COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
-COUNTS |= {("window", "dst"): 2, ("window_of_both", "dst"): 2}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8

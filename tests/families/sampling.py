@@ -135,7 +135,7 @@ ROW = Row(
     ),
     planted=(
         _planted("k", K, {
-            "a quarter of k": ("add.u32 %_a, %top_k0, -1;", "shr.u32 %_a, %top_k0, 2;"),
+            "a quarter of k": ("%top_k0, 1;\n\tmin.u32", "%top_k0, 4;\n\tmin.u32"),
             "a multiplier of the generator": ("3449720151", "3449720153"),
         }),
         _planted("p", P, {
